@@ -1,0 +1,41 @@
+"""`rstar2`: the table of verbs."""
+
+from typing import Annotated
+
+import typer
+
+import rstar2
+from rstar2.cli.output import errors_as_sentences
+
+app = typer.Typer(
+    name="rstar2",
+    help="Teach a language model to reason, run Python, read the result and answer.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rstar2 {rstar2.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    with errors_as_sentences():
+        app()
+
+
+if __name__ == "__main__":
+    main()

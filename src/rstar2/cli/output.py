@@ -1,0 +1,50 @@
+"""What all verbs share: how results are printed and what exit codes mean.
+
+0: it worked. 1: it ran, and the answer is no (the program failed, the machine falls short). 2: the user's mistake.
+3: our machinery or the machine failed. 130: interrupted.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import Any
+
+import typer
+
+from rstar2.errors import InfrastructureError, UserError
+
+
+class ExitCode(IntEnum):
+    OK = 0
+    NO = 1
+    USAGE = 2
+    INFRASTRUCTURE = 3
+    INTERRUPTED = 130
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout, and nothing else there."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def note(message: str) -> None:
+    """For the person watching; stderr, so that stdout stays readable by programs."""
+    print(message, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def errors_as_sentences() -> Iterator[None]:
+    """Expected failures become one sentence and an exit code; anything else is a bug and keeps its traceback."""
+    try:
+        yield
+    except UserError as error:
+        note(f"error: {error}")
+        raise SystemExit(ExitCode.USAGE) from None
+    except InfrastructureError as error:
+        note(f"failed: {error}")
+        raise SystemExit(ExitCode.INFRASTRUCTURE) from None
+    except KeyboardInterrupt:
+        note("interrupted")
+        raise SystemExit(ExitCode.INTERRUPTED) from None

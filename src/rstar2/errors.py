@@ -1,0 +1,14 @@
+"""Whose fault it is, as a type.
+
+`UserError`: the user asked for something that cannot be; the message names the field and the fix.
+`InfrastructureError`: our machinery failed (a process died, a disk is full, a server is away); retrying may help,
+and it is never blamed on the model. A broken invariant is neither: that is an assert.
+"""
+
+
+class UserError(ValueError):
+    """A mistake in what the user gave us. The command line prints it as one sentence and exits with 2."""
+
+
+class InfrastructureError(RuntimeError):
+    """Something of ours, or of the machine's, failed. The command line prints it and exits with 3."""

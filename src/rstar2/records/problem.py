@@ -1,0 +1,16 @@
+"""A problem: what is asked, and the gold answer that a grader compares with."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One task. `answer` is the gold as its source wrote it; only graders read it, never the model."""
+
+    id: str
+    problem: str
+    answer: str
+    source: str = ""
+    level: str | None = None
+    subject: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,11 @@
+"""Run untrusted Python: isolated by Linux itself, within limits, in milliseconds; stateless or as notebook sessions.
+
+Promise: whatever the code does, the caller gets a typed result by its deadline, and the next execution, the service
+and the machine are unharmed. Knows nothing of models.
+May import: records.
+"""
+
+from rstar2.sandbox.execution import Execution, ExecutionStatus, Limits
+from rstar2.sandbox.executor import Executor, Request, Session
+
+__all__ = ["Execution", "ExecutionStatus", "Executor", "Limits", "Request", "Session"]

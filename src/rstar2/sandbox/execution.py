@@ -1,0 +1,99 @@
+"""What an execution is asked to stay within, and what it returns."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rstar2.records import Fault, ToolStatus
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+class ExecutionStatus(StrEnum):
+    """How an execution ended. The last two are ours: they may be retried and are never scored."""
+
+    OK = "ok"
+    ERROR = "error"
+    """It raised, or exited with a code other than 0."""
+    TIMEOUT = "timeout"
+    """Stopped at its wall-clock or CPU limit."""
+    MEMORY = "memory"
+    """Stopped at its memory limit, or raised MemoryError under it."""
+    OUTPUT_LIMIT = "output_limit"
+    """Stopped because it wrote more than its limit; what came before is kept."""
+    SIGNAL = "signal"
+    """Ended by a signal: a segmentation fault, an abort, a signal it sent itself."""
+    QUEUE_TIMEOUT = "queue_timeout"
+    """Never started: no worker was free before the caller's queue deadline."""
+    INFRASTRUCTURE = "infrastructure"
+    """A worker was lost, and so was the retry."""
+
+    @property
+    def is_ours(self) -> bool:
+        return self in (ExecutionStatus.QUEUE_TIMEOUT, ExecutionStatus.INFRASTRUCTURE)
+
+
+_TOOL_STATUS = {
+    ExecutionStatus.ERROR: ToolStatus.RAISED,
+    ExecutionStatus.TIMEOUT: ToolStatus.TIMED_OUT,
+    ExecutionStatus.MEMORY: ToolStatus.OUT_OF_MEMORY,
+    ExecutionStatus.OUTPUT_LIMIT: ToolStatus.OUTPUT_TOO_LONG,
+    ExecutionStatus.SIGNAL: ToolStatus.RAISED,
+    ExecutionStatus.QUEUE_TIMEOUT: ToolStatus.INFRASTRUCTURE_FAULT,
+    ExecutionStatus.INFRASTRUCTURE: ToolStatus.INFRASTRUCTURE_FAULT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one execution may use. Every field holds for the program and all its children together."""
+
+    wall_s: float = 10.0
+    cpu_s: float = 10.0
+    memory_bytes: int = 1 * GIB
+    num_processes: int = 32
+    output_bytes: int = 1 * MIB
+    """Of stdout, of stderr and of the value, each."""
+    file_bytes: int = 32 * MIB
+    """The largest single file in the scratch directory; all of it together is bounded by the sandbox's own setting."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"limits.{name} must be positive, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What one execution did."""
+
+    status: ExecutionStatus
+    stdout: str = ""
+    stderr: str = ""
+    value: str | None = None
+    """The last expression as a notebook would show it; None if there is none, or it is None."""
+    exit_code: int | None = None
+    signal: int | None = None
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    queue_s: float = 0.0
+    peak_memory_bytes: int = 0
+    stdout_cut: bool = False
+    stderr_cut: bool = False
+    value_cut: bool = False
+    num_attempts: int = 1
+    message: str = ""
+    """What happened, in a sentence, where the status alone does not say (the limit that was hit, the fault)."""
+
+    @property
+    def ok(self) -> bool:
+        return self.status is ExecutionStatus.OK
+
+    @property
+    def tool_status(self) -> ToolStatus:
+        if self.ok:
+            return ToolStatus.OK if self.stdout or self.value is not None else ToolStatus.NO_OUTPUT
+        return _TOOL_STATUS[self.status]
+
+    @property
+    def fault(self) -> Fault:
+        return self.tool_status.fault

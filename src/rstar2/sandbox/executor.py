@@ -1,0 +1,66 @@
+"""The seam: whoever runs code for us looks like this, in this process, over HTTP or on a cluster."""
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, Self
+
+from rstar2.sandbox.execution import Execution, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One stateless execution to be done."""
+
+    code: str
+    stdin: str = ""
+    limits: Limits = field(default_factory=Limits)
+    queue_s: float = 120.0
+    """How long it may wait for a worker before it is given back as a queue timeout."""
+
+
+class Session(Protocol):
+    """A notebook: cells run one after another on the state that the last good cell left."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def num_cells(self) -> int:
+        """Cells whose effects are in the current state."""
+        ...
+
+    async def run(self, code: str, stdin: str = "", limits: Limits | None = None) -> Execution:
+        """Run one cell. One that raises keeps what it did before, as in a notebook; one that crashes, or is stopped
+        at a limit, leaves the state as it was before it."""
+        ...
+
+    async def fork(self) -> "Session":
+        """A second session that starts from this one's current state; the two share nothing from here on."""
+        ...
+
+    async def rollback(self, num_cells: int = 1) -> None:
+        """Forget the last `num_cells` cells. ValueError if there are not that many."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Executor(Protocol):
+    """Runs untrusted Python. Never raises for what the program does: that is in the returned status."""
+
+    async def run(self, request: Request) -> Execution: ...
+
+    def run_many(self, requests: Iterable[Request]) -> AsyncIterator[tuple[int, Execution]]:
+        """All of them at once; (index, result) pairs come back in the order in which they finish."""
+        ...
+
+    async def session(self) -> Session: ...
+
+    async def close(self) -> None: ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
