@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 import rstar2
+from rstar2.cli import doctor, models, recipe
 from rstar2.cli.output import errors_as_sentences
 
 app = typer.Typer(
@@ -30,6 +31,11 @@ def root(
     ] = False,
 ) -> None:
     pass
+
+
+app.command("doctor")(doctor.doctor_command)
+app.add_typer(models.app, name="models")
+app.add_typer(recipe.app, name="recipe")
 
 
 def main() -> None:

@@ -7,14 +7,24 @@ May import: nothing of ours but `rstar2.errors`.
 
 from rstar2.records.group import Group, Selection
 from rstar2.records.problem import Problem
+from rstar2.records.run_dir import RunDirectory
+from rstar2.records.run_info import Event, Metrics, RunInfo, RunStatus
+from rstar2.records.run_layout import make_run_folder
+from rstar2.records.run_view import RunView
 from rstar2.records.tool import Fault, ToolCall, ToolResult, ToolStatus
 from rstar2.records.trace import Outcome, StopReason, Trace, Turn, Verdict
 
 __all__ = [
+    "Event",
     "Fault",
     "Group",
+    "Metrics",
     "Outcome",
     "Problem",
+    "RunDirectory",
+    "RunInfo",
+    "RunStatus",
+    "RunView",
     "Selection",
     "StopReason",
     "ToolCall",
@@ -23,4 +33,5 @@ __all__ = [
     "Trace",
     "Turn",
     "Verdict",
+    "make_run_folder",
 ]

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+PROBLEM_SCHEMA_VERSION = 1
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -14,3 +16,4 @@ class Problem:
     level: str | None = None
     subject: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
+    schema_version: int = PROBLEM_SCHEMA_VERSION

@@ -6,6 +6,19 @@ May import: records.
 """
 
 from rstar2.sandbox.execution import Execution, ExecutionStatus, Limits
-from rstar2.sandbox.executor import Executor, Request, Session
+from rstar2.sandbox.executor import Executor, Overloaded, Request, Session
+from rstar2.sandbox.facade import Sandbox
+from rstar2.sandbox.local import LocalConfig, LocalExecutor
 
-__all__ = ["Execution", "ExecutionStatus", "Executor", "Limits", "Request", "Session"]
+__all__ = [
+    "Execution",
+    "ExecutionStatus",
+    "Executor",
+    "Limits",
+    "LocalConfig",
+    "LocalExecutor",
+    "Overloaded",
+    "Request",
+    "Sandbox",
+    "Session",
+]

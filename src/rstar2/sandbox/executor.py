@@ -5,7 +5,16 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
+from rstar2.errors import InfrastructureError
 from rstar2.sandbox.execution import Execution, Limits
+
+
+class Overloaded(InfrastructureError):  # noqa: N818
+    """The queue is full: nothing was started, and the caller may come back in `retry_after_s`."""
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__(f"over capacity: try again in {retry_after_s:g} s")
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)

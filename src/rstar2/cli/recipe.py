@@ -1,0 +1,87 @@
+"""`rstar2 recipe`: explain the fields of a recipe, check files, show what a file resolves to."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rstar2.cli.output import ExitCode, note, print_json
+from rstar2.errors import UserError
+
+app = typer.Typer(help="Explain, check and show recipes.", no_args_is_help=True)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one value, as in --set train.lr=1e-6. May be repeated."),
+]
+
+
+@app.command(name="explain")
+def explain_fields(
+    key: Annotated[
+        str, typer.Argument(metavar="[SECTION|KEY]", help="Only this section (train) or key (train.lr).")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="As a Markdown page.")] = False,
+) -> None:
+    """Say what every field does, its type and its default."""
+    from dataclasses import asdict
+
+    from rstar2.config import explain as reference
+
+    if as_json and as_markdown:
+        raise UserError("--json and --markdown exclude each other; give one of them")
+    sections = reference.explain(key)
+    if as_json:
+        print_json([asdict(field) for section in sections for field in section.fields])
+    elif as_markdown:
+        typer.echo(reference.as_markdown(sections))
+    else:
+        typer.echo(reference.as_text(sections))
+
+
+@app.command()
+def check(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Recipes to check.")],
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Check recipes and name all their mistakes."""
+    from rstar2.config import load_recipe
+
+    mistakes: dict[str, str | None] = {}
+    for file in files:
+        try:
+            load_recipe(file, overrides or ())
+        except UserError as error:
+            mistakes[str(file)] = str(error)
+            note(f"error: {error}")
+        else:
+            mistakes[str(file)] = None
+            if not as_json:
+                typer.echo(f"{file}: ok")
+    if as_json:
+        print_json([{"file": file, "ok": error is None, "error": error} for file, error in mistakes.items()])
+    if any(mistakes.values()):
+        raise typer.Exit(ExitCode.USAGE)
+
+
+@app.command()
+def show(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The recipe.")],
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Print a recipe with every field resolved, as TOML that is itself a recipe."""
+    print_resolved(file, overrides or [], as_json=as_json)
+
+
+def print_resolved(file: Path, overrides: list[str], *, as_json: bool = False) -> None:
+    """What `--dry-run` prints as well: the recipe that a run would follow."""
+    from rstar2.config import load_recipe, to_toml
+
+    recipe = load_recipe(file, overrides)
+    if as_json:
+        print_json(recipe.model_dump(mode="json"))
+    else:
+        typer.echo(to_toml(recipe), nl=False)

@@ -1,0 +1,288 @@
+"""Combinations that cannot work, each told in one sentence.
+
+Pure: a recipe whose fields are all valid one by one goes in, what is impossible about it comes out, all of it. Each
+finding names the fields that it was concluded from, so that a reader of a faulty file can leave out conclusions from
+values that are themselves in doubt.
+"""
+
+import difflib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rstar2.config.curriculum import BENCHMARKS
+from rstar2.config.model import TINY_PREFIX
+
+if TYPE_CHECKING:
+    from rstar2.config.recipe import Recipe
+
+Path = tuple[str | int, ...]
+_SET_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Impossibility:
+    """`paths[0]` is the field to change; the others are what it collides with."""
+
+    paths: tuple[Path, ...]
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"{'.'.join(str(part) for part in self.paths[0])} {self.sentence}"
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that `name` was most likely meant to be."""
+    names = list(candidates)
+    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+    return close[0] if close else next((known for known in names if len(name) > 2 and name.lower() in known), None)
+
+
+def impossibilities(recipe: "Recipe") -> Iterator[Impossibility]:
+    """Everything about the recipe that cannot work."""
+    for check in (_model, _engine, _sandbox, _algo, _names, _lengths, _stages, _cluster):
+        yield from check(recipe)
+
+
+def _no(sentence: str, *keys: str | Path) -> Impossibility:
+    return Impossibility(tuple(tuple(key.split(".")) if isinstance(key, str) else key for key in keys), sentence)
+
+
+def _model(recipe: "Recipe") -> Iterator[Impossibility]:
+    tiny = recipe.model.tiny
+    if tiny is None:
+        return
+    if not recipe.model.name.startswith(TINY_PREFIX):
+        yield _no(
+            "is for models built from nothing; remove it, or set model.name to tiny:qwen3", "model.tiny", "model.name"
+        )
+    elif recipe.engine.kind == "vllm":
+        yield _no(
+            'cannot be "vllm" with a tiny model, which exists only in this process; use "embedded"',
+            "engine.kind",
+            "model.name",
+        )
+    if tiny.hidden_size % tiny.num_heads or (tiny.hidden_size // tiny.num_heads) % 2:
+        yield _no(
+            f"of {tiny.num_heads} does not divide hidden_size {tiny.hidden_size} into heads of even width",
+            "model.tiny.num_heads",
+            "model.tiny.hidden_size",
+        )
+    if tiny.num_heads % tiny.num_kv_heads:
+        yield _no(
+            f"of {tiny.num_kv_heads} does not divide num_heads {tiny.num_heads}",
+            "model.tiny.num_kv_heads",
+            "model.tiny.num_heads",
+        )
+
+
+def _engine(recipe: "Recipe") -> Iterator[Impossibility]:
+    engine = recipe.engine
+    if recipe.trains and engine.kind in ("openai", "scripted"):
+        what = "[[stages]]" if recipe.stages else "[sft]"
+        yield _no(
+            f'cannot be "{engine.kind}" in a recipe that trains, because its weights are not ours to change; use '
+            f'"embedded" or "vllm", or remove {what} to evaluate only',
+            "engine.kind",
+            "stages" if recipe.stages else "sft",
+        )
+    if engine.kind == "openai" and engine.base_url is None:
+        yield _no("is needed with the openai engine: the address of its server", "engine.base_url", "engine.kind")
+    if engine.kind not in ("openai", "vllm") and engine.base_url is not None:
+        yield _no(f"has no meaning for the {engine.kind} engine; remove it", "engine.base_url", "engine.kind")
+    if engine.api_key_env is not None and engine.base_url is None:
+        yield _no(
+            "is for a server, and no engine.base_url is given; remove it", "engine.api_key_env", "engine.base_url"
+        )
+    if engine.kind == "scripted" and engine.script is None:
+        yield _no("is needed with the scripted engine: the file of its replies", "engine.script", "engine.kind")
+    if engine.kind != "scripted" and engine.script is not None:
+        yield _no(f"has no meaning for the {engine.kind} engine; remove it", "engine.script", "engine.kind")
+    if engine.kind not in ("embedded", "vllm") and engine.kv_cache_tokens is not None:
+        yield _no(f"has no meaning for the {engine.kind} engine; remove it", "engine.kv_cache_tokens", "engine.kind")
+
+
+def _sandbox(recipe: "Recipe") -> Iterator[Impossibility]:
+    sandbox = recipe.sandbox
+    if sandbox.base_url is not None and sandbox.num_slots is not None:
+        yield _no(
+            "is set by the service at sandbox.base_url; remove one of the two", "sandbox.num_slots", "sandbox.base_url"
+        )
+    if sandbox.token_env is not None and sandbox.base_url is None:
+        yield _no(
+            "is for a service, and no sandbox.base_url is given; remove it", "sandbox.token_env", "sandbox.base_url"
+        )
+
+
+def _algo(recipe: "Recipe") -> Iterator[Impossibility]:
+    algo, train = recipe.algo, recipe.train
+    if algo.selection == "off" and algo.oversample_factor != 1:
+        yield _no(
+            f'must be 1 when algo.selection is "off", which keeps all that is sampled; for the same '
+            f"{algo.num_sampled} samples set algo.group_size to {algo.num_sampled}",
+            "algo.oversample_factor",
+            "algo.selection",
+        )
+    if algo.selection != "off" and algo.oversample_factor == 1:
+        yield _no(
+            f'of 1 leaves "{algo.selection}" selection nothing to choose from; set it to 2, or algo.selection to "off"',
+            "algo.oversample_factor",
+            "algo.selection",
+        )
+    if train.optimizer_steps_per_batch > train.prompts_per_step:
+        yield _no(
+            f"of {train.optimizer_steps_per_batch} is more than the {train.prompts_per_step} groups of a step "
+            "(train.prompts_per_step), and groups are never split",
+            "train.optimizer_steps_per_batch",
+            "train.prompts_per_step",
+        )
+
+
+def _names(recipe: "Recipe") -> Iterator[Impossibility]:
+    known = set(recipe.data)
+    uses: list[tuple[Path, tuple[str, ...]]] = [
+        (("stages", index, "data"), stage.data) for index, stage in enumerate(recipe.stages)
+    ]
+    if recipe.sft is not None:
+        uses.append((("sft", "data"), recipe.sft.data))
+    for path, names in uses:
+        for name in names:
+            if name not in known:
+                yield _no(
+                    f"names the set {_quoted(name)}, which [data] does not declare{_or_else(name, known)}",
+                    path,
+                    ("data",),
+                    ("data", name),
+                )
+    for name in recipe.eval.benchmarks:
+        if name not in known and name not in BENCHMARKS:
+            yield _no(
+                f"names {_quoted(name)}, which is no benchmark and no set of [data]"
+                f"{_or_else(name, {*known, *BENCHMARKS})}",
+                "eval.benchmarks",
+                ("data",),
+                ("data", name),
+            )
+    for name, data_set in recipe.data.items():
+        if not _SET_NAME.fullmatch(name):
+            yield _no("cannot name a set: a name is letters, digits, _ and -, and begins with a letter", ("data", name))
+        if name in BENCHMARKS:
+            yield _no("has the name of a benchmark; call the set something else", ("data", name))
+        if data_set.kind == "procedural" and data_set.num_problems is None:
+            yield _no(
+                "is needed for a procedural set, which has no end of its own",
+                ("data", name, "num_problems"),
+                ("data", name, "source"),
+            )
+
+
+def _quoted(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)
+
+
+def _or_else(name: str, known: set[str]) -> str:
+    meant = nearest(name, sorted(known))
+    if meant is not None:
+        return f"; did you mean {_quoted(meant)}?"
+    return f"; there are {', '.join(_quoted(each) for each in sorted(known))}" if known else ""
+
+
+def _lengths(recipe: "Recipe") -> Iterator[Impossibility]:
+    responses: list[tuple[Path, int]] = [
+        (("stages", index, "max_response_tokens"), stage.max_response_tokens)
+        for index, stage in enumerate(recipe.stages)
+    ]
+    if recipe.eval.benchmarks:
+        responses.append((("eval", "max_response_tokens"), recipe.eval.max_response_tokens))
+    prompt, output = recipe.rollout.max_prompt_tokens, recipe.agent.max_tool_output_tokens
+    for path, response in responses:
+        rooms: list[tuple[str, int | None]] = [
+            ("model.context_tokens", recipe.model.context_tokens),
+            ("engine.kv_cache_tokens", recipe.engine.kv_cache_tokens),
+        ]
+        if path[0] == "stages":
+            rooms.append(("train.micro_batch_tokens", recipe.train.micro_batch_tokens))
+        for key, room in rooms:
+            if room is not None and prompt + response > room:
+                yield _no(
+                    f"of {response} and rollout.max_prompt_tokens of {prompt} make {prompt + response} tokens, more "
+                    f"than {key} of {room}; lower one of the two or raise {key}",
+                    path,
+                    "rollout.max_prompt_tokens",
+                    key,
+                )
+        if output >= response:
+            yield _no(
+                f"of {response} is used up by a single tool result (agent.max_tool_output_tokens is {output})",
+                path,
+                "agent.max_tool_output_tokens",
+            )
+    if recipe.sft is None:
+        return
+    for key, room in (
+        ("model.context_tokens", recipe.model.context_tokens),
+        ("train.micro_batch_tokens", recipe.train.micro_batch_tokens),
+    ):
+        if recipe.sft.max_tokens > room:
+            yield _no(f"of {recipe.sft.max_tokens} is more than {key} of {room}", "sft.max_tokens", key)
+
+
+def _stages(recipe: "Recipe") -> Iterator[Impossibility]:
+    counts = Counter(stage.name for stage in recipe.stages)
+    seen: set[str] = set()
+    for index, stage in enumerate(recipe.stages):
+        if counts[stage.name] > 1 and stage.name in seen:
+            yield _no(
+                f'is "{stage.name}", as of an earlier stage; stages need names of their own', ("stages", index, "name")
+            )
+        seen.add(stage.name)
+        wanted = stage.difficulty_filter
+        if wanted is not None and wanted.drop_solved > wanted.num_samples:
+            path: Path = ("stages", index, "difficulty_filter")
+            yield _no(
+                f"of {wanted.drop_solved} can never be reached with num_samples of {wanted.num_samples}",
+                (*path, "drop_solved"),
+                (*path, "num_samples"),
+            )
+
+
+def _cluster(recipe: "Recipe") -> Iterator[Impossibility]:
+    cluster = recipe.cluster
+    if cluster is None:
+        return
+    parts = {"num_trainer_ranks": cluster.num_trainer_ranks, "num_engines": cluster.num_engines}
+    sizes = ("cluster.num_nodes", "cluster.gpus_per_node")
+    must_be_given = "in the separated layout" if cluster.layout == "separated" else "in a cluster without GPUs"
+    for name, number in parts.items():
+        if number is None and (cluster.layout == "separated" or cluster.gpus_per_node == 0):
+            yield _no(f"must be given {must_be_given}", f"cluster.{name}", "cluster.layout", "cluster.gpus_per_node")
+        if number is not None and 0 < cluster.num_gpus < number:
+            yield _no(f"of {number} is more than the {cluster.num_gpus} GPUs of the cluster", f"cluster.{name}", *sizes)
+    num_wanted = sum(number or 0 for number in parts.values())
+    each_fits = all(number is not None and number <= cluster.num_gpus for number in parts.values())
+    if cluster.layout == "separated" and each_fits and cluster.num_gpus < num_wanted:
+        yield _no(
+            f"and cluster.num_engines make {num_wanted}, more than the {cluster.num_gpus} GPUs that the separated "
+            "layout divides between them",
+            "cluster.num_trainer_ranks",
+            "cluster.num_engines",
+            "cluster.layout",
+            *sizes,
+        )
+    if cluster.layout == "colocated" and cluster.max_staleness > 0:
+        yield _no(
+            'must be 0 in the colocated layout, which never runs ahead; or set cluster.layout to "separated"',
+            "cluster.max_staleness",
+            "cluster.layout",
+        )
+    if cluster.num_gpus > 0 and recipe.model.device == "cpu":
+        yield _no(
+            'cannot be "cpu" on a cluster with GPUs; set it to "cuda", or cluster.gpus_per_node to 0',
+            "model.device",
+            "cluster.gpus_per_node",
+        )
+    if recipe.engine.kind in ("openai", "scripted"):
+        yield _no(f"has no meaning for the {recipe.engine.kind} engine; remove it", "cluster", "engine.kind")

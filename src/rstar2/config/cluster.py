@@ -1,0 +1,52 @@
+"""`[cluster]`: the same run on many machines."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from rstar2.config.section import Section
+
+
+class Cluster(Section):
+    """`[cluster]`: the same run on many machines. Left out, one process on this machine does it all."""
+
+    num_nodes: int = Field(
+        ge=1, examples=[1], description="Number of machines. Each also runs sandbox slots on its cores."
+    )
+    gpus_per_node: int = Field(
+        ge=0, examples=[8], description="Number of GPUs of each machine; 0 is a cluster of CPUs, for trying things out."
+    )
+    layout: Literal["colocated", "separated"] = Field(
+        "colocated",
+        description="colocated: the same GPUs generate and train in turns, on-policy. separated: each part has its own "
+        "GPUs, and generation runs ahead of training by at most max_staleness steps.",
+    )
+    num_trainer_ranks: int | None = Field(
+        None,
+        ge=1,
+        description="Processes that share the training. Left out, one for each GPU; must be given if separated, or "
+        "without GPUs.",
+    )
+    num_engines: int | None = Field(
+        None,
+        ge=1,
+        description="Engines that generate. Left out, one for each GPU; must be given if separated, or without GPUs.",
+    )
+    max_staleness: int = Field(
+        0,
+        ge=0,
+        description="Optimizer steps by which the weights that sampled a rollout may be older than those it trains. "
+        "More than 0 only if separated.",
+    )
+    sharding: Literal["full", "node"] = Field(
+        "full",
+        description="How FSDP2 splits weights, gradients and optimizer. full: over all ranks, least memory. node: "
+        "within each machine and copied across machines, less traffic between them.",
+    )
+    cpu_offload: bool = Field(
+        False, description="Keep weights and optimizer in host memory between uses: fits larger models, slower."
+    )
+
+    @property
+    def num_gpus(self) -> int:
+        return self.num_nodes * self.gpus_per_node

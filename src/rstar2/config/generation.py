@@ -1,0 +1,114 @@
+"""`[engine]`, `[agent]` and `[rollout]`: who makes the tokens, how one conversation goes, and how many run at once."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from rstar2.config.section import Section
+
+
+class Engine(Section):
+    """`[engine]`: who makes the tokens."""
+
+    kind: Literal["embedded", "vllm", "openai", "scripted"] = Field(
+        "embedded",
+        description="embedded: our own engine on the trainer's very weights, CPU or one GPU. vllm: vLLM, in this "
+        "process or at base_url. openai: any compatible server, for solving and evaluation only. scripted: replies "
+        "from a file, for tests and demonstrations.",
+    )
+    base_url: str | None = Field(
+        None,
+        pattern=r"^https?://\S+$",
+        description="Address of the server, with its /v1 where it has one. Needed by openai; with vllm it names a "
+        "running `vllm serve`.",
+    )
+    api_key_env: str | None = Field(
+        None,
+        min_length=1,
+        description="Name of the environment variable that holds the server's key; the key itself never stands in a "
+        "recipe. Only with base_url.",
+    )
+    script: str | None = Field(
+        None, min_length=1, description="File of replies for the scripted engine, and only for it."
+    )
+    kv_cache_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Size of the KV cache of one engine, in tokens of all its rollouts together. Left out, what "
+        "gpu_memory_share leaves room for; on a CPU, give it.",
+    )
+    gpu_memory_share: float = Field(
+        0.6,
+        gt=0,
+        le=1,
+        description="Share of one GPU's memory for the engine. 0.6 leaves room for a trainer on the same GPU.",
+    )
+    block_tokens: int = Field(
+        16, ge=1, description="Tokens in one block of the paged KV cache. 16 wastes little on the last block."
+    )
+    max_batch: int = Field(
+        1024,
+        ge=1,
+        description="Rollouts that one engine decodes in the same step. High, since the KV cache is the real limit.",
+    )
+    prefill_chunk_tokens: int = Field(
+        4096,
+        ge=1,
+        description="Prompt tokens read in one step. Longer prompts are read in pieces, so that running rollouts never "
+        "wait long for a new one.",
+    )
+
+
+class Agent(Section):
+    """`[agent]`: how one conversation between the model and its tool goes."""
+
+    tool: Literal["execute_python_code_with_standard_io", "jupyter_code"] = Field(
+        "execute_python_code_with_standard_io",
+        description="The tool that the model is given. The first is the report's: a fresh program with its stdin at "
+        "each call. jupyter_code is a notebook that keeps its variables between calls.",
+    )
+    template: Literal["model", "qwen"] = Field(
+        "model",
+        description="How a conversation becomes tokens. model: the chat template of the model's own tokenizer. qwen: "
+        "the Qwen template of the report, for models that come without one.",
+    )
+    max_tool_output_tokens: int = Field(
+        1024,
+        ge=16,
+        description="Tokens of one tool result that the model reads; of longer ones head and tail are kept. 1024 shows "
+        "a whole traceback, and leaves the budget to reasoning.",
+    )
+
+
+class Rollout(Section):
+    """`[rollout]`: many conversations at once, in training."""
+
+    scheduler: Literal["kv-aware", "least-requests", "worst-case", "round-robin", "static"] = Field(
+        "kv-aware",
+        description="How rollouts are given to engines. kv-aware: as many as each KV cache is expected to hold, each "
+        "staying where its cache is. least-requests, worst-case (full reservation), round-robin and static (even split "
+        "up front) are the baselines that it is measured against.",
+    )
+    max_concurrent: int | None = Field(
+        None,
+        ge=1,
+        description="Rollouts in flight at one time over all engines. Left out, the scheduler alone decides.",
+    )
+    max_prompt_tokens: int = Field(
+        2048,
+        ge=16,
+        description="Longest prompt (system text, tool, problem) in tokens; a longer problem is refused when the data "
+        "is loaded. With 30K of response it fills Qwen3's context of 32K exactly.",
+    )
+    temperature: float = Field(
+        1.0,
+        gt=0,
+        description="Sampling temperature in training. 1.0 is the report's; other values train on another distribution "
+        "than the one sampled from.",
+    )
+    max_fault_retries: int = Field(
+        2,
+        ge=0,
+        description="How often a call or a turn that failed through our fault is tried again before its rollout is "
+        "left out of training.",
+    )

@@ -1,0 +1,137 @@
+"""`[algo]`, `[sft]` and `[train]`: GRPO-RoC, the warm-up before it, and the optimizer."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from rstar2.config.section import Section
+
+
+class Algo(Section):
+    """`[algo]`: group relative policy optimization with resampling on correct."""
+
+    group_size: int = Field(
+        16, ge=2, description="Rollouts of one problem that are trained on, G. The report's 16; 1 would have no spread."
+    )
+    oversample_factor: int = Field(
+        2, ge=1, description="Rollouts sampled for each one kept. The report's 2: 2G are sampled, G are kept."
+    )
+    selection: Literal["paper", "release", "random", "off"] = Field(
+        "paper",
+        description="Which of the sampled rollouts are kept. paper: failures uniformly, successes with weight inverse "
+        "to their penalty. release: successes with the lowest penalty. random: the control with equal sampling cost. "
+        "off: all are kept (plain GRPO), with oversample_factor 1.",
+    )
+    penalty_epsilon: float = Field(
+        0.1,
+        gt=0,
+        description="A success is kept with weight 1 / (penalty + this). At 0.1 a clean trace is six times as likely "
+        "as one whose calls fail half the time; near 0 the choice is all but deterministic.",
+    )
+    clip_low: float = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description="How far below 1 the probability ratio may fall before it is clipped. The report's.",
+    )
+    clip_high: float = Field(
+        0.28,
+        gt=0,
+        description="How far above 1 the ratio may rise before it is clipped. The report's: higher than clip_low, so "
+        "that rare tokens can gain and entropy lasts.",
+    )
+    kl_coef: float = Field(
+        0.0, ge=0, description="Weight of the KL term against the starting policy. 0, as in the report: no such term."
+    )
+    tis_cap: float | None = Field(
+        None,
+        gt=0,
+        description="Cap of the truncated importance weight that corrects for engine and trainer disagreeing about "
+        "log-probabilities; 2 is common. Left out, no correction, as in the report.",
+    )
+    drop_equal_groups: bool = Field(
+        True, description="Leave out groups whose kept rewards are all equal: their advantages are 0."
+    )
+    max_refills: int = Field(
+        4,
+        ge=0,
+        description="How often a step may sample further problems in place of dropped groups and lost rollouts before "
+        "it trains on what it has. 0 lets the batch shrink, as in the report; 4 ends a step on which nothing is ever "
+        "solved.",
+    )
+
+    @property
+    def num_sampled(self) -> int:
+        """Rollouts sampled for one problem."""
+        return self.group_size * self.oversample_factor
+
+
+class Sft(Section):
+    """`[sft]`: supervised warm-up on conversations, before the first stage. Left out, there is none."""
+
+    data: tuple[str, ...] = Field(
+        strict=False,
+        min_length=1,
+        examples=[["format"]],
+        description="Sets of conversations from [data], all of them together. The report uses tool calls, instructions "
+        "and chat: format only, no reasoning.",
+    )
+    epochs: int = Field(3, ge=1, description="Passes over the data. The report's 3.")
+    lr: float = Field(5e-6, gt=0, description="Peak learning rate of AdamW, reached after warm-up, then cosine to 0.")
+    warmup_share: float = Field(
+        0.04, ge=0, lt=1, description="Share of the steps over which the learning rate rises. The report's 4%."
+    )
+    batch_size: int = Field(128, ge=1, description="Conversations in one optimizer step. The report's 128.")
+    max_tokens: int = Field(
+        8192, ge=16, description="Longest conversation in tokens; longer ones are left out and counted."
+    )
+
+
+class Train(Section):
+    """`[train]`: the optimizer of the reinforcement learning stages, and what is saved."""
+
+    lr: float = Field(1e-6, gt=0, description="Learning rate of AdamW, constant after warm-up. The report's.")
+    warmup_steps: int = Field(
+        20,
+        ge=0,
+        description="Steps over which the learning rate rises, at the start and after each optimizer reset. The "
+        "report's.",
+    )
+    weight_decay: float = Field(
+        0.01, ge=0, description="Decoupled weight decay of AdamW. The report names none; 0.01 is AdamW's own default."
+    )
+    max_grad_norm: float = Field(
+        1.0,
+        gt=0,
+        description="Gradients are scaled down to this norm. 1.0 is the common choice; the report names none.",
+    )
+    prompts_per_step: int = Field(512, ge=1, description="Problems in one training step, each with its group.")
+    optimizer_steps_per_batch: int = Field(
+        1,
+        ge=1,
+        description="Optimizer steps on each batch of rollouts, each on its own part of the groups. 1 is on-policy; "
+        "with more, the clip begins to bind.",
+    )
+    micro_batch_tokens: int = Field(
+        16_384,
+        ge=16,
+        description="Tokens packed into one forward and backward pass; it bounds memory and leaves the gradient as it "
+        "is. Must hold the longest rollout.",
+    )
+    gradient_checkpointing: bool = Field(
+        True, description="Compute activations again in the backward pass: a third more time, far less memory."
+    )
+    checkpoint_every_steps: int = Field(
+        10, ge=1, description="Steps between checkpoints; there is also one at the end of each stage."
+    )
+    num_checkpoints_kept: int = Field(
+        2, ge=1, description="Newest checkpoints kept beside those that end a stage. 2: one is whole if one is damaged."
+    )
+    stop_at_collapse: bool = Field(
+        True,
+        description="End the run, with a checkpoint and what was seen, when its watches (reward, entropy, gradient "
+        "norm) say that the policy has collapsed.",
+    )
+    writers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
+        (), strict=False, description="Where metrics go besides metrics.jsonl, which is always written."
+    )

@@ -1,0 +1,97 @@
+"""From TOML text and overrides to a recipe, or to a message that names everything that is wrong with it.
+
+Invariant: the result is a `Recipe`, or a `UserError` with one line for each mistake; nothing else comes out.
+"""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path as FilePath
+from typing import Any
+
+from rstar2.config.checks import Path
+from rstar2.config.mistakes import Mistake, validated
+from rstar2.config.overrides import apply_override
+from rstar2.config.positions import key_lines, line_of
+from rstar2.config.recipe import Recipe
+from rstar2.errors import UserError
+
+_MAX_FILE_BYTES = 1 << 20
+"""A recipe is a page or two of text; whatever is larger is another file."""
+
+
+def load_recipe(path: FilePath | str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a file, with `overrides` (`train.lr=1e-6`) over it. UserError names all mistakes."""
+    return parse_recipe(_read(FilePath(path)), overrides, file=str(path))
+
+
+def parse_recipe(text: str, overrides: Sequence[str] = (), file: str = "recipe") -> Recipe:
+    """The recipe of a TOML text; `file` is what messages call it."""
+    tree = _parse_toml(text, file)
+    overridden: dict[Path, str] = {}
+    complaints: list[str] = []
+    for override in overrides:
+        try:
+            overridden[apply_override(tree, override)] = override
+        except UserError as error:
+            complaints.append(f"--set {override}: {error}")
+    recipe, mistakes = validated(tree)
+    complaints += _located(mistakes, text, file, overridden)
+    if recipe is not None and not complaints:
+        return recipe
+    if len(complaints) == 1:
+        raise UserError(complaints[0])
+    raise UserError(f"{file} has {len(complaints)} mistakes:\n" + "\n".join(f"  {line}" for line in complaints))
+
+
+def _located(mistakes: Sequence[Mistake], text: str, file: str, overridden: dict[Path, str]) -> list[str]:
+    """Each mistake with where it was made: the override that set the value, or the file and the line."""
+    if not mistakes:
+        return []
+    lines = key_lines(text)
+    located = []
+    for mistake in mistakes:
+        override = next((overridden[at] for at in reversed(overridden) if mistake.path[: len(at)] == at), None)
+        line = line_of(mistake.path, lines)
+        place = f"--set {override}" if override is not None else file if line is None else f"{file}:{line}"
+        located.append((override is not None, line or 0, f"{place}: {mistake.sentence}"))
+    return [complaint for *_, complaint in sorted(located, key=lambda found: found[:2])]
+
+
+def _read(path: FilePath) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file; give the path of a recipe") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: this is a directory; give the path of a recipe in it") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > _MAX_FILE_BYTES:
+        raise UserError(f"{path}: is larger than 1 MiB, so it is not a recipe")
+    try:
+        return content.decode("utf-8-sig")  # some editors open a file with a byte order mark
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}:{line}: is not UTF-8 text (byte {error.start}); save the file as UTF-8") from None
+
+
+def _parse_toml(text: str, file: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        sentence, line, column = _syntax_error(str(error), text)
+        raise UserError(f"{file}:{line}:{column}: is not valid TOML: {sentence}") from None
+    except RecursionError:
+        raise UserError(f"{file}: is not a recipe: its values are nested too deeply") from None
+    except ValueError as error:  # numbers of thousands of digits, which the parser passes on to int()
+        raise UserError(f"{file}: is not valid TOML: {error}") from None
+
+
+def _syntax_error(message: str, text: str) -> tuple[str, int, int]:
+    position = re.search(r" \(at line (\d+), column (\d+)\)$", message)
+    if position is not None:
+        return message[: position.start()], int(position[1]), int(position[2])
+    last_line = text.rpartition("\n")[2]
+    return message.removesuffix(" (at end of document)"), text.count("\n") + 1, len(last_line) + 1

@@ -1,0 +1,82 @@
+"""How many cores and how much memory this process's control groups leave it, by cgroup v1 or v2.
+
+A limit binds with all the groups below it, so the tightest from the process's own group up to the mount point counts.
+`root` is the file system to look in; tests give a folder that looks like one.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+_UNLIMITED_BYTES = 1 << 60
+"""cgroup v1 has no word for no limit: it shows the largest multiple of the page size, close to 2^63."""
+
+
+def core_quota(root: Path = Path("/")) -> float | None:
+    """CPU time per wall time that the groups allow; None without a limit."""
+    quotas = []
+    for folder in _own_groups(root, "cpu"):
+        for quota, period in (_read_words(folder / "cpu.max"), _read_cfs(folder)):
+            if quota.isdigit() and period.isdigit() and int(period) > 0:
+                quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def memory_limit_bytes(root: Path = Path("/")) -> int | None:
+    """None without a limit."""
+    limits = []
+    for folder in _own_groups(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text, _ = _read_words(folder / name)
+            if text.isdigit() and int(text) < _UNLIMITED_BYTES:
+                limits.append(int(text))
+    return min(limits, default=None)
+
+
+def _read_cfs(folder: Path) -> tuple[str, str]:
+    return _read_words(folder / "cpu.cfs_quota_us")[0], _read_words(folder / "cpu.cfs_period_us")[0]
+
+
+def _read_words(path: Path) -> tuple[str, str]:
+    """The first two words of a file; empty where there are none."""
+    try:
+        words = path.read_text().split()
+    except OSError:
+        words = []
+    first, second, *_ = [*words, "", ""]
+    return first, second
+
+
+def _own_groups(root: Path, controller: str) -> Iterator[Path]:
+    """The folder of this process's group and those above it, in each hierarchy that has the controller."""
+    for mount_point, is_v2 in _mounts(root, controller):
+        folder = mount_point / _group_path(root, "" if is_v2 else controller)
+        if not folder.is_dir():
+            # Inside a container the path may be the host's, while the mount shows the container's part alone.
+            folder = mount_point
+        while True:
+            yield folder
+            if folder == mount_point:
+                break
+            folder = folder.parent
+
+
+def _mounts(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+    for line in _lines(root / "proc/self/mounts"):
+        _, mount_point, kind, options, *_ = line.split(" ")
+        if kind == "cgroup2" or (kind == "cgroup" and controller in options.split(",")):
+            yield root / mount_point.lstrip("/"), kind == "cgroup2"
+
+
+def _group_path(root: Path, controller: str) -> str:
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            return path.lstrip("/")
+    return ""
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,70 @@
+r"""Where an answer stands in the model's own text. Pure, never raises, linear in the text.
+
+An answer is the last balanced `\boxed{…}` inside the last `<answer>…</answer>` block. Nothing else is looked at: a box
+outside the block, in an earlier block or in tool output does not count, and the last block decides even if it is
+empty. A tag is exact, a block needs both of its tags, and a second `<answer>` before the `</answer>` starts it anew.
+A box is balanced when its braces are, where `\{` and `\}` are signs and not braces; of nested boxes the inner counts.
+"""
+
+import re
+from enum import StrEnum
+
+MAX_SEARCHED_CHARS = 1 << 18
+"""Boxes are looked for in the last so many characters of a block or text: about twice a response of 30K tokens, while
+10 MB of braces cost 0.04 s instead of 1.4 s."""
+
+_TAG = re.compile(r"<(/?)answer>")
+_BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+_PLAIN, _BOX = 0, 1
+
+
+class AnswerPlace(StrEnum):
+    """Where the box is looked for."""
+
+    ANSWER_BLOCK = "answer_block"
+    """In the last `<answer>` block: what an agent is asked for."""
+    ANYWHERE = "anywhere"
+    """In the whole text: for models that were never taught answer blocks."""
+
+
+def answer_blocks(text: str) -> tuple[int, str | None]:
+    """How many closed answer blocks there are, and the content of the last."""
+    num_blocks, last, start = 0, None, None
+    for tag in _TAG.finditer(text):
+        if not tag[1]:
+            start = tag.end()
+        elif start is not None:
+            num_blocks, last, start = num_blocks + 1, (start, tag.start()), None
+    return num_blocks, None if last is None else text[slice(*last)]
+
+
+def count_answer_blocks(text: str) -> int:
+    """What `p_format` of GRPO-RoC counts: the same blocks that `extract_answer` looks in."""
+    return answer_blocks(text)[0]
+
+
+def last_box(text: str) -> str | None:
+    r"""The content of the balanced `\boxed{…}` that starts last; None if there is none."""
+    text = text[-MAX_SEARCHED_CHARS:]
+    open_braces, open_boxes = bytearray(), list[int]()
+    last: tuple[int, int] | None = None
+    for brace in _BRACE.finditer(text):
+        token = brace[0]
+        if token == "{":
+            open_braces.append(_PLAIN)
+        elif token == "}":
+            if open_braces and open_braces.pop() == _BOX:
+                start = open_boxes.pop()
+                if last is None or start > last[0]:
+                    last = start, brace.start()
+        elif token[-1] == "{" and len(token) > 2:
+            open_braces.append(_BOX)
+            open_boxes.append(brace.end())
+    return None if last is None else text[slice(*last)]
+
+
+def extract_answer(text: str, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) -> str | None:
+    """The answer; None where there is no block, no balanced box in it, or nothing in the box."""
+    searched = text if place is AnswerPlace.ANYWHERE else answer_blocks(text)[1]
+    answer = None if searched is None else last_box(searched)
+    return answer if answer and not answer.isspace() else None

@@ -1,0 +1,102 @@
+r"""From a model's text, or an answer, and a gold to a verdict, by a deadline.
+
+What `decide` cannot tell is compared by math-verify inside the executor's sandbox. Who bears the risk of an expression
+that cannot be decided there:
+
+- the answer cannot be read, or exhausts a limit while it is read: wrong;
+- their numerical values differ: wrong, before any symbolic comparison, so that an answer gains nothing by making that
+  one slow;
+- the values agree, or there are none, and the symbolic comparison exhausts a limit: undecided;
+- the gold cannot be read, or exhausts a limit: undecided, whatever the answer is;
+- the executor failed, or starved the program of CPU: `InfrastructureError`, never a verdict.
+"""
+
+import json
+from dataclasses import dataclass
+from importlib import resources
+
+from rstar2.errors import InfrastructureError
+from rstar2.grading.decide import Comparison, decide
+from rstar2.grading.extract import AnswerPlace, extract_answer
+from rstar2.grading.grade import Grade, Method
+from rstar2.records import Verdict
+from rstar2.sandbox import Execution, ExecutionStatus, Executor, Limits, Request
+
+GRADING_DEADLINE_S = 10.0
+"""Wall clock of one comparison once it has a worker; half as much CPU. Honest comparisons take under 1 s."""
+GRADING_MEMORY_BYTES = 1 << 30
+"""math-verify and sympy take 0.1 GiB of it."""
+STARVED_SHARE = 0.25
+"""A comparison never sleeps: one that ran into its wall clock with less than this share of it spent on a CPU was held
+up by the machine, and says nothing about the answer."""
+
+_PROGRAM = resources.files("rstar2.grading").joinpath("program.py").read_text(encoding="utf-8") + "\n\nmain()\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Grader:
+    """Grades answers. Only comparisons that need computer algebra reach `executor`."""
+
+    executor: Executor
+    deadline_s: float = GRADING_DEADLINE_S
+    evaluated_only: bool = False
+    r"""With an integer gold, an answer that leaves work to the grader (`123 \cdot 456`) is wrong. Benchmarks count such
+    answers; a policy that is rewarded for them learns to copy the question into the box."""
+
+    async def grade(self, text: str, gold: str, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) -> Grade:
+        """Grade the answer in `text`, which is the model's own words and nothing of its environment's."""
+        answer = extract_answer(text, place)
+        if answer is None:
+            where = "the last answer block" if place is AnswerPlace.ANSWER_BLOCK else "the text"
+            return Grade(Verdict.NO_ANSWER, None, Method.EXTRACTION, rf"no balanced, filled \boxed{{}} in {where}")
+        return await self.grade_answer(answer, gold)
+
+    async def grade_answer(self, answer: str, gold: str) -> Grade:
+        """Grade an answer that was already taken out of its box."""
+        decided = decide(answer, gold, evaluated_only=self.evaluated_only)
+        if isinstance(decided, Grade):
+            return decided
+        verdict, message = await self._compare(decided)
+        return Grade(verdict, answer, Method.MATH_VERIFY, message)
+
+    async def _compare(self, comparison: Comparison) -> tuple[Verdict, str]:
+        limits = Limits(wall_s=self.deadline_s, cpu_s=self.deadline_s / 2, memory_bytes=GRADING_MEMORY_BYTES)
+        stdin = json.dumps({"answer": comparison.answer, "gold": comparison.gold})
+        execution = await self.executor.run(Request(_PROGRAM, stdin=stdin, limits=limits))
+        return read_execution(execution, limits)
+
+
+def read_execution(execution: Execution, limits: Limits) -> tuple[Verdict, str]:
+    """What a run of the grading program says, finished or stopped. Pure."""
+    said = _said(execution.stdout)
+    if execution.status.is_ours or "stage" not in said:
+        raise InfrastructureError(
+            f"grading could not be run ({execution.status}): {execution.message or execution.stderr[-500:]}"
+        )
+    match said.get("verdict"):
+        case "right":
+            return Verdict.RIGHT, ""
+        case "wrong":
+            return Verdict.WRONG, ""
+        case "answer_unreadable":
+            return Verdict.WRONG, "the answer cannot be read as mathematics"
+        case "gold_unreadable":
+            return Verdict.UNDECIDED, "the gold cannot be read as mathematics"
+    if execution.status is ExecutionStatus.TIMEOUT and 0 < execution.cpu_s < STARVED_SHARE * limits.wall_s:
+        raise InfrastructureError(f"grading got {execution.cpu_s:.1f} s of CPU in {execution.wall_s:.1f} s")
+    if said["stage"] == "started":
+        return Verdict.UNDECIDED, f"the gold could not be read within the limits ({execution.status})"
+    if said["stage"] == "gold":
+        return Verdict.WRONG, f"the answer could not be read within the limits ({execution.status})"
+    return Verdict.UNDECIDED, f"answer and gold could not be compared within the limits ({execution.status})"
+
+
+def _said(stdout: str) -> dict[str, str]:
+    """The last stage and the verdict, as far as they were said; empty if the output is not the program's own."""
+    said: dict[str, str] = {}
+    try:
+        for line in stdout.splitlines():
+            said.update(json.loads(line))
+    except ValueError:
+        return {}
+    return said

@@ -1,0 +1,144 @@
+r"""LaTeX answers made plain: what does not change their meaning is taken away before anything compares them. Pure.
+
+Invariant: nothing here joins two numbers into one (a blank between digits stays unless it separates thousands), and
+nothing drops a letter that could be a variable: math-verify's own unit list turns `3t` into 3, so it is not used.
+"""
+
+import re
+from dataclasses import dataclass
+
+_SIGNS = str.maketrans(
+    {
+        "−": "-",
+        "–": "-",
+        "×": r"\times ",
+        "·": r"\cdot ",
+        "÷": "/",
+        "π": r"\pi ",
+        "∞": r"\infty ",
+        "√": r"\sqrt ",
+        "°": r"^\circ ",
+        "±": r"\pm ",
+        "≤": r"\le ",
+        "≥": r"\ge ",
+        "∪": r"\cup ",
+        "∈": r"\in ",
+        "\u00a0": " ",
+        "\u2009": " ",
+        "\u202f": " ",
+        "\n": " ",
+        "\r": " ",
+        "\t": " ",
+    }
+)
+_DELIMITER = re.compile(r"\\?\$|(?<!\\)\\[()\[\]]")
+_SPACE = re.compile(r"(?<!\\)\\[;: ]|(?<!\\)\\,|\\(?:q?quad|thinspace|displaystyle)(?![a-zA-Z])|~")
+_THOUSANDS = re.compile(r"(?<![\d.,])(?<!\d )[1-9]\d{0,2}(?: \d{3})+(?! ?\d)")
+_PERCENT = re.compile(r"\s*\\(?:text|mathrm|mbox)\s*\{\s*(?:percent|\\?%)\s*\}|\s*\bpercent\b")
+_MIXED = re.compile(r"(?<![\d/.,_^])(\d+) (\d+) ?/ ?(\d+)(?![\d.])")
+_IMAGINARY = re.compile(r"(?<=[\d})]) *i(?![a-zA-Z])")
+_BLANKS = re.compile(r" {2,}")
+
+_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+_SIZED = re.compile(r"\\(?:left|right|m?left|m?right)(?![a-zA-Z])")
+_FRACTION = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
+_NEEDLESS_BLANK = re.compile(r" (?![0-9a-zA-Z])|(?<![0-9a-zA-Z]) ")
+_WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}|^(?:yes|no|odd|even)$", re.IGNORECASE)
+
+_TEXT_UNIT = re.compile(
+    r"(?P<value>.*[\w})\]!%])\s*/?\s*\\(?:text|textrm|mathrm|mbox)\s*\{(?P<unit>[^{}\d\\]*)\}"
+    r"(?P<power>\s*\^\s*(?:\d|\{\s*\d\s*\}))?"
+)
+_WORD_UNIT = re.compile(r"(?P<value>.*[\d})])\s*(?P<unit>\b[a-zA-Z]{2,}(?: [a-zA-Z]{2,}){0,2})(?P<power>\^\{?\d\}?)?")
+_CONNECTIVES = frozenset({"and", "or", "if", "for", "where", "when", "mod", "to"})
+_UNITS = {
+    name: unit
+    for unit, names in {
+        "mm": "mm millimeter millimetre",
+        "cm": "cm centimeter centimetre",
+        "m": "m meter metre",
+        "km": "km kilometer kilometre",
+        "in": "inch inche",
+        "ft": "ft feet foot",
+        "yd": "yd yard",
+        "mi": "mile",
+        "g": "g gram",
+        "kg": "kg kilogram",
+        "s": "s sec second",
+        "min": "min minute",
+        "h": "hr hour",
+        "d": "day",
+        "week": "week",
+        "month": "month",
+        "year": "yr year",
+        "$": "dollar usd",
+        "cent": "cent",
+        "degree": "degree deg",
+        "mph": "mph",
+    }.items()
+    for name in names.split()
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A value, and the unit written behind it (empty if none)."""
+
+    value: str
+    unit: str
+
+
+def tidy(text: str) -> str:
+    """One line of LaTeX without dollars, odd blanks, a final full stop, and with ASCII or commands for signs."""
+    text = text.translate(_SIGNS).replace("{,}", ",").replace(r"\!", "")
+    text = _SPACE.sub(" ", _DELIMITER.sub(" ", text))
+    text = _PERCENT.sub(r"\\%", text)
+    text = _BLANKS.sub(" ", text).strip()
+    text = _IMAGINARY.sub(" i", text)
+    text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
+    text = _THOUSANDS.sub(lambda number: number[0].replace(" ", ""), text)
+    return text if text.endswith(r"\right.") else text.rstrip(" .,;")
+
+
+def skeleton(tidied: str) -> str:
+    """What is left when sizes, fonts and needless blanks are gone. Equal skeletons are equal answers."""
+    text = _FRACTION.sub(r"\\frac", _SIZED.sub("", tidied))
+    text = _TEXT.sub(r" \1 ", text)
+    return _NEEDLESS_BLANK.sub("", _BLANKS.sub(" ", text).strip()).rstrip(".")
+
+
+def is_prose(bones: str) -> bool:
+    """Whether a skeleton is words and not mathematics: it is then compared as words alone, because to a parser of
+    mathematics `listen` and `silent` are the same product of six variables."""
+    return "\\" not in bones and _WORD.search(bones) is not None
+
+
+def split_unit(tidied: str) -> Quantity:
+    r"""A trailing `\text{ cm}^2`, or a plain word that no formula would end in, taken off as a unit."""
+    match = _TEXT_UNIT.fullmatch(tidied) or _WORD_UNIT.fullmatch(tidied)
+    if match is None:
+        return Quantity(tidied, "")
+    words = match["unit"].lower().replace(".", " ").split()
+    if _CONNECTIVES.intersection(words):
+        return Quantity(tidied, "")
+    known = [_UNITS.get(word, _UNITS.get(word.removesuffix("s"), "")) for word in words]
+    is_plain_word = match.re is _WORD_UNIT
+    if is_plain_word and not all(name or len(word) >= 4 for name, word in zip(known, words, strict=True)):
+        return Quantity(tidied, "")
+    power = (match["power"] or "").strip("^{} ")
+    unit = known[0] + power if len(known) == 1 and known[0] else ""
+    return Quantity(match["value"].rstrip(" /\\"), unit)
+
+
+def units_conflict(answer: Quantity, gold: Quantity) -> bool:
+    """Whether both carry a unit that we know, and not the same. A missing or unknown unit is no conflict."""
+    return bool(answer.unit and gold.unit) and answer.unit != gold.unit
+
+
+_BASE = re.compile(r"[0-9a-zA-Z]+_\{?(\d+)\}?")
+
+
+def bases_conflict(answer: str, gold: str) -> bool:
+    """Whether `1011_2` meets `1011_3`: math-verify drops the base of a numeral."""
+    of_answer, of_gold = _BASE.fullmatch(answer), _BASE.fullmatch(gold)
+    return of_answer is not None and of_gold is not None and of_answer[1] != of_gold[1]

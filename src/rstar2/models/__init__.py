@@ -1,0 +1,28 @@
+"""Language models on disk: which ones are known by name, how they get here, where they are.
+
+Promise: a model folder either is not there or is complete and was verified when it was written; it is a plain Hugging
+Face folder, so every engine can read it. `resolve` and the catalog need nothing but the standard library; getting a
+model needs the `train` extra.
+May import: nothing of ours but `rstar2.errors`.
+"""
+
+from rstar2.models.card import ModelCard, Source, Verification, read_card
+from rstar2.models.catalog import CATALOG, CatalogEntry, find_entry
+from rstar2.models.get import GetResult, get_model
+from rstar2.models.home import data_home, model_folder
+from rstar2.models.resolve import resolve
+
+__all__ = [
+    "CATALOG",
+    "CatalogEntry",
+    "GetResult",
+    "ModelCard",
+    "Source",
+    "Verification",
+    "data_home",
+    "find_entry",
+    "get_model",
+    "model_folder",
+    "read_card",
+    "resolve",
+]

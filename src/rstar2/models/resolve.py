@@ -1,0 +1,28 @@
+"""From what a recipe or a command line says to a folder that can be loaded.
+
+A catalog name always means the catalog's model; anything else is a path. `./name` reaches a folder that happens to
+share a catalog name.
+"""
+
+from pathlib import Path
+
+from rstar2.errors import UserError
+from rstar2.models.card import read_card
+from rstar2.models.catalog import CATALOG, suggestion
+from rstar2.models.home import model_folder
+
+
+def resolve(name_or_path: str | Path) -> Path:
+    """The model folder that is meant; a UserError that says what to do if there is none."""
+    text = str(name_or_path)
+    if isinstance(name_or_path, str) and text in CATALOG:
+        folder = model_folder(text)
+        if read_card(folder) is None:
+            raise UserError(f"model {text!r} is not on this machine yet: run `rstar2 models get {text}`")
+        return folder
+    folder = Path(text).expanduser()
+    if (folder / "config.json").is_file():
+        return folder.absolute()
+    if folder.is_dir():
+        raise UserError(f"{text} is not a model folder: it has no config.json")
+    raise UserError(f"{text!r} is neither a model folder nor a name in the catalog{suggestion(text)}")

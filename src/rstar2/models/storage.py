@@ -1,0 +1,105 @@
+"""Disk trouble as sentences, and the folder that appears only when it is finished."""
+
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rstar2.errors import InfrastructureError, UserError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def is_storage_error(error: OSError) -> bool:
+    return error.errno in _FULL + _FORBIDDEN
+
+
+@contextmanager
+def storage_errors(folder: Path) -> Iterator[None]:
+    """A full or forbidden disk under `folder` becomes one sentence with the way out."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise InfrastructureError(
+                f"the disk of {folder} is full ({error.strerror}): free some space, or choose another place with --dir"
+            ) from error
+        if error.errno in _FORBIDDEN:
+            raise UserError(
+                f"cannot write to {error.filename or folder} ({error.strerror}): "
+                "choose another place with --dir or RSTAR2_HOME"
+            ) from error
+        raise
+
+
+def require_free(folder: Path, num_bytes: int) -> None:
+    """Better to say it before a download than after it."""
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < num_bytes:
+        raise InfrastructureError(
+            f"this needs {num_bytes / 1e9:.1f} GB and the disk of the model has {free_bytes / 1e9:.1f} GB free: "
+            "free some space, or choose another place with --dir"
+        )
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Only one process at a time fills a folder; a second one is told so at once. The lock dies with its process."""
+    lock_path = folder.parent / f".{folder.name}.lock"
+    lock_file = _lock(lock_path)
+    if lock_file is None:
+        raise InfrastructureError(f"another process is writing {folder}: wait for it to end")
+    try:
+        yield
+    finally:
+        lock_path.unlink(missing_ok=True)
+        os.close(lock_file)
+
+
+def _lock(path: Path) -> int | None:
+    """An open, locked descriptor of the file at `path`; None if another process holds it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        # Its last holder may have unlinked it between our open and our lock; then it guards nothing.
+        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
+        os.close(descriptor)
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """A scratch sibling of `folder`, removed at the end however it ends; call under `exclusive`.
+
+    What a killed process left behind is removed first: nobody else can be using it, as we hold the lock.
+    """
+    prefix, suffix = f".{folder.name}.", ".partial"
+    for leftover in folder.parent.glob(f"{prefix}*{suffix}"):
+        shutil.rmtree(leftover)
+    scratch = Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=folder.parent))
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def put_in_place(finished: Path, folder: Path, scratch: Path) -> None:
+    """Renames `finished` to `folder`. What was there goes to `scratch`, and comes back if the rename fails."""
+    replaced = scratch / "replaced"
+    if folder.exists():
+        folder.rename(replaced)
+    try:
+        finished.rename(folder)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(folder)
+        raise

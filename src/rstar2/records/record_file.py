@@ -1,0 +1,72 @@
+"""Files of records: one kind of record a file, one record a line.
+
+Invariant: whatever `RecordWriter.append` returned for is read back, equal and in order, by `iterate` and `read_from`;
+a line that is whole and yet not such a record is an error that says where it lies, never skipped.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from rstar2.records.codec import RecordError, decode, encode
+from rstar2.records.jsonl import Line, LineWriter, line_number, read_lines
+
+Record = TypeVar("Record")
+
+
+class RecordWriter(Generic[Record]):
+    """Appends records of one kind to one file, which it alone writes."""
+
+    def __init__(self, path: Path, *, sync_every_s: float | None = None) -> None:
+        self._lines = LineWriter(path, sync_every_s=sync_every_s)
+
+    @property
+    def path(self) -> Path:
+        return self._lines.path
+
+    @property
+    def num_torn_bytes(self) -> int:
+        """Bytes of an unfinished record, left by a writer that was killed, which opening the file cut off."""
+        return self._lines.num_torn_bytes
+
+    def append(self, record: Record) -> None:
+        """When this returns the record outlives the process; when it raises the file is as it was."""
+        self._lines.append(encode(record))
+
+    def sync(self) -> None:
+        self._lines.sync()
+
+    def close(self) -> None:
+        self._lines.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def iterate(kind: type[Record], path: Path) -> Iterator[Record]:
+    """The complete records of a file, one at a time; the file may be growing meanwhile."""
+    for line in read_lines(path):
+        yield _decode_at(kind, path, line)
+
+
+def read_from(kind: type[Record], path: Path, offset: int) -> tuple[list[Record], int]:
+    """The complete records from `offset` on, and the offset at which the next call goes on. The first offset is 0."""
+    records = []
+    for line in read_lines(path, offset):
+        records.append(_decode_at(kind, path, line))
+        offset = line.end
+    return records, offset
+
+
+def _decode_at(kind: type[Record], path: Path, line: Line) -> Record:
+    try:
+        return decode(kind, line.data)
+    except RecordError as error:
+        where = f"{path}, line {line_number(path, line.start)}, byte {line.start}"
+        raise RecordError(f"{where}: {error}") from error

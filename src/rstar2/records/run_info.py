@@ -1,0 +1,86 @@
+"""What a run directory says about its run: `run.json`, and the rows of `metrics.jsonl` and `events.jsonl`."""
+
+import os
+import platform
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+RUN_SCHEMA_VERSION = 1
+
+
+class RunStatus(StrEnum):
+    """How a run stands."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    """It ended by an error, which `note` names."""
+    INTERRUPTED = "interrupted"
+    """It was stopped from outside, by Ctrl-C or a kill; it can be resumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The machine that a run was started on."""
+
+    name: str
+    platform: str
+    python: str
+    num_cores: int
+    memory_bytes: int
+
+    @classmethod
+    def this(cls) -> "Host":
+        has_affinity = hasattr(os, "sched_getaffinity")
+        return cls(
+            name=platform.node(),
+            platform=platform.platform(),
+            python=platform.python_version(),
+            num_cores=len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1,
+            memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """Who made this directory, from what, and how it ended. Times are ISO 8601 in UTC."""
+
+    verb: str
+    """The command that runs: train, eval, solve."""
+    rstar2_version: str
+    argv: tuple[str, ...]
+    seed: int | None
+    host: Host
+    started: str
+    status: RunStatus = RunStatus.RUNNING
+    resumed: tuple[str, ...] = ()
+    """When it was taken up again, each time."""
+    ended: str | None = None
+    note: str = ""
+    """Why it ended as it did, where the status alone does not say."""
+    schema_version: int = RUN_SCHEMA_VERSION
+    """Of the directory's layout and of every row in it that has no version of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The named numbers of one step; null for one that was not a finite number, which an event then names."""
+
+    step: int
+    stage: str
+    time: float
+    """Seconds since the epoch."""
+    values: dict[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened once, in words, with the facts beside them."""
+
+    time: float
+    """Seconds since the epoch."""
+    kind: str
+    """One word for programs to filter by: started, checkpoint, torn_tail."""
+    message: str
+    data: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,90 @@
+"""The reading side of a run directory: for viewers, reports and analysis. It never writes.
+
+Everything may be read while the run goes on. The `read_*_from` methods take the offset that the last call returned and
+give what came since, so a viewer follows a run by calling them again.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from rstar2.errors import UserError
+from rstar2.records.codec import RecordError, decode
+from rstar2.records.group import Group
+from rstar2.records.jsonl import is_being_written
+from rstar2.records.record_file import iterate, read_from
+from rstar2.records.run_info import Event, Metrics, RunInfo, RunStatus
+from rstar2.records.run_layout import RunLayout, segment, segment_steps
+from rstar2.records.trace import Trace
+
+Record = TypeVar("Record")
+
+
+class RunView:
+    """One run, read-only."""
+
+    def __init__(self, path: Path) -> None:
+        self.layout = RunLayout(path)
+        if not self.layout.info.is_file():
+            raise UserError(f"{path} is not a run directory: it has no run.json")
+
+    @property
+    def path(self) -> Path:
+        return self.layout.path
+
+    @property
+    def info(self) -> RunInfo:
+        """As `run.json` says now."""
+        try:
+            return decode(RunInfo, self.layout.info.read_bytes())
+        except RecordError as error:
+            raise RecordError(f"{self.layout.info}: {error}") from error
+
+    @property
+    def status(self) -> RunStatus:
+        """The run's status; one that says running but has no living writer was killed."""
+        is_live = is_being_written(self.layout.events)
+        # Read after the lock was asked for: a run that ends in between has written its status before it let go.
+        status = self.info.status
+        return RunStatus.INTERRUPTED if status is RunStatus.RUNNING and not is_live else status
+
+    @property
+    def recipe_toml(self) -> str:
+        return self.layout.recipe.read_text(encoding="utf-8")
+
+    def metrics(self) -> Iterator[Metrics]:
+        return iterate(Metrics, self.layout.metrics)
+
+    def read_metrics_from(self, offset: int) -> tuple[list[Metrics], int]:
+        return read_from(Metrics, self.layout.metrics, offset)
+
+    def events(self) -> Iterator[Event]:
+        return iterate(Event, self.layout.events)
+
+    def read_events_from(self, offset: int) -> tuple[list[Event], int]:
+        return read_from(Event, self.layout.events, offset)
+
+    def trace_steps(self) -> list[int]:
+        """The steps that have traces, in order."""
+        return segment_steps(self.layout.traces)
+
+    def traces(self, step: int) -> Iterator[Trace]:
+        return iterate(Trace, self._segment(self.layout.traces, step))
+
+    def read_traces_from(self, step: int, offset: int) -> tuple[list[Trace], int]:
+        return read_from(Trace, self._segment(self.layout.traces, step), offset)
+
+    def group_steps(self) -> list[int]:
+        """The steps that have groups, in order."""
+        return segment_steps(self.layout.groups)
+
+    def groups(self, step: int) -> Iterator[Group]:
+        return iterate(Group, self._segment(self.layout.groups, step))
+
+    def _segment(self, folder: Path, step: int) -> Path:
+        path = segment(folder, step)
+        if not path.is_file():
+            steps = segment_steps(folder)
+            held = f"it has steps {steps[0]} to {steps[-1]}" if steps else "it has none yet"
+            raise UserError(f"{self.path} has no {folder.name} of step {step}; {held}")
+        return path

@@ -1,0 +1,201 @@
+"""Memory limits over all processes of a slot together, by cgroup v1 or v2, where this process may make one.
+
+A slot's group lives in a parent group of this service. Parents are named after the process that made them, so that
+the next service can tell which were orphaned by a kill -9 and sweep them away.
+"""
+
+import contextlib
+import errno
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_PREFIX = "rstar2-sandbox-"
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """How a cgroup version spells the things that are needed."""
+
+    limit: str
+    swap_limit: str | None
+    kills: str
+    """The file with the count of processes that were killed for memory, as a line `oom_kill N`."""
+
+
+_V1 = Files("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.oom_control")
+_V2 = Files("memory.max", "memory.swap.max", "memory.events")
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """Where memory groups can be made on this machine."""
+
+    root: Path
+    files: Files
+
+    @property
+    def version(self) -> int:
+        return 1 if self.files is _V1 else 2
+
+
+def _own_group(controller: str) -> str:
+    """This process's group below the hierarchy's mount point, as /proc/self/cgroup tells it."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            return path.lstrip("/")
+    return ""
+
+
+def find_hierarchy() -> Hierarchy | None:
+    """The first hierarchy with a memory controller in which a group can really be made."""
+    candidates = []
+    try:
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+        for line in mounts:
+            _, mount_point, kind, options, *_ = line.split(" ")
+            if kind == "cgroup" and "memory" in options.split(","):
+                candidates.append(Hierarchy(Path(mount_point), _V1))
+            elif kind == "cgroup2":
+                own = Path(mount_point) / _own_group("")
+                candidates.append(Hierarchy(own, _V2))
+    except OSError:
+        return None
+    return next((candidate for candidate in candidates if _is_usable(candidate)), None)
+
+
+def _is_usable(hierarchy: Hierarchy) -> bool:
+    probe = hierarchy.root / f"{_PREFIX}probe-{os.getpid()}"
+    try:
+        if hierarchy.files is _V2:
+            _enable_memory_controller(hierarchy.root)
+        probe.mkdir()
+    except OSError:
+        return False
+    try:
+        (probe / hierarchy.files.limit).write_text("1073741824")
+        return os.access(probe / "cgroup.procs", os.W_OK)
+    except OSError:
+        return False
+    finally:
+        _remove(probe)
+
+
+def _enable_memory_controller(group: Path) -> None:
+    """Children of a v2 group have a memory controller only if the group hands it down."""
+    control = group / "cgroup.subtree_control"
+    if "memory" not in control.read_text().split():
+        control.write_text("+memory")
+
+
+def _start_time(pid: int) -> str:
+    """Start time of a process in clock ticks; with the pid it names a process for good."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+
+
+def _remove(group: Path, deadline_s: float = 0.0) -> bool:
+    """Remove an empty group; wait up to the deadline for its last process to be gone."""
+    until = time.monotonic() + deadline_s
+    while True:
+        try:
+            group.rmdir()
+            return True
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() >= until:
+                return False
+            time.sleep(0.01)
+
+
+class SlotGroup:
+    """The memory group of one slot."""
+
+    def __init__(self, path: Path, files: Files) -> None:
+        self.path = path
+        self._files = files
+        path.mkdir()
+        self.procs_fd = os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+        self._limit_fd = os.open(path / files.limit, os.O_WRONLY | os.O_CLOEXEC)
+        self._kills_fd = os.open(path / files.kills, os.O_RDONLY | os.O_CLOEXEC)
+        self._limit_bytes = 0
+        if files.swap_limit == "memory.swap.max" and (path / files.swap_limit).exists():
+            (path / files.swap_limit).write_text("0")
+
+    def set_limit(self, limit_bytes: int) -> None:
+        if limit_bytes != self._limit_bytes:
+            os.pwrite(self._limit_fd, str(limit_bytes).encode(), 0)
+            self._limit_bytes = limit_bytes
+
+    def num_kills(self) -> int:
+        for line in os.pread(self._kills_fd, 4096, 0).decode().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+        return 0
+
+    def close(self) -> None:
+        """Let go of the files; the directory is removed by the parent's `remove_slots` once its processes are gone."""
+        for fd in (self.procs_fd, self._limit_fd, self._kills_fd):
+            os.close(fd)
+
+
+class ServiceGroup:
+    """The parent of all slots' groups of one service."""
+
+    def __init__(self, hierarchy: Hierarchy) -> None:
+        self._hierarchy = hierarchy
+        sweep_orphans(hierarchy)
+        serial = 0
+        while True:
+            self.path = hierarchy.root / f"{_PREFIX}{os.getpid()}-{_start_time(os.getpid())}-{serial}"
+            try:
+                self.path.mkdir()
+                break
+            except FileExistsError:
+                serial += 1
+        if hierarchy.files is _V2:
+            _enable_memory_controller(self.path)
+        self._leaving: list[Path] = []
+
+    def make_slot(self, name: str) -> SlotGroup:
+        self.remove_slots()
+        return SlotGroup(self.path / name, self._hierarchy.files)
+
+    def retire_slot(self, group: SlotGroup) -> None:
+        group.close()
+        self._leaving.append(group.path)
+
+    def remove_slots(self, deadline_s: float = 0.0) -> None:
+        self._leaving = [path for path in self._leaving if not _remove(path, deadline_s)]
+
+    def close(self) -> None:
+        self.remove_slots(deadline_s=2.0)
+        _remove(self.path, deadline_s=1.0)
+
+
+def remove_tree(service_group: Path, deadline_s: float) -> None:
+    """Remove a service's group and the slots' groups in it, waiting for their processes to be gone."""
+    until = time.monotonic() + deadline_s
+    with contextlib.suppress(FileNotFoundError):
+        for child in service_group.iterdir():
+            if child.is_dir():
+                _remove(child, max(0.0, until - time.monotonic()))
+    _remove(service_group, max(0.0, until - time.monotonic()))
+
+
+def sweep_orphans(hierarchy: Hierarchy) -> int:
+    """Remove the groups of services that are no longer alive; returns how many there were."""
+    num_swept = 0
+    for group in hierarchy.root.glob(f"{_PREFIX}*"):
+        owner, _, start = group.name.removeprefix(_PREFIX).partition("-")
+        if not owner.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            if _start_time(int(owner)) == start.split("-")[0]:
+                continue
+        remove_tree(group, deadline_s=0.0)
+        num_swept += 1
+    return num_swept

@@ -1,0 +1,344 @@
+"""The sandbox of another machine, behind the same interface as the one in this process.
+
+What the program does, and what happens to the service, comes back as a typed result by the deadline. Retried is only
+what is ours (no connection, a lost one, a full queue), under idempotency keys, so that nothing runs twice. What cannot
+succeed, a wrong address or token or a request that the service refuses, is a UserError at once.
+"""
+
+import asyncio
+import json
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+from pydantic import ValidationError
+
+from rstar2.errors import InfrastructureError, UserError
+from rstar2.sandbox.execution import MIB, Execution, ExecutionStatus, Limits
+from rstar2.sandbox.executor import Request
+from rstar2.sandbox.http import schema
+from rstar2.sandbox.http.schema import SessionInfo
+
+T = TypeVar("T")
+MAX_CHUNK_RUNS = 512
+MAX_CHUNK_CHARS = 8 * MIB
+NUM_CHUNKS_IN_FLIGHT = 128
+"""With `MAX_CHUNK_RUNS`, as many runs as a service admits by default."""
+CELL_QUEUE_S = 120.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+BUSY = (408, 429, 502, 503, 504)
+
+
+class SessionGone(InfrastructureError):  # noqa: N818
+    """The service no longer knows the session: it was restarted, or closed the session as idle."""
+
+
+class _Again(Exception):  # noqa: N818
+    """This attempt failed, and not by its own fault."""
+
+    def __init__(self, reason: str, pause_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.pause_s = pause_s
+
+
+class RemoteExecutor:
+    """Satisfies `Executor` over HTTP. `grace_s` is how long, beyond its own queue and wall-clock limits, a request may
+    take to be answered, with all its retries."""
+
+    def __init__(
+        self, base_url: str, token: str | None = None, *, grace_s: float = 30.0, max_connections: int = 512
+    ) -> None:
+        parts = urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UserError(f"address: {base_url!r} is not a URL; write it as http://host:port")
+        self._base_url = base_url.rstrip("/")
+        self._headers = {"Content-Type": "application/json"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._grace_s = grace_s
+        self._max_connections = max_connections
+        self._jitter = random.Random()
+        self._http: aiohttp.ClientSession | None = None
+
+    async def run(self, request: Request) -> Execution:
+        if (refused := _unsendable(request.code, request.stdin)) is not None:
+            return refused
+        body = _to_json({**_run_body(request), "idempotency_key": uuid.uuid4().hex})
+        deadline = time.monotonic() + request.queue_s + request.limits.wall_s + self._grace_s
+        try:
+            return await self.call("POST", "/v1/run", body, deadline, schema.EXECUTION.validate_json)
+        except InfrastructureError as error:
+            return Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error))
+
+    async def run_many(self, requests: Iterable[Request]) -> AsyncIterator[tuple[int, Execution]]:
+        results: asyncio.Queue[tuple[int, Execution] | BaseException | None] = asyncio.Queue()
+        feeder = asyncio.ensure_future(self._feed(requests, results))
+        try:
+            while (result := await results.get()) is not None:
+                if isinstance(result, BaseException):
+                    raise result
+                yield result
+        finally:
+            feeder.cancel()
+            await asyncio.gather(feeder, return_exceptions=True)
+
+    async def session(self) -> "RemoteSession":
+        deadline = time.monotonic() + CELL_QUEUE_S + self._grace_s
+        info = await self.call("POST", "/v1/sessions", b"{}", deadline, schema.SESSION_INFO.validate_json)
+        return RemoteSession(self, info, self._grace_s)
+
+    async def close(self) -> None:
+        http, self._http = self._http, None
+        if http is not None:
+            await http.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def call(self, method: str, path: str, body: bytes | None, deadline: float, parse: Callable[[bytes], T]) -> T:
+        """What a successful answer says. What is not ours to retry is raised: UserError for what we were asked to
+        send, ValueError for what contradicts the state; InfrastructureError once the deadline has passed."""
+
+        async def attempt() -> T:
+            async with self._connected().request(method, self._base_url + path, data=body) as response:
+                data = await response.read()
+                self._check(response, data)
+                return parse(data)
+
+        return await self._retried(attempt, deadline)
+
+    async def _feed(
+        self,
+        requests: Iterable[Request],
+        results: "asyncio.Queue[tuple[int, Execution] | BaseException | None]",
+    ) -> None:
+        """Send everything, in chunks, as fast as there is room; every result goes to the queue, then None."""
+        room = asyncio.Semaphore(NUM_CHUNKS_IN_FLIGHT)
+
+        async def send(chunk: dict[int, Request]) -> None:
+            try:
+                await self._run_chunk(chunk, results.put_nowait)
+            finally:
+                room.release()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for chunk in _chunks(requests):
+                    await room.acquire()
+                    group.create_task(send(chunk))
+        except BaseExceptionGroup as errors:
+            results.put_nowait(errors.exceptions[0])
+        except Exception as error:
+            results.put_nowait(error)
+        else:
+            results.put_nowait(None)
+
+    async def _run_chunk(self, chunk: dict[int, Request], report: Callable[[tuple[int, Execution]], None]) -> None:
+        """One batch request, and after a lost connection another with what is still missing, under the same keys."""
+        pending: dict[int, dict[str, Any]] = {}
+        for index, request in chunk.items():
+            if (refused := _unsendable(request.code, request.stdin)) is not None:
+                report((index, refused))
+            else:
+                pending[index] = {**_run_body(request), "idempotency_key": uuid.uuid4().hex}
+        longest_s = max(request.queue_s + request.limits.wall_s for request in chunk.values())
+
+        async def attempt() -> None:
+            indices = list(pending)
+            body = _to_json({"runs": list(pending.values())})
+            async with self._connected().post(f"{self._base_url}/v1/batch", data=body) as response:
+                if response.status != 200:
+                    self._check(response, await response.read())
+                async for line in _lines(response.content):
+                    found = schema.BATCH_LINE.validate_json(line)
+                    execution = found.result
+                    if execution is None:
+                        reason = found.error.message if found.error else "the service sent an empty result"
+                        execution = Execution(ExecutionStatus.INFRASTRUCTURE, message=reason)
+                    if pending.pop(indices[found.index], None) is not None:
+                        report((indices[found.index], execution))
+            if pending:
+                raise _Again("the service ended a batch before all of it was answered")
+
+        try:
+            if pending:
+                await self._retried(attempt, time.monotonic() + longest_s + self._grace_s)
+        except InfrastructureError as error:
+            for index in pending:
+                report((index, Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error))))
+
+    async def _retried(self, attempt: Callable[[], Awaitable[T]], deadline: float) -> T:
+        pause_s = FIRST_PAUSE_S
+        reason = "it did not answer"
+        while (left_s := deadline - time.monotonic()) > 0:
+            try:
+                async with asyncio.timeout(left_s):
+                    return await attempt()
+            except _Again as error:
+                reason, asked_s = error.reason, error.pause_s
+            except aiohttp.ClientConnectorDNSError as error:
+                raise UserError(f"address: the host of {self._base_url} is not known ({error.os_error})") from None
+            except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+                reason, asked_s = f"the connection failed ({error})", None
+            except TimeoutError:
+                break
+            except (aiohttp.ClientError, ValidationError) as error:
+                raise self._not_a_sandbox(str(error)) from None
+            wait_s = pause_s * self._jitter.uniform(0.5, 1.0) if asked_s is None else asked_s
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            await asyncio.sleep(min(wait_s, max(deadline - time.monotonic(), 0.0)))
+        raise InfrastructureError(f"no result from the sandbox at {self._base_url} by the deadline: {reason}")
+
+    def _check(self, response: aiohttp.ClientResponse, data: bytes) -> None:
+        if response.status < 300:
+            return
+        try:
+            body = schema.ERROR.validate_json(data)
+        except ValidationError:
+            if response.status in BUSY:
+                raise _Again(f"it answered {response.status}", _retry_after_s(response.headers)) from None
+            raise self._not_a_sandbox(f"it answered {response.status}") from None
+        if response.status in BUSY:
+            raise _Again(body.message, _retry_after_s(response.headers))
+        if response.status == 401:
+            raise UserError(f"token: the sandbox at {self._base_url} does not accept it; {body.message}")
+        if body.error == "no_session":
+            raise SessionGone(body.message)
+        if response.status in (404, 405):
+            raise self._not_a_sandbox(f"it answered {response.status}")
+        if response.status == 409:
+            raise ValueError(body.message)
+        if response.status == 500:
+            raise InfrastructureError(f"the sandbox at {self._base_url} failed: {body.message}")
+        raise UserError(f"the sandbox at {self._base_url} refuses this: {body.message}")
+
+    def _not_a_sandbox(self, evidence: str) -> UserError:
+        return UserError(f"address: what answers at {self._base_url} is not an rstar2 sandbox ({evidence})")
+
+    def _connected(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._max_connections),
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0),
+            )
+        return self._http
+
+
+class RemoteSession:
+    """Satisfies `Session`. A change that the service may have made is asked for again only under its own key."""
+
+    def __init__(self, executor: RemoteExecutor, info: SessionInfo, grace_s: float) -> None:
+        self._executor = executor
+        self._info = info
+        self._grace_s = grace_s
+
+    @property
+    def id(self) -> str:
+        return self._info.id
+
+    @property
+    def num_cells(self) -> int:
+        return self._info.num_cells
+
+    async def run(self, code: str, stdin: str = "", limits: Limits | None = None) -> Execution:
+        if (refused := _unsendable(code, stdin)) is not None:
+            return refused
+        limits = limits or Limits()
+        cell = {"code": code, "stdin": stdin, "limits": asdict(limits)}
+        try:
+            done = await self._change("cells", cell, schema.CELL_RESULT.validate_json, extra_s=limits.wall_s)
+        except InfrastructureError as error:
+            return Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error))
+        self._info = SessionInfo(self.id, done.num_cells)
+        return done.result
+
+    async def fork(self) -> "RemoteSession":
+        info = await self._change("fork", {}, schema.SESSION_INFO.validate_json)
+        return RemoteSession(self._executor, info, self._grace_s)
+
+    async def rollback(self, num_cells: int = 1) -> None:
+        if num_cells < 0:
+            raise ValueError(f"num_cells must not be negative, and is {num_cells}")
+        if num_cells:
+            self._info = await self._change("rollback", {"num_cells": num_cells}, schema.SESSION_INFO.validate_json)
+
+    async def close(self) -> None:
+        deadline = time.monotonic() + self._grace_s
+        try:
+            await self._executor.call("DELETE", f"/v1/sessions/{self.id}", None, deadline, bytes)
+        except InfrastructureError:
+            return  # Gone already, or it will be closed as idle.
+
+    async def _change(self, what: str, body: Mapping[str, Any], parse: Callable[[bytes], T], extra_s: float = 0.0) -> T:
+        deadline = time.monotonic() + CELL_QUEUE_S + extra_s + self._grace_s
+        keyed = _to_json({**body, "idempotency_key": uuid.uuid4().hex})
+        return await self._executor.call("POST", f"/v1/sessions/{self.id}/{what}", keyed, deadline, parse)
+
+
+def _run_body(request: Request) -> dict[str, Any]:
+    return {
+        "code": request.code,
+        "stdin": request.stdin,
+        "limits": asdict(request.limits),
+        "queue_s": request.queue_s,
+    }
+
+
+def _to_json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+def _unsendable(code: str, stdin: str) -> Execution | None:
+    """What an interpreter says to text that is not Unicode, said here: it cannot be sent."""
+    try:
+        for text in (code, stdin):
+            if not text.isascii():
+                text.encode()
+    except UnicodeEncodeError as error:
+        return Execution(ExecutionStatus.ERROR, stderr=f"UnicodeEncodeError: {error}\n", exit_code=1)
+    return None
+
+
+def _chunks(requests: Iterable[Request]) -> Iterator[dict[int, Request]]:
+    chunk: dict[int, Request] = {}
+    num_chars = 0
+    for index, request in enumerate(requests):
+        size = len(request.code) + len(request.stdin)
+        if chunk and (len(chunk) >= MAX_CHUNK_RUNS or num_chars + size > MAX_CHUNK_CHARS):
+            yield chunk
+            chunk, num_chars = {}, 0
+        chunk[index] = request
+        num_chars += size
+    if chunk:
+        yield chunk
+
+
+async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Lines of any length (aiohttp's own refuses long ones); an unfinished last line is dropped."""
+    parts: list[bytes] = []
+    async for data in stream.iter_any():
+        *ended, rest = data.split(b"\n")
+        for line in ended:
+            yield b"".join((*parts, line))
+            parts.clear()
+        parts.append(rest)
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    try:
+        return max(float(headers.get("Retry-After", "")), 0.0)
+    except ValueError:
+        return None

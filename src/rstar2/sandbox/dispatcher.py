@@ -1,0 +1,296 @@
+"""Stateless executions: a fair queue in front of slots, and the rules of who runs when.
+
+At most `num_young` executions run that are younger than a tenth of a second; older ones have been moved to a low CPU
+share by their slot and no longer count, up to `max_slots` in all. So sleepers and endless loops neither hold the
+cores nor the queue. Every wait has a deadline: in the queue the caller's, in a slot the wall limit and a grace period,
+after which the slot is killed and the call is ours to retry.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from rstar2.sandbox import wire
+from rstar2.sandbox.execution import Execution, ExecutionStatus
+from rstar2.sandbox.executor import Overloaded, Request
+from rstar2.sandbox.fair_queue import FairQueue
+from rstar2.sandbox.host import Host
+from rstar2.sandbox.slot import MemoryAccount, SlotChannel, kill_quietly, socket_pair
+from rstar2.sandbox.wire import Flag
+
+YOUNG_S = 0.1
+TICK_S = 0.025
+GRACE_S = 5.0
+"""An execution is stopped by its slot within milliseconds of its wall limit; a slot that takes this long is hung."""
+MAX_ATTEMPTS = 3
+
+
+@dataclass(eq=False)
+class Job:
+    request: Request
+    flow: int
+    code: bytes
+    stdin: bytes
+    future: asyncio.Future[Execution]
+    queued_at: float
+    num_attempts: int = 0
+    started_at: float = 0.0
+    is_young: bool = True
+
+
+@dataclass(eq=False)
+class _Slot:
+    """One place for executions: a number, a uid and a memory group of its own; the process in it may be replaced."""
+
+    number: int
+    memory: MemoryAccount
+    channel: SlotChannel | None = None
+    pid: int = 0
+    job: Job | None = None
+
+
+@dataclass
+class Counters:
+    num_started: int = 0
+    num_retried: int = 0
+    num_slots_lost: int = 0
+    num_slots_made: int = 0
+    by_status: dict[str, int] = field(default_factory=dict)
+
+
+class Dispatcher:
+    def __init__(self, host: Host, *, num_young: int, max_slots: int, queue_capacity: int) -> None:
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._num_young_allowed = num_young
+        self._max_slots = max_slots
+        self.queue: FairQueue[Job] = FairQueue(queue_capacity)
+        self._slots: list[_Slot] = []
+        self._idle: list[_Slot] = []
+        self._num_young = 0
+        self._next_flow = 0
+        self._is_closed = False
+        self.counters = Counters()
+        host.on_template_ready = self._pump
+        self._ticker = asyncio.create_task(self._tick(), name="sandbox dispatcher clock")
+        for _ in range(min(num_young, max_slots)):
+            self._idle.append(self._add_slot())
+
+    # ---- callers ----
+
+    @property
+    def num_slots(self) -> int:
+        return len(self._slots)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._slots) - len(self._idle)
+
+    def new_flow(self) -> int:
+        self._next_flow += 1
+        return self._next_flow
+
+    def submit(self, request: Request, flow: int) -> asyncio.Future[Execution]:
+        """Overloaded if the queue is full; otherwise the future always gets a result."""
+        if self._is_closed:
+            raise RuntimeError("the sandbox is closed")
+        if self.queue.room <= 0:
+            raise Overloaded(retry_after_s=self._expected_wait_s())
+        code, stdin = request.code.encode("utf-8", "surrogatepass"), request.stdin.encode("utf-8", "surrogatepass")
+        future: asyncio.Future[Execution] = self._loop.create_future()
+        job = Job(request, flow, code, stdin, future, time.monotonic())
+        if len(code) > wire.MAX_CODE_BYTES or len(stdin) > wire.MAX_STDIN_BYTES:
+            message = f"code is limited to {wire.MAX_CODE_BYTES} bytes and stdin to {wire.MAX_STDIN_BYTES}"
+            future.set_result(Execution(ExecutionStatus.ERROR, message=message, exit_code=None))
+            return future
+        self.queue.push(flow, job)
+        self._pump()
+        return future
+
+    def cancel(self, future: asyncio.Future[Execution]) -> None:
+        """End a running execution whose caller went away; a queued one is skipped when its turn comes."""
+        future.cancel()
+        for slot in self._slots:
+            if slot.job is not None and slot.job.future is future:
+                self._release(slot)
+                self._drop_process(slot)
+                self._pump()
+                return
+
+    def _expected_wait_s(self) -> float:
+        return min(30.0, max(0.1, len(self.queue) * 0.001))
+
+    # ---- running ----
+
+    def _pump(self) -> None:
+        while len(self.queue) and self._num_young < self._num_young_allowed and not self._is_closed:
+            slot = self._take_idle_slot()
+            if slot is None:
+                return
+            job = self.queue.pop()
+            while job.future.done() and len(self.queue):
+                job = self.queue.pop()
+            if job.future.done():
+                self._idle.append(slot)
+                return
+            if not self._start(slot, job):
+                self.queue.push_front(job.flow, job)
+                self._idle.append(slot)
+                return
+
+    def _take_idle_slot(self) -> _Slot | None:
+        if self._idle:
+            return self._idle.pop()
+        if len(self._slots) < self._max_slots:
+            return self._add_slot()
+        return None
+
+    def _add_slot(self) -> _Slot:
+        number = len(self._slots)
+        slot = _Slot(number, MemoryAccount(self._host.make_memory_group(f"slot-{number}")))
+        self._slots.append(slot)
+        self._make_process(slot)
+        return slot
+
+    def _make_process(self, slot: _Slot) -> bool:
+        """Ask for a process in the slot. It can be written to at once, before it even exists."""
+        ours, theirs = socket_pair()
+        if not self._host.fork_slot(
+            wire.KIND_STATELESS, slot.number, theirs, slot.memory.group, lambda pid: self._on_forked(slot, channel, pid)
+        ):
+            ours.close()
+            theirs.close()
+            return False
+        theirs.close()
+        channel = SlotChannel(
+            self._loop,
+            ours,
+            prefix_bytes=0,
+            on_reply=lambda header, body: self._on_reply(slot, header, body),
+            on_lost=lambda: self._on_lost(slot),
+        )
+        slot.channel, slot.pid = channel, 0
+        self.counters.num_slots_made += 1
+        return True
+
+    def _on_forked(self, slot: _Slot, channel: SlotChannel, pid: int) -> None:
+        if slot.channel is channel:
+            if pid > 0:
+                slot.pid = pid
+            elif channel.is_open:
+                channel.close()
+                self._on_lost(slot)
+        elif pid > 0 and not channel.is_open:
+            pass  # cancelled before it existed: it finds its socket closed and ends by itself
+
+    def _start(self, slot: _Slot, job: Job) -> bool:
+        if (slot.channel is None or not slot.channel.is_open) and not self._make_process(slot):
+            return False
+        assert slot.channel is not None
+        limits = job.request.limits
+        slot.memory.set_limit(limits.memory_bytes)
+        slot.job = job
+        job.started_at, job.is_young = time.monotonic(), True
+        job.num_attempts += 1
+        self._num_young += 1
+        self.counters.num_started += 1
+        has_group = slot.memory.group is not None
+        slot.channel.send(wire.encode_request(job.code, job.stdin, limits, has_memory_group=has_group))
+        return True
+
+    def _release(self, slot: _Slot) -> Job:
+        """Take the job out of its slot; the slot is free."""
+        job = slot.job
+        assert job is not None
+        slot.job = None
+        if job.is_young:
+            self._num_young -= 1
+        self._idle.append(slot)
+        return job
+
+    def _drop_process(self, slot: _Slot) -> None:
+        if slot.channel is not None:
+            slot.channel.close()
+        slot.channel, slot.pid = None, 0
+
+    def _on_reply(self, slot: _Slot, header: bytes, body: bytes) -> None:
+        job = self._release(slot)
+        was_signalled = wire.REPLY.unpack(header)[0] & 0x7F
+        killed_for_memory = bool(was_signalled) and slot.memory.was_killed()
+        execution, flags = wire.decode_reply(header, body, job.request.limits, killed_for_memory=killed_for_memory)
+        if Flag.SCRATCH_DIRTY in flags:  # the slot has ended itself; the next one is made while nobody waits for it
+            self._drop_process(slot)
+            self._make_process(slot)
+        self._finish(job, execution)
+        self._pump()
+
+    def _on_lost(self, slot: _Slot) -> None:
+        """The process of a slot is gone, idle or in the middle of an execution."""
+        self._drop_process(slot)
+        self.counters.num_slots_lost += 1
+        if slot.job is None:
+            return
+        job = self._release(slot)
+        if slot.memory.was_killed():
+            limit = job.request.limits.memory_bytes
+            message = f"stopped at its memory limit of {limit} bytes"
+            self._finish(job, Execution(ExecutionStatus.MEMORY, message=message, signal=9))
+        elif job.num_attempts < MAX_ATTEMPTS and not job.future.done():
+            self.counters.num_retried += 1
+            self.queue.push_front(job.flow, job)
+        else:
+            message = f"the worker was lost, {job.num_attempts} times in a row"
+            self._finish(job, Execution(ExecutionStatus.INFRASTRUCTURE, message=message))
+        self._pump()
+
+    def _finish(self, job: Job, execution: Execution) -> None:
+        status = execution.status.value
+        self.counters.by_status[status] = self.counters.by_status.get(status, 0) + 1
+        if not job.future.done():
+            queue_s = (job.started_at or time.monotonic()) - job.queued_at
+            job.future.set_result(_with_waiting(execution, queue_s, job.num_attempts))
+
+    # ---- deadlines ----
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            for slot in self._slots:
+                job = slot.job
+                if job is None:
+                    continue
+                age_s = now - job.started_at
+                if job.is_young and age_s > YOUNG_S:
+                    job.is_young = False
+                    self._num_young -= 1
+                if age_s > job.request.limits.wall_s + GRACE_S:
+                    kill_quietly(slot.pid)
+                    self._on_lost(slot)
+            self._expire(now)
+            self._pump()
+
+    def _expire(self, now: float) -> None:
+        """Give back what waited longer than its caller allowed."""
+        for job in self.queue.take_expired(lambda job: now - job.queued_at > job.request.queue_s or job.future.done()):
+            message = f"no worker was free within {job.request.queue_s:g} s"
+            self._finish(job, Execution(ExecutionStatus.QUEUE_TIMEOUT, message=message))
+
+    async def close(self) -> None:
+        self._is_closed = True
+        self._ticker.cancel()
+        for slot in self._slots:
+            if slot.job is not None:
+                job = self._release(slot)
+                self._finish(job, Execution(ExecutionStatus.INFRASTRUCTURE, message="the sandbox was closed"))
+            self._drop_process(slot)
+            if slot.memory.group is not None:
+                self._host.retire_memory_group(slot.memory.group)
+        while len(self.queue):
+            self._finish(self.queue.pop(), Execution(ExecutionStatus.INFRASTRUCTURE, message="the sandbox was closed"))
+
+
+def _with_waiting(execution: Execution, queue_s: float, num_attempts: int) -> Execution:
+    object.__setattr__(execution, "queue_s", queue_s)
+    object.__setattr__(execution, "num_attempts", num_attempts)
+    return execution

@@ -1,0 +1,74 @@
+"""A bounded queue that is fair between flows: pure, no clock, no I/O.
+
+A flow is whatever was handed in together (one request, one batch). Flows take turns, so a single call behind a batch of
+45,000 waits for one turn, not for the batch. Within a flow the order is first come, first served.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class FairQueue(Generic[Item]):
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._flows: dict[int, deque[Item]] = {}
+        self._turns: deque[int] = deque()
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def room(self) -> int:
+        return self.capacity - self._length
+
+    def push(self, flow: int, item: Item) -> None:
+        """The caller has asked for `room` first: a full queue is refused at the door, never by dropping."""
+        assert self.room > 0, "push to a full queue"
+        if flow not in self._flows:
+            self._flows[flow] = deque()
+            self._turns.append(flow)
+        self._flows[flow].append(item)
+        self._length += 1
+
+    def push_front(self, flow: int, item: Item) -> None:
+        """Give back an item that was taken and could not be served; it is next. It had its place, so no bound."""
+        if flow not in self._flows:
+            self._flows[flow] = deque()
+        else:
+            self._turns.remove(flow)
+        self._turns.appendleft(flow)
+        self._flows[flow].appendleft(item)
+        self._length += 1
+
+    def pop(self) -> Item:
+        """The first item of the flow whose turn it is."""
+        flow = self._turns.popleft()
+        items = self._flows[flow]
+        item = items.popleft()
+        if items:
+            self._turns.append(flow)
+        else:
+            del self._flows[flow]
+        self._length -= 1
+        return item
+
+    def take_expired(self, is_expired: Callable[[Item], bool]) -> list[Item]:
+        """Remove and return every item that the caller calls expired."""
+        taken: list[Item] = []
+        for flow in list(self._flows):
+            items = self._flows[flow]
+            expired = [item for item in items if is_expired(item)]
+            if expired:
+                kept = deque(item for item in items if not is_expired(item))
+                taken += expired
+                if kept:
+                    self._flows[flow] = kept
+                else:
+                    del self._flows[flow]
+                    self._turns.remove(flow)
+        self._length -= len(taken)
+        return taken

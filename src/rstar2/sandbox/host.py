@@ -1,0 +1,115 @@
+"""What this process owns of the sandbox: the isolation in force, the templates, the memory groups."""
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rstar2.errors import UserError
+from rstar2.sandbox import isolation
+from rstar2.sandbox.cgroup import ServiceGroup, SlotGroup
+from rstar2.sandbox.confine import Layers
+from rstar2.sandbox.isolation import Guarantee
+from rstar2.sandbox.templates import TemplateConfig, TemplatePool
+
+_FIRST_UID, _NUM_UIDS = 0x5253_0000, 0xF000
+"""Host uids that no person or service has; a slot's programs run under the one of its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostConfig:
+    allow_weak_isolation: bool = False
+    isolate: bool = True
+    """False only to measure what isolation costs."""
+    fast: bool = True
+    warm: bool = True
+    spare_template: bool = False
+    scratch_bytes: int = isolation.SCRATCH_BYTES
+
+
+class Host:
+    def __init__(self, config: HostConfig) -> None:
+        capabilities = isolation.detect()
+        self.guarantees = isolation.describe(capabilities)
+        if not capabilities.is_linux:
+            raise UserError(
+                "the isolated sandbox needs Linux; on this system use the subprocess mode, which isolates nothing: "
+                "`--unsafe`, or UnsafeExecutor in Python"
+            )
+        if config.isolate and not config.allow_weak_isolation:
+            _refuse_below_minimum(self.guarantees)
+        layers = isolation.choose_layers(capabilities, scratch_bytes=config.scratch_bytes)
+        if not config.isolate:
+            layers = Layers(
+                namespaces=False,
+                user_namespace=False,
+                seccomp=False,
+                distinct_uid=False,
+                scratch_bytes=0,
+                num_scratch_files=0,
+            )
+        self.layers = layers
+        has_groups = config.isolate and capabilities.memory_groups is not None
+        self._service_group = (
+            ServiceGroup(capabilities.memory_groups) if has_groups and capabilities.memory_groups else None
+        )
+        self.templates = TemplatePool(
+            TemplateConfig(
+                layers=layers,
+                fast=config.fast,
+                warm=config.warm,
+                service_group=self._service_group.path if self._service_group else None,
+            ),
+            spare=config.spare_template,
+        )
+        self.on_template_ready: Callable[[], None] = lambda: None
+
+    async def start(self) -> None:
+        self.templates.on_ready = lambda: self.on_template_ready()
+        try:
+            await self.templates.start()
+        except BaseException:
+            await self.close()
+            raise
+
+    def make_memory_group(self, name: str) -> SlotGroup | None:
+        return self._service_group.make_slot(name) if self._service_group else None
+
+    def retire_memory_group(self, group: SlotGroup) -> None:
+        assert self._service_group is not None
+        self._service_group.retire_slot(group)
+
+    def fork_slot(
+        self,
+        kind: int,
+        number: int,
+        their_end: socket.socket,
+        group: SlotGroup | None,
+        on_answer: Callable[[int], None],
+    ) -> bool:
+        """False while there is no template; `on_template_ready` is called when there is one again."""
+        template = self.templates.current
+        if template is None:
+            return False
+        uid = _FIRST_UID + number % _NUM_UIDS if self.layers.distinct_uid else -1
+        fds = [their_end.fileno()] if group is None else [their_end.fileno(), group.procs_fd]
+        try:
+            template.fork_slot(kind, uid, fds, on_answer)
+        except OSError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        await self.templates.close()
+        if self._service_group is not None:
+            self._service_group.close()
+            self._service_group = None
+
+
+def _refuse_below_minimum(guarantees: list[Guarantee]) -> None:
+    lacking = [guarantee for guarantee in guarantees if guarantee.required and not guarantee.provided]
+    if lacking:
+        lines = "".join(f"\n  {guarantee.name}: {guarantee.fix}" for guarantee in lacking)
+        raise UserError(
+            f"this machine cannot give what the sandbox promises:{lines}\n"
+            "To run below that minimum, with code that you trust, pass --allow-weak-isolation."
+        )

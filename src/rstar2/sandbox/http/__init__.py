@@ -1,0 +1,11 @@
+"""The sandbox as an HTTP service: its own endpoints, and those of code-judge and SandboxFusion.
+
+Promise: every request is answered, with a result or with a reason; no input makes it fail or forget. It is written
+against the `Executor` protocol alone, and the executor given to it belongs to the caller.
+"""
+
+from rstar2.sandbox.http.server import Server, create_app, serve_forever
+from rstar2.sandbox.http.service import Grader, Guarantees, Load
+from rstar2.sandbox.http.settings import ServiceSettings
+
+__all__ = ["Grader", "Guarantees", "Load", "Server", "ServiceSettings", "create_app", "serve_forever"]

@@ -1,0 +1,206 @@
+"""code-judge's endpoints, so that what talks to it (rStar2-Agent's released tools among others) can point here.
+
+Fields, defaults and the meaning of `success`, `run_success` and `reason` are code-judge's; so is always answering 200
+once the body is valid. Expected outputs are compared here, in the service: they never enter the sandbox.
+"""
+
+import asyncio
+import uuid
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from aiohttp import web
+from pydantic import BaseModel, Field, TypeAdapter
+
+from rstar2.sandbox.execution import Execution, ExecutionStatus
+from rstar2.sandbox.executor import Request
+from rstar2.sandbox.http.operation import Answer, Operation, json_response, read_body
+from rstar2.sandbox.http.schema import Code, Stdin
+from rstar2.sandbox.http.service import Service
+
+MAX_SUBMISSIONS = 65_536
+MAX_OUTPUT_CHARS = 1000
+"""Of stdout and of stderr: code-judge's default, and so what policies trained with it are used to see."""
+QUEUE_S = 19.0
+"""code-judge gives a single submission, and a plain batch, 4 s in the queue and 15 s of work."""
+LONG_QUEUE_S = 3600.0
+TIMEOUT_NOTE = "Suicide from timeout.\n"
+"""What code-judge leaves at the end of a timed-out program's stdout; its callers show it to the policy."""
+
+
+class ResultReason(StrEnum):
+    UNSPECIFIED = ""
+    INTERNAL_ERROR = "internal_error"
+    WORKER_TIMEOUT = "worker_timeout"
+    QUEUE_TIMEOUT = "queue_timeout"
+    INVALID_INPUT = "invalid_input"
+
+
+class Submission(BaseModel):
+    sub_id: str | None = None
+    type: Literal["python", "cpp", "math"]
+    options: dict[str, str] | None = None
+    solution: Code
+    input: Stdin | None = None
+    expected_output: Stdin | None = None
+
+
+class BatchSubmission(BaseModel):
+    sub_id: str | None = None
+    type: Literal["batch"] = "batch"
+    submissions: list[Submission] = Field(min_length=1, max_length=MAX_SUBMISSIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeResult:
+    sub_id: str
+    success: bool
+    """It ran well, and its output is the expected one if there is one."""
+    run_success: bool
+    """It ran to its end and exited with 0."""
+    cost: float
+    reason: ResultReason
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionResult:
+    sub_id: str
+    success: bool
+    run_success: bool
+    cost: float
+    stdout: str | None
+    stderr: str | None
+    reason: ResultReason
+
+    def without_output(self) -> JudgeResult:
+        return JudgeResult(self.sub_id, self.success, self.run_success, self.cost, self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSubmissionResult:
+    sub_id: str
+    results: list[SubmissionResult]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJudgeResult:
+    sub_id: str
+    results: list[JudgeResult]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    queue: int
+    num_workers: int
+
+
+SUBMISSION = TypeAdapter(Submission)
+BATCH_SUBMISSION = TypeAdapter(BatchSubmission)
+SUBMISSION_RESULT = TypeAdapter(SubmissionResult)
+JUDGE_RESULT = TypeAdapter(JudgeResult)
+BATCH_SUBMISSION_RESULT = TypeAdapter(BatchSubmissionResult)
+BATCH_JUDGE_RESULT = TypeAdapter(BatchJudgeResult)
+SERVER_STATUS = TypeAdapter(ServerStatus)
+PONG = TypeAdapter(Literal["pong"])
+
+_REASONS = {
+    ExecutionStatus.TIMEOUT: ResultReason.WORKER_TIMEOUT,
+    ExecutionStatus.QUEUE_TIMEOUT: ResultReason.QUEUE_TIMEOUT,
+    ExecutionStatus.INFRASTRUCTURE: ResultReason.INTERNAL_ERROR,
+}
+
+
+def judge(submission: Submission, execution: Execution) -> SubmissionResult:
+    """code-judge's account of an execution."""
+    expected, stdout = submission.expected_output, execution.stdout
+    if execution.status is ExecutionStatus.TIMEOUT:
+        stdout += TIMEOUT_NOTE
+    is_as_expected = expected is None or stdout.strip() == expected.strip()
+    return SubmissionResult(
+        sub_id=submission.sub_id or str(uuid.uuid4()),
+        success=execution.ok and is_as_expected,
+        run_success=execution.ok,
+        cost=execution.wall_s,
+        stdout=None if execution.status.is_ours else stdout[:MAX_OUTPUT_CHARS],
+        stderr=None if execution.status.is_ours else execution.stderr[:MAX_OUTPUT_CHARS],
+        reason=_REASONS.get(execution.status, ResultReason.UNSPECIFIED),
+    )
+
+
+def refuse_language(submission: Submission) -> SubmissionResult:
+    message = f"type {submission.type!r} cannot be run here: this service runs only 'python'"
+    sub_id = submission.sub_id or str(uuid.uuid4())
+    return SubmissionResult(sub_id, False, False, 0.0, "", message, ResultReason.INVALID_INPUT)
+
+
+class CodeJudgeApi:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def operations(self) -> list[Operation]:
+        """At the root, where `/status` is the service's own; and all under `/code-judge`, for code-judge's example
+        clients, which refuse a status with more fields than they know."""
+        found = []
+        for prefix in ("", "/code-judge"):
+            for path, handler, body, answer, summary in (
+                ("/run", self.run, SUBMISSION, SUBMISSION_RESULT, "Run a submission."),
+                ("/judge", self.judge, SUBMISSION, JUDGE_RESULT, "Run a submission, without its output."),
+                ("/run/batch", self.run_batch, BATCH_SUBMISSION, BATCH_SUBMISSION_RESULT, "Run many."),
+                ("/judge/batch", self.judge_batch, BATCH_SUBMISSION, BATCH_JUDGE_RESULT, "Run many, without output."),
+                ("/run/long-batch", self.run_batch, BATCH_SUBMISSION, BATCH_SUBMISSION_RESULT, "Run many, patiently."),
+                (
+                    "/judge/long-batch",
+                    self.judge_batch,
+                    BATCH_SUBMISSION,
+                    BATCH_JUDGE_RESULT,
+                    "Run many, patiently, without output.",
+                ),
+            ):
+                answers = {200: Answer("In the order of the request.", answer)}
+                found.append(Operation("POST", prefix + path, handler, summary, answers, body, tag="code-judge"))
+            answers = {200: Answer("It is alive.", PONG)}
+            found.append(Operation("GET", f"{prefix}/ping", self.ping, "Liveness.", answers, tag="code-judge"))
+        answers = {200: Answer("Queue and workers.", SERVER_STATUS)}
+        found.append(Operation("GET", "/code-judge/status", self.status, "Load.", answers, tag="code-judge"))
+        return found
+
+    async def run(self, request: web.Request) -> web.Response:
+        return json_response(SUBMISSION_RESULT.dump_json(await self._one(request)))
+
+    async def judge(self, request: web.Request) -> web.Response:
+        return json_response(JUDGE_RESULT.dump_json((await self._one(request)).without_output()))
+
+    async def run_batch(self, request: web.Request) -> web.Response:
+        return json_response(BATCH_SUBMISSION_RESULT.dump_json(await self._many(request)))
+
+    async def judge_batch(self, request: web.Request) -> web.Response:
+        batch = await self._many(request)
+        judged = BatchJudgeResult(batch.sub_id, [result.without_output() for result in batch.results])
+        return json_response(BATCH_JUDGE_RESULT.dump_json(judged))
+
+    async def ping(self, _: web.Request) -> web.Response:
+        return json_response(PONG.dump_json("pong"))
+
+    async def status(self, _: web.Request) -> web.Response:
+        load = self._service.load()
+        return json_response(SERVER_STATUS.dump_json(ServerStatus(load.num_queued, load.num_slots)))
+
+    async def _one(self, request: web.Request) -> SubmissionResult:
+        submission = await read_body(self._service, request, SUBMISSION)
+        with self._service.admitted():
+            return await self._judged(submission, QUEUE_S)
+
+    async def _many(self, request: web.Request) -> BatchSubmissionResult:
+        batch = await read_body(self._service, request, BATCH_SUBMISSION)
+        queue_s = LONG_QUEUE_S if request.path.endswith("/long-batch") else QUEUE_S
+        with self._service.admitted(len(batch.submissions)):
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._judged(submission, queue_s)) for submission in batch.submissions]
+        return BatchSubmissionResult(batch.sub_id or str(uuid.uuid4()), [task.result() for task in tasks])
+
+    async def _judged(self, submission: Submission, queue_s: float) -> SubmissionResult:
+        if submission.type != "python":
+            return refuse_language(submission)
+        to_run = Request(submission.solution, submission.input or "", queue_s=queue_s)
+        return judge(submission, await self._service.run_patiently(to_run))

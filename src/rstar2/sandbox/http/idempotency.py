@@ -1,0 +1,91 @@
+"""Once per key: while it runs and for a while after, the same key with the same body gives the one result.
+
+Invariants: an execution starts at most once per key that is remembered; one whose callers have all gone is cancelled
+(unless it changes state that outlives it); what failed by our fault is forgotten, so that asking again tries again;
+memory is bounded by entries and by bytes, oldest result out first.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+Outcome = tuple[bytes, bool]
+"""The result, and whether it is worth keeping."""
+
+
+class KeyConflict(Exception):  # noqa: N818
+    """The key was used before, with another body."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    digest: bytes
+    task: asyncio.Future[Outcome]
+    num_waiters: int = 0
+    expires: float = float("inf")
+
+
+class OnceTable:
+    def __init__(
+        self,
+        max_retained: int,
+        max_retained_bytes: int,
+        retention_s: float = float("inf"),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._entries: dict[str, _Entry] = {}
+        self._finished: dict[str, int] = {}
+        """Key to bytes, oldest first."""
+        self._num_bytes = 0
+        self._max_retained = max_retained
+        self._max_retained_bytes = max_retained_bytes
+        self._retention_s = retention_s
+        self._clock = clock
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    async def run(
+        self, key: str, digest: bytes, start: Callable[[], Awaitable[Outcome]], *, cancel_when_alone: bool = True
+    ) -> bytes:
+        """The result for the key. `start` is called only if nobody else did; what it raises is raised to all."""
+        self._forget_old()
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = _Entry(digest, asyncio.ensure_future(start()))
+            entry.task.add_done_callback(lambda task: self._settle(key, task))
+        elif entry.digest != digest:
+            raise KeyConflict(key)
+        entry.num_waiters += 1
+        try:
+            result, _ = await asyncio.shield(entry.task)
+            return result
+        finally:
+            entry.num_waiters -= 1
+            if cancel_when_alone and not entry.num_waiters and not entry.task.done():
+                # Forgotten at once: whoever comes next must not wait on an execution that is being torn down.
+                del self._entries[key]
+                entry.task.cancel()
+
+    def _settle(self, key: str, task: "asyncio.Future[Outcome]") -> None:
+        entry = self._entries.get(key)
+        if entry is None or entry.task is not task:
+            return
+        if task.cancelled() or task.exception() is not None or not task.result()[1]:
+            del self._entries[key]
+            return
+        entry.expires = self._clock() + self._retention_s
+        self._finished[key] = len(task.result()[0])
+        self._num_bytes += self._finished[key]
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        now = self._clock()
+        while self._finished:
+            oldest = next(iter(self._finished))
+            full = len(self._finished) > self._max_retained or self._num_bytes > self._max_retained_bytes
+            if not full and self._entries[oldest].expires > now:
+                return
+            self._num_bytes -= self._finished.pop(oldest)
+            del self._entries[oldest]

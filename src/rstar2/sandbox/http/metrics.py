@@ -1,0 +1,71 @@
+"""Counters and histograms in the Prometheus text format, version 0.0.4."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from rstar2.sandbox.execution import Execution
+
+BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+PREFIX = "rstar2_sandbox_"
+
+
+class Histogram:
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS_S) + 1)
+        self._sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(BOUNDS_S, seconds)] += 1
+        self._sum_s += seconds
+
+    def lines(self, name: str) -> Iterator[str]:
+        total = 0
+        for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), self._counts, strict=True):
+            total += count
+            yield f'{name}_bucket{{le="{bound}"}} {total}'
+        yield f"{name}_sum {self._sum_s:.6f}"
+        yield f"{name}_count {total}"
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.executions: Counter[str] = Counter()
+        self.responses: Counter[int] = Counter()
+        self._wall, self._cpu, self._queue, self._request = Histogram(), Histogram(), Histogram(), Histogram()
+
+    def count_execution(self, execution: Execution) -> None:
+        self.executions[execution.status] += 1
+        self._wall.observe(execution.wall_s)
+        self._cpu.observe(execution.cpu_s)
+        self._queue.observe(execution.queue_s)
+
+    def count_response(self, status: int, seconds: float) -> None:
+        self.responses[status] += 1
+        self._request.observe(seconds)
+
+    def render(self, gauges: Mapping[str, float]) -> str:
+        """All of it. `gauges` are the levels of this moment, by name."""
+        return "\n".join((*self._lines(gauges), ""))
+
+    def _lines(self, gauges: Mapping[str, float]) -> Iterator[str]:
+        yield f"# HELP {PREFIX}executions_total Finished executions, by how they ended."
+        yield f"# TYPE {PREFIX}executions_total counter"
+        for status, count in sorted(self.executions.items()):
+            yield f'{PREFIX}executions_total{{status="{status}"}} {count}'
+        yield f"# HELP {PREFIX}responses_total HTTP responses, by code."
+        yield f"# TYPE {PREFIX}responses_total counter"
+        for code, count in sorted(self.responses.items()):
+            yield f'{PREFIX}responses_total{{code="{code}"}} {count}'
+        for name, histogram, meaning in (
+            ("execution_wall_seconds", self._wall, "Wall-clock time of executions."),
+            ("execution_cpu_seconds", self._cpu, "CPU time of executions."),
+            ("execution_queue_seconds", self._queue, "Time that executions waited for a worker."),
+            ("request_seconds", self._request, "Time from a request's head to the end of its answer."),
+        ):
+            yield f"# HELP {PREFIX}{name} {meaning}"
+            yield f"# TYPE {PREFIX}{name} histogram"
+            yield from histogram.lines(PREFIX + name)
+        for name, level in gauges.items():
+            yield f"# TYPE {PREFIX}{name} gauge"
+            yield f"{PREFIX}{name} {level:g}"

@@ -1,0 +1,212 @@
+"""The service's own endpoints, `/v1/...`."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from aiohttp import web
+from pydantic import TypeAdapter
+
+from rstar2.sandbox.http import schema
+from rstar2.sandbox.http.errors import ApiError, json_line
+from rstar2.sandbox.http.idempotency import KeyConflict
+from rstar2.sandbox.http.operation import Answer, Operation, json_response, read_body
+from rstar2.sandbox.http.schema import CellRequest, CellResult, ForkRequest, RollbackRequest, RunRequest, SessionInfo
+from rstar2.sandbox.http.service import Service, conflict
+from rstar2.sandbox.http.sessions import HeldSession, SessionTable
+
+T = TypeVar("T", CellRequest, ForkRequest, RollbackRequest)
+NDJSON = "application/x-ndjson"
+
+
+class NativeApi:
+    def __init__(self, service: Service, sessions: SessionTable) -> None:
+        self._service = service
+        self._sessions = sessions
+
+    def operations(self) -> list[Operation]:
+        executed = {200: Answer("What the program did, also where it failed: see `status`.", schema.EXECUTION)}
+        a_session = Answer("The session.", schema.SESSION_INFO)
+        session, cells = "/v1/sessions/{session_id}", "/v1/sessions/{session_id}/cells"
+        operations = [
+            Operation("POST", "/v1/run", self.run, "Execute one program.", executed, schema.RUN, refusals=(409,)),
+            Operation(
+                "POST",
+                "/v1/batch",
+                self.batch,
+                "Execute many programs; one JSON line each, as soon as it has ended.",
+                {200: Answer("Lines in the order in which the programs end.", schema.BATCH_LINE, NDJSON)},
+                schema.BATCH,
+            ),
+            Operation(
+                "POST",
+                "/v1/sessions",
+                self.create_session,
+                "Open a notebook.",
+                {201: a_session},
+                schema.SESSION,
+                body_required=False,
+            ),
+            Operation("GET", session, self.get_session, "Look at a notebook.", {200: a_session}, refusals=(404,)),
+            Operation(
+                "DELETE",
+                session,
+                self.delete_session,
+                "Close a notebook, after the cell that runs now.",
+                {204: Answer("It is closed.")},
+                refusals=(404,),
+            ),
+            Operation(
+                "POST",
+                cells,
+                self.run_cell,
+                "Run a cell on the state that the last good cell left.",
+                {200: Answer("What the cell did, and how many cells the state now holds.", schema.CELL_RESULT)},
+                schema.CELL,
+                refusals=(404, 409),
+            ),
+            Operation(
+                "POST",
+                f"{session}/fork",
+                self.fork_session,
+                "Open a second notebook that starts from this one's state.",
+                {201: a_session},
+                schema.FORK,
+                body_required=False,
+                refusals=(404, 409),
+            ),
+            Operation(
+                "POST",
+                f"{session}/rollback",
+                self.roll_back,
+                "Forget the last cells.",
+                {200: a_session},
+                schema.ROLLBACK,
+                body_required=False,
+                refusals=(404, 409),
+            ),
+        ]
+        if self._service.grader is not None:
+            summary = "Compare an answer, or the answer in a text, with the gold answer."
+            graded = {200: Answer("The verdict.", schema.GRADE_RESULT)}
+            operations.append(Operation("POST", "/v1/grade", self.grade, summary, graded, schema.GRADE))
+        return operations
+
+    async def run(self, request: web.Request) -> web.Response:
+        run = await read_body(self._service, request, schema.RUN)
+        with self._service.admitted():
+            return json_response(await self._service.run_once(run, self._service.run))
+
+    async def batch(self, request: web.Request) -> web.StreamResponse:
+        runs = (await read_body(self._service, request, schema.BATCH)).runs
+        with self._service.admitted(len(runs)):
+            response = web.StreamResponse(headers={"Content-Type": NDJSON})
+            await response.prepare(request)
+            lines: asyncio.Queue[bytes] = asyncio.Queue()
+            tasks = [asyncio.ensure_future(self._run_to_line(index, run, lines)) for index, run in enumerate(runs)]
+            try:
+                num_left = len(runs)
+                while num_left:
+                    ready = [await lines.get()]
+                    while not lines.empty():
+                        ready.append(lines.get_nowait())
+                    async with asyncio.timeout(self._service.settings.transfer_timeout_s):
+                        await response.write(b"".join(ready))
+                    num_left -= len(ready)
+                await response.write_eof()
+            except TimeoutError:
+                # The caller stopped reading in the middle of the answer: there is nobody to tell.
+                if request.transport is not None:
+                    request.transport.abort()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        return response
+
+    async def _run_to_line(self, index: int, run: RunRequest, lines: "asyncio.Queue[bytes]") -> None:
+        try:
+            result = await self._service.run_once(run, self._service.run_patiently)
+        except ApiError as error:
+            lines.put_nowait(json_line(index, error))
+        else:
+            lines.put_nowait(b'{"index":%d,"result":%s}\n' % (index, result))
+
+    async def create_session(self, request: web.Request) -> web.Response:
+        await read_body(self._service, request, schema.SESSION, if_empty=b"{}")
+        with self._service.admitted():
+            self._sessions.check_room()
+            held = self._sessions.add(await self._service.executor.session())
+        return json_response(_info(held), 201)
+
+    async def get_session(self, request: web.Request) -> web.Response:
+        return json_response(_info(self._held(request)))
+
+    async def delete_session(self, request: web.Request) -> web.Response:
+        await self._sessions.close(self._held(request))
+        return web.Response(status=204)
+
+    async def run_cell(self, request: web.Request) -> web.Response:
+        async def run(held: HeldSession, cell: CellRequest) -> tuple[bytes, bool]:
+            async with self._sessions.turn(held) as session:
+                execution = await self._service.run_cell(session, cell)
+                result = CellResult(session.num_cells, execution)
+            body = b'{"num_cells":%d,"result":%s}' % (result.num_cells, schema.EXECUTION.dump_json(execution))
+            return body, not execution.status.is_ours
+
+        return json_response(await self._once(request, schema.CELL, run))
+
+    async def fork_session(self, request: web.Request) -> web.Response:
+        async def fork(held: HeldSession, _: ForkRequest) -> tuple[bytes, bool]:
+            self._sessions.check_room()
+            async with self._sessions.turn(held) as session:
+                return _info(self._sessions.add(await session.fork())), True
+
+        return json_response(await self._once(request, schema.FORK, fork, if_empty=b"{}"), 201)
+
+    async def roll_back(self, request: web.Request) -> web.Response:
+        async def roll_back(held: HeldSession, rollback: RollbackRequest) -> tuple[bytes, bool]:
+            async with self._sessions.turn(held) as session:
+                try:
+                    await session.rollback(rollback.num_cells)
+                except ValueError as error:
+                    raise ApiError(409, "conflict", f"num_cells: {error}") from None
+                return _info(held), True
+
+        return json_response(await self._once(request, schema.ROLLBACK, roll_back, if_empty=b"{}"))
+
+    async def grade(self, request: web.Request) -> web.Response:
+        grade = await read_body(self._service, request, schema.GRADE)
+        with self._service.admitted():
+            return json_response(schema.GRADE_RESULT.dump_json(await self._service.grade(grade)))
+
+    def _held(self, request: web.Request) -> HeldSession:
+        return self._sessions.get(request.match_info["session_id"])
+
+    async def _once(
+        self,
+        request: web.Request,
+        adapter: TypeAdapter[T],
+        act: Callable[[HeldSession, T], Awaitable[tuple[bytes, bool]]],
+        if_empty: bytes | None = None,
+    ) -> bytes:
+        """One change of a session. With a key it goes on when its caller is lost, who may come back for the result:
+        a change that was half reported must not be made a second time."""
+        held = self._held(request)
+        body = await read_body(self._service, request, adapter, if_empty)
+
+        async def start() -> tuple[bytes, bool]:
+            with self._service.admitted():
+                return await act(held, body)
+
+        if body.idempotency_key is None:
+            return (await start())[0]
+        key = f"{request.path} {body.idempotency_key}"
+        try:
+            return await held.once.run(key, schema.digest(body), start, cancel_when_alone=False)
+        except KeyConflict:
+            raise conflict(body.idempotency_key) from None
+
+
+def _info(held: HeldSession) -> bytes:
+    return schema.SESSION_INFO.dump_json(SessionInfo(held.session.id, held.session.num_cells))

@@ -1,0 +1,172 @@
+"""The native wire format: requests that refuse what they do not know, and results that are the dataclasses themselves.
+
+Validation is strict JSON (no "1" for 1) and every size is bounded here, so the handlers see only what can be run.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, model_validator
+
+from rstar2.records import Verdict
+from rstar2.sandbox.execution import GIB, MIB, Execution, Limits
+from rstar2.sandbox.executor import Request
+
+MAX_CODE_CHARS = 4 * MIB
+MAX_STDIN_CHARS = 16 * MIB
+MAX_ANSWER_CHARS = 1 * MIB
+MAX_BATCH = 65_536
+MAX_WALL_S = 3600.0
+MAX_QUEUE_S = 7200.0
+_DEFAULTS = Limits()
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Code = Annotated[str, Field(max_length=MAX_CODE_CHARS)]
+Stdin = Annotated[str, Field(max_length=MAX_STDIN_CHARS)]
+IdempotencyKey = Annotated[
+    str | None,
+    Field(min_length=1, max_length=128, description="The same key with the same body is executed once."),
+]
+
+
+class Wire(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class LimitsModel(Wire):
+    """What one execution may use; each holds for the program and all its children together."""
+
+    wall_s: Seconds = Field(_DEFAULTS.wall_s, le=MAX_WALL_S)
+    cpu_s: Seconds = Field(_DEFAULTS.cpu_s, le=MAX_WALL_S)
+    memory_bytes: int = Field(_DEFAULTS.memory_bytes, ge=MIB, le=1024 * GIB)
+    num_processes: int = Field(_DEFAULTS.num_processes, ge=1, le=4096)
+    output_bytes: int = Field(_DEFAULTS.output_bytes, ge=1, le=64 * MIB)
+    file_bytes: int = Field(_DEFAULTS.file_bytes, ge=1, le=16 * GIB)
+
+    def to_limits(self) -> Limits:
+        return Limits(
+            self.wall_s, self.cpu_s, self.memory_bytes, self.num_processes, self.output_bytes, self.file_bytes
+        )
+
+
+_NO_LIMITS_GIVEN = LimitsModel()
+
+
+class RunRequest(Wire):
+    code: Code
+    stdin: Stdin = ""
+    limits: LimitsModel = _NO_LIMITS_GIVEN
+    queue_s: Seconds = Field(120.0, le=MAX_QUEUE_S, description="How long it may wait for a worker.")
+    idempotency_key: IdempotencyKey = None
+
+    def to_request(self) -> Request:
+        limits = _DEFAULTS if self.limits is _NO_LIMITS_GIVEN else self.limits.to_limits()
+        return Request(self.code, self.stdin, limits, self.queue_s)
+
+
+class BatchRequest(Wire):
+    runs: list[RunRequest] = Field(min_length=1, max_length=MAX_BATCH)
+
+
+class SessionRequest(Wire):
+    """An empty session; nothing to choose."""
+
+
+class CellRequest(Wire):
+    code: Code
+    stdin: Stdin = ""
+    limits: LimitsModel = _NO_LIMITS_GIVEN
+    idempotency_key: IdempotencyKey = None
+
+
+class ForkRequest(Wire):
+    idempotency_key: IdempotencyKey = None
+
+
+class RollbackRequest(Wire):
+    num_cells: int = Field(1, ge=1, le=1_000_000)
+    idempotency_key: IdempotencyKey = None
+
+
+class GradeRequest(Wire):
+    """An answer, or a whole text whose answer is to be found, against the gold answer."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": [name], "properties": {name: {"type": "string"}, other: {"type": "null"}}}
+                for name, other in (("answer", "text"), ("text", "answer"))
+            ]
+        }
+    )
+
+    gold: str = Field(min_length=1, max_length=MAX_ANSWER_CHARS)
+    answer: Annotated[str, Field(max_length=MAX_ANSWER_CHARS)] | None = None
+    text: Annotated[str, Field(max_length=MAX_ANSWER_CHARS)] | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.answer is None) == (self.text is None):
+            raise ValueError("give either answer or text, and not both")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBody:
+    """Every answer that is not a success: a word for programs, a sentence for people, and the fields at fault."""
+
+    error: str
+    message: str
+    detail: list[dict[str, JsonValue]]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """One finished run of a batch: its place in the request, and its result or why it was refused."""
+
+    index: int
+    result: Execution | None = None
+    error: ErrorBody | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    id: str
+    num_cells: int
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    num_cells: int
+    result: Execution
+
+
+@dataclass(frozen=True, slots=True)
+class GradeResult:
+    verdict: Verdict
+    answer: str | None
+    """What was compared; None if no answer was found."""
+    method: str
+    """What decided."""
+    message: str
+
+
+def digest(model: Wire) -> bytes:
+    """What "the same body" means for an idempotency key: equal fields, whatever the bytes looked like."""
+    return hashlib.blake2b(model.model_dump_json(exclude={"idempotency_key"}).encode(), digest_size=16).digest()
+
+
+RUN = TypeAdapter(RunRequest)
+BATCH = TypeAdapter(BatchRequest)
+SESSION = TypeAdapter(SessionRequest)
+CELL = TypeAdapter(CellRequest)
+FORK = TypeAdapter(ForkRequest)
+ROLLBACK = TypeAdapter(RollbackRequest)
+GRADE = TypeAdapter(GradeRequest)
+EXECUTION = TypeAdapter(Execution)
+BATCH_LINE = TypeAdapter(BatchLine)
+SESSION_INFO = TypeAdapter(SessionInfo)
+CELL_RESULT = TypeAdapter(CellResult)
+GRADE_RESULT = TypeAdapter(GradeResult)
+ERROR = TypeAdapter(ErrorBody)

@@ -1,0 +1,173 @@
+"""The application, and its life on a listening socket: serve, drain, stop.
+
+The executor belongs to the caller: it is there before the application and is closed after it.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from rstar2.errors import InfrastructureError
+from rstar2.sandbox.executor import Executor, Overloaded
+from rstar2.sandbox.http import openapi
+from rstar2.sandbox.http.compat_code_judge import CodeJudgeApi
+from rstar2.sandbox.http.compat_sandbox_fusion import SandboxFusionApi
+from rstar2.sandbox.http.errors import ApiError, from_http_exception, overloaded, response_to
+from rstar2.sandbox.http.native import NativeApi
+from rstar2.sandbox.http.service import Grader, Guarantees, Load, Service
+from rstar2.sandbox.http.sessions import SessionTable
+from rstar2.sandbox.http.settings import ServiceSettings
+from rstar2.sandbox.http.system import SystemApi
+
+logger = logging.getLogger(__name__)
+SERVICE = web.AppKey("service", Service)
+DOCUMENT = web.AppKey("document", dict[str, Any])
+"""The OpenAPI document that the application serves."""
+BACKLOG = 4096
+"""Connections that may wait to be accepted; a burst of callers must not see refusals."""
+
+
+def create_app(
+    executor: Executor,
+    settings: ServiceSettings | None = None,
+    *,
+    grader: Grader | None = None,
+    guarantees: Guarantees = tuple,
+    load: Callable[[], Load] | None = None,
+) -> web.Application:
+    settings = settings or ServiceSettings()
+    service = Service(executor, settings, grader=grader, guarantees=guarantees, load=load)
+    sessions = SessionTable(settings)
+    system = SystemApi(service, sessions)
+    operations = [
+        *system.operations(),
+        *NativeApi(service, sessions).operations(),
+        *CodeJudgeApi(service).operations(),
+        *SandboxFusionApi(service).operations(),
+    ]
+    document = openapi.document(operations, has_token=settings.token is not None)
+    system.publish(document)
+    open_paths = {operation.path for operation in operations if operation.extra.get("security") == []}
+    app = web.Application(
+        middlewares=[_guard(service, frozenset(open_paths))], client_max_size=settings.max_request_bytes
+    )
+    app[SERVICE] = service
+    app[DOCUMENT] = document
+    for operation in operations:
+        app.router.add_route(operation.method, operation.path, operation.handler)
+    app.cleanup_ctx.append(lambda _: _held_sessions(sessions, settings))
+    return app
+
+
+def _guard(service: Service, open_paths: frozenset[str]) -> Middleware:
+    """The one layer around every handler: who may call, and how failures are answered."""
+    token = service.settings.token
+    expected = None if token is None else f"Bearer {token}".encode()
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        started = time.perf_counter()
+        response: web.StreamResponse
+        try:
+            if expected is not None and request.path not in open_paths:
+                given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+                if not hmac.compare_digest(given, expected):
+                    raise ApiError(401, "unauthorized", "send the service's token as `Authorization: Bearer <token>`")
+            response = await handler(request)
+        except ApiError as error:
+            response = response_to(error)
+        except Overloaded as error:
+            response = response_to(overloaded(str(error), error.retry_after_s))
+        except InfrastructureError as error:
+            response = response_to(
+                ApiError(503, "infrastructure", str(error), retry_after_s=service.settings.retry_after_s)
+            )
+        except web.HTTPException as error:
+            response = from_http_exception(error)
+        except ConnectionError:
+            raise
+        except Exception:
+            logger.exception("a handler failed on %s %s", request.method, request.path)
+            response = response_to(ApiError(500, "internal", "the service failed; its log says how"))
+        service.metrics.count_response(response.status, time.perf_counter() - started)
+        return response
+
+    return guard
+
+
+async def _held_sessions(sessions: SessionTable, settings: ServiceSettings) -> AsyncIterator[None]:
+    async def close_idle() -> None:
+        while True:
+            await asyncio.sleep(min(settings.session_idle_s / 4, 60.0))
+            await sessions.close_idle()
+
+    sweeper = asyncio.ensure_future(close_idle())
+    yield
+    sweeper.cancel()
+    await asyncio.gather(sweeper, return_exceptions=True)
+    await sessions.close_all()
+
+
+class Server:
+    """An application on listening sockets. A caller that goes away cancels what it asked for."""
+
+    def __init__(self, app: web.Application) -> None:
+        self._service = app[SERVICE]
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+
+    async def start(self, sockets: Sequence[socket.socket]) -> None:
+        await self._runner.setup()
+        for sock in sockets:
+            await web.SockSite(self._runner, sock, backlog=BACKLOG).start()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new work, let what is in flight finish, then stop. Whether all of it did, in that time."""
+        self._service.draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._service.idle.wait()
+        is_done = self._service.idle.is_set()
+        await self._runner.cleanup()
+        return is_done
+
+
+async def serve_forever(
+    app: web.Application,
+    sockets: Sequence[socket.socket],
+    *,
+    drain_s: float = 30.0,
+    stop: asyncio.Event | None = None,
+    on_ready: Callable[[], None] = lambda: None,
+) -> bool:
+    """Serve until `stop` is set, or SIGTERM or SIGINT comes if there is none given; then drain. A second signal
+    ends the draining. Returns whether all that was in flight was answered."""
+    server = Server(app)
+    await server.start(sockets)
+    loop = asyncio.get_running_loop()
+    stopping = stop or asyncio.Event()
+    if stop is None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping.set)
+    try:
+        on_ready()
+        await stopping.wait()
+        draining = asyncio.ensure_future(server.drain(drain_s))
+        if stop is None:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, draining.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            return await draining
+        return await server.drain(0.0)
+    finally:
+        if stop is None:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)

@@ -1,0 +1,198 @@
+"""What all endpoints share: admission, execution, counting, and the state that draining needs.
+
+Invariant: `num_in_flight` is exactly the number of executions admitted and not yet answered; it never exceeds the
+setting, and nothing is admitted once draining began.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from pydantic import JsonValue
+
+from rstar2.errors import InfrastructureError
+from rstar2.records import Verdict
+from rstar2.sandbox.execution import Execution, ExecutionStatus
+from rstar2.sandbox.executor import Executor, Overloaded, Request, Session
+from rstar2.sandbox.http.errors import ApiError, overloaded
+from rstar2.sandbox.http.idempotency import KeyConflict, OnceTable
+from rstar2.sandbox.http.metrics import Metrics
+from rstar2.sandbox.http.schema import EXECUTION, CellRequest, GradeRequest, GradeResult, RunRequest, digest
+from rstar2.sandbox.http.settings import ServiceSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy the executor is at this moment."""
+
+    num_slots: int
+    num_busy_slots: int
+    num_queued: int
+
+
+class Graded(Protocol):
+    @property
+    def verdict(self) -> Verdict: ...
+    @property
+    def answer(self) -> str | None: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def message(self) -> str: ...
+
+
+class Grader(Protocol):
+    """Tells whether an answer is the gold one, by a deadline of its own. Grading knows the sandbox, not the sandbox
+    grading: whoever starts the service brings the grader."""
+
+    async def grade(self, text: str, gold: str) -> Graded: ...
+
+    async def grade_answer(self, answer: str, gold: str) -> Graded: ...
+
+
+Guarantees = Callable[[], Sequence[Mapping[str, JsonValue]]]
+"""The table of what this machine's isolation holds, row by row."""
+
+
+class Service:
+    def __init__(
+        self,
+        executor: Executor,
+        settings: ServiceSettings,
+        *,
+        grader: Grader | None = None,
+        guarantees: Guarantees = tuple,
+        load: Callable[[], Load] | None = None,
+    ) -> None:
+        self.executor = executor
+        self.settings = settings
+        self.grader = grader
+        self.guarantees = guarantees
+        self.metrics = Metrics()
+        self.once = OnceTable(settings.max_retained, settings.max_retained_bytes, settings.retention_s)
+        self.draining = False
+        self.num_in_flight = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.started = time.time()
+        self._executor_load = load
+
+    def load(self) -> Load:
+        """The executor's own account; without one, what is in flight counts as queued."""
+        return self._executor_load() if self._executor_load else Load(0, 0, self.num_in_flight)
+
+    @contextmanager
+    def admitted(self, num_executions: int = 1, refusal_status: int = 503) -> Iterator[None]:
+        """Room for that many executions for as long as the block lasts; ApiError at once if there is none."""
+        wait_s = self.settings.retry_after_s
+        if self.draining:
+            raise overloaded("the service is shutting down and takes no new work", wait_s, refusal_status)
+        if self.num_in_flight + num_executions > self.settings.max_in_flight:
+            message = f"over capacity: {self.num_in_flight} executions are in flight"
+            raise overloaded(message, wait_s, refusal_status)
+        self.num_in_flight += num_executions
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.num_in_flight -= num_executions
+            if not self.num_in_flight:
+                self.idle.set()
+
+    async def run(self, request: Request) -> Execution:
+        """One execution. Raises nothing but Overloaded, when the executor's queue is full."""
+        return await self.counted(lambda: self.executor.run(request))
+
+    async def run_cell(self, session: Session, cell: CellRequest) -> Execution:
+        return await self.counted(lambda: session.run(cell.code, cell.stdin, cell.limits.to_limits()))
+
+    async def run_patiently(self, request: Request) -> Execution:
+        """One of many that were admitted together: a full queue is waited for, up to the request's own deadline."""
+        deadline = time.monotonic() + request.queue_s
+        while True:
+            try:
+                return await self.run(request)
+            except Overloaded as error:
+                left_s = deadline - time.monotonic()
+                if left_s <= error.retry_after_s:
+                    message = f"no place in the queue within {request.queue_s:g} s"
+                    execution = Execution(ExecutionStatus.QUEUE_TIMEOUT, queue_s=request.queue_s, message=message)
+                    self.metrics.count_execution(execution)
+                    return execution
+                await asyncio.sleep(error.retry_after_s)
+                request = replace(request, queue_s=max(deadline - time.monotonic(), 1e-3))
+
+    async def run_once(self, run: RunRequest, execute: Callable[[Request], Awaitable[Execution]]) -> bytes:
+        """The run's result as JSON; with an idempotency key, that of the one execution which the key stands for."""
+        if run.idempotency_key is None:
+            return EXECUTION.dump_json(await execute(run.to_request()))
+
+        async def start() -> tuple[bytes, bool]:
+            execution = await execute(run.to_request())
+            return EXECUTION.dump_json(execution), not execution.status.is_ours
+
+        try:
+            return await self.once.run(run.idempotency_key, digest(run), start)
+        except KeyConflict:
+            raise conflict(run.idempotency_key) from None
+
+    async def grade(self, grade: GradeRequest) -> GradeResult:
+        assert self.grader is not None, "the operation exists only with a grader"
+        try:
+            if grade.answer is not None:
+                graded = await self.grader.grade_answer(grade.answer, grade.gold)
+            else:
+                graded = await self.grader.grade(grade.text or "", grade.gold)
+        except InfrastructureError:
+            raise
+        except Exception:
+            logger.exception("the grader raised")
+            raise InfrastructureError("the grader failed; the log says how") from None
+        return GradeResult(graded.verdict, graded.answer, graded.method, graded.message)
+
+    async def counted(self, execute: Callable[[], Awaitable[Execution]]) -> Execution:
+        """Execute and count. Whatever the program printed, the result can be sent; whatever our side does wrong, it
+        is a result too."""
+        try:
+            execution = _sendable(await execute())
+        except Overloaded:
+            raise
+        except InfrastructureError as error:
+            execution = Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error))
+        except Exception:
+            logger.exception("the executor raised")
+            execution = Execution(ExecutionStatus.INFRASTRUCTURE, message="the executor failed; the log says how")
+        self.metrics.count_execution(execution)
+        return execution
+
+
+def _sendable(execution: Execution) -> Execution:
+    """Without what UTF-8 cannot carry (a lone surrogate that a `repr` or a file name brought along)."""
+    try:
+        for text in (execution.stdout, execution.stderr, execution.value or "", execution.message):
+            if not text.isascii():
+                text.encode()
+        return execution
+    except UnicodeEncodeError:
+        return replace(
+            execution,
+            stdout=_replaced(execution.stdout),
+            stderr=_replaced(execution.stderr),
+            value=None if execution.value is None else _replaced(execution.value),
+            message=_replaced(execution.message),
+        )
+
+
+def _replaced(text: str) -> str:
+    return text.encode(errors="replace").decode()
+
+
+def conflict(key: str) -> ApiError:
+    message = f"idempotency_key: {key!r} was used before with a different body; use a new key for a new request"
+    return ApiError(409, "conflict", message)

@@ -1,0 +1,145 @@
+"""The sandbox in this process: templates and slots as children, no server."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from rstar2.sandbox.dispatcher import Dispatcher
+from rstar2.sandbox.execution import Execution
+from rstar2.sandbox.executor import Request, Session
+from rstar2.sandbox.host import Host, HostConfig
+from rstar2.sandbox.isolation import Guarantee
+from rstar2.sandbox.sessions import SessionKeeper
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class LocalConfig:
+    host: HostConfig = field(default_factory=HostConfig)
+    num_young: int = field(default_factory=lambda: 4 * usable_cores())
+    """Executions younger than a tenth of a second at one time; older ones do not count. More than the cores, because
+    a program that sleeps or waits must not idle one."""
+    max_slots: int = 256
+    """Executions at one time, old and young."""
+    queue_capacity: int = 100_000
+    max_live_sessions: int = 256
+    """Sessions beyond this many lose their processes, least recently used first, and are rebuilt when used again."""
+
+
+class LocalExecutor:
+    """Satisfies `Executor`. Use as an async context manager, or `await start()` and `await close()`."""
+
+    def __init__(self, config: LocalConfig | None = None) -> None:
+        self.config = config or LocalConfig()
+        self._host: Host | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._sessions: SessionKeeper | None = None
+        self._starting = asyncio.Lock()
+
+    async def start(self) -> None:
+        async with self._starting:
+            if self._dispatcher is not None:
+                return
+            self._host = Host(self.config.host)
+            await self._host.start()
+            self._dispatcher = Dispatcher(
+                self._host,
+                num_young=self.config.num_young,
+                max_slots=self.config.max_slots,
+                queue_capacity=self.config.queue_capacity,
+            )
+            self._sessions = SessionKeeper(self._host, max_live=self.config.max_live_sessions)
+
+    async def run(self, request: Request) -> Execution:
+        dispatcher = await self._running()
+        future = dispatcher.submit(request, dispatcher.new_flow())
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            dispatcher.cancel(future)
+            raise
+
+    async def run_many(self, requests: Iterable[Request]) -> AsyncIterator[tuple[int, Execution]]:
+        dispatcher = await self._running()
+        flow = dispatcher.new_flow()
+        finished: asyncio.Queue[tuple[int, Execution]] = asyncio.Queue()
+        futures = []
+
+        def deliver(index: int, future: asyncio.Future[Execution]) -> None:
+            if not future.cancelled():
+                finished.put_nowait((index, future.result()))
+
+        try:
+            for index, request in enumerate(requests):
+                future = dispatcher.submit(request, flow)
+                futures.append(future)
+                future.add_done_callback(lambda done, index=index: deliver(index, done))  # type: ignore[misc]
+            for _ in range(len(futures)):
+                yield await finished.get()
+        finally:
+            for future in futures:
+                if not future.done():
+                    dispatcher.cancel(future)
+
+    async def session(self) -> Session:
+        await self._running()
+        assert self._sessions is not None
+        return self._sessions.open()
+
+    async def _running(self) -> Dispatcher:
+        if self._dispatcher is None:
+            await self.start()
+        assert self._dispatcher is not None
+        return self._dispatcher
+
+    @property
+    def guarantees(self) -> list[Guarantee]:
+        return self._host.guarantees if self._host else []
+
+    def status(self) -> dict[str, Any]:
+        """What an operator wants to see; plain values."""
+        if self._host is None or self._dispatcher is None or self._sessions is None:
+            return {"started": False}
+        template = self._host.templates.current
+        counters = self._dispatcher.counters
+        return {
+            "started": True,
+            "fast_path": bool(template and template.facts["fast"]),
+            "libraries_missing": template.facts["missing"] if template else [],
+            "template_deaths": self._host.templates.num_deaths,
+            "queued": len(self._dispatcher.queue),
+            "queue_capacity": self._dispatcher.queue.capacity,
+            "running": self._dispatcher.num_running,
+            "slots": self._dispatcher.num_slots,
+            "slots_made": counters.num_slots_made,
+            "slots_lost": counters.num_slots_lost,
+            "executions_started": counters.num_started,
+            "executions_retried": counters.num_retried,
+            "executions_by_status": dict(counters.by_status),
+            "sessions": self._sessions.num_open,
+            "sessions_live": self._sessions.num_live,
+        }
+
+    async def close(self) -> None:
+        if self._sessions is not None:
+            await self._sessions.close()
+        if self._dispatcher is not None:
+            await self._dispatcher.close()
+        if self._host is not None:
+            await self._host.close()
+        self._host = self._dispatcher = self._sessions = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,168 @@
+"""The system calls that a program in the sandbox may make, compiled to a BPF filter.
+
+An allow-list: whatever is not named is refused with an errno, never with a kill, because a library that probes for a
+feature must be able to take its other path (a killing filter ends honest programs). A balanced search over ranges of
+call numbers keeps the cost of each call at about eight comparisons.
+"""
+
+import errno
+import platform
+import struct
+
+# Names and numbers of x86_64. No sockets (only socketpair), no mounts, no namespaces, no tracing, no keyrings, no
+# io_uring, no bpf, no SysV or POSIX message IPC, no memfds, no scheduling of others, no extended attributes.
+_ALLOWED = {
+    "files": {
+        "read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "lseek": 8, "pread64": 17,
+        "pwrite64": 18, "readv": 19, "writev": 20, "access": 21, "dup": 32, "dup2": 33, "sendfile": 40, "fcntl": 72,
+        "flock": 73, "fsync": 74, "fdatasync": 75, "truncate": 76, "ftruncate": 77, "getdents": 78, "getcwd": 79,
+        "chdir": 80, "fchdir": 81, "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "link": 86, "unlink": 87,
+        "symlink": 88, "readlink": 89, "chmod": 90, "fchmod": 91, "umask": 95, "utime": 132, "statfs": 137,
+        "fstatfs": 138, "getdents64": 217, "fadvise64": 221, "utimes": 235, "openat": 257, "mkdirat": 258,
+        "futimesat": 261, "newfstatat": 262, "unlinkat": 263, "renameat": 264, "linkat": 265, "symlinkat": 266,
+        "readlinkat": 267, "fchmodat": 268, "faccessat": 269, "utimensat": 280, "fallocate": 285, "dup3": 292,
+        "pipe": 22, "pipe2": 293, "preadv": 295, "pwritev": 296, "renameat2": 316, "copy_file_range": 326,
+        "preadv2": 327, "pwritev2": 328, "statx": 332, "close_range": 436, "faccessat2": 439, "fchmodat2": 452,
+    },
+    "waiting": {
+        "poll": 7, "select": 23, "epoll_create": 213, "epoll_wait": 232, "epoll_ctl": 233, "pselect6": 270,
+        "ppoll": 271, "epoll_pwait": 281, "eventfd": 284, "eventfd2": 290, "epoll_create1": 291, "timerfd_create": 283,
+        "timerfd_settime": 286, "timerfd_gettime": 287, "signalfd": 282, "signalfd4": 289, "epoll_pwait2": 441,
+    },
+    "memory": {
+        "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "mremap": 25, "msync": 26, "mincore": 27, "madvise": 28,
+        "mlock": 149, "munlock": 150,
+    },
+    "processes": {
+        "ioctl": 16, "getpid": 39, "fork": 57, "vfork": 58, "execve": 59, "exit": 60, "wait4": 61, "kill": 62,
+        "uname": 63, "setpgid": 109, "getppid": 110, "getpgrp": 111, "setsid": 112, "getpgid": 121, "getsid": 124,
+        "gettid": 186, "tkill": 200, "futex": 202, "set_tid_address": 218, "exit_group": 231, "tgkill": 234,
+        "waitid": 247, "set_robust_list": 273, "get_robust_list": 274, "execveat": 322, "membarrier": 324, "rseq": 334,
+        "pidfd_send_signal": 424, "pidfd_open": 434, "futex_waitv": 449, "arch_prctl": 158, "restart_syscall": 219,
+        "sched_yield": 24, "sched_getparam": 143, "sched_getscheduler": 145, "sched_get_priority_max": 146,
+        "sched_get_priority_min": 147, "sched_getaffinity": 204, "getpriority": 140, "getcpu": 309,
+        "getrlimit": 97, "setrlimit": 160, "getrusage": 98, "sysinfo": 99, "times": 100, "getrandom": 318,
+    },
+    "signals and time": {
+        "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "pause": 34, "nanosleep": 35, "getitimer": 36,
+        "alarm": 37, "setitimer": 38, "gettimeofday": 96, "rt_sigpending": 127, "rt_sigtimedwait": 128,
+        "rt_sigqueueinfo": 129, "rt_sigsuspend": 130, "sigaltstack": 131, "time": 201, "timer_create": 222,
+        "timer_settime": 223, "timer_gettime": 224, "timer_getoverrun": 225, "timer_delete": 226, "clock_gettime": 228,
+        "clock_getres": 229, "clock_nanosleep": 230,
+    },
+    "identity": {
+        "getuid": 102, "getgid": 104, "geteuid": 107, "getegid": 108, "getgroups": 115, "setresuid": 117,
+        "getresuid": 118, "setresgid": 119, "getresgid": 120,
+    },
+    "socket pairs": {
+        "sendto": 44, "recvfrom": 45, "sendmsg": 46, "recvmsg": 47, "shutdown": 48, "getsockname": 51,
+        "getpeername": 52, "socketpair": 53, "setsockopt": 54, "getsockopt": 55,
+    },
+}  # fmt: skip
+_CLONE, _CLONE3, _PRCTL, _SETPRIORITY, _PRLIMIT64 = 56, 435, 157, 141, 302
+
+_AUDIT_ARCH_X86_64 = 0xC000003E
+_X32_BIT = 0x40000000
+_NEW_NAMESPACE_FLAGS = 0x7E020000 | 0x00000080  # every CLONE_NEW* and CLONE_NEWTIME
+_PR_SET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_NAME, _PR_GET_NAME, _PR_SET_NO_NEW_PRIVS = 1, 3, 15, 16, 38
+_PR_CAPBSET_READ, _PR_GET_SECCOMP, _PR_SET_VMA = 23, 21, 0x53564D41
+_SAFE_PRCTL = (
+    _PR_SET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_NAME, _PR_GET_NAME, _PR_GET_SECCOMP, _PR_CAPBSET_READ,
+    _PR_SET_NO_NEW_PRIVS, _PR_SET_VMA,
+)  # fmt: skip
+_PRIO_PROCESS, _PRIO_PGRP = 0, 1
+
+_LOAD, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+_NUMBER, _ARCH, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24
+_DENY = _ERRNO | errno.EPERM
+_ABSENT = _ERRNO | errno.ENOSYS
+
+_Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
+
+
+def is_supported() -> bool:
+    return platform.machine() == "x86_64"
+
+
+def allowed_numbers() -> frozenset[int]:
+    return frozenset(number for names in _ALLOWED.values() for number in names.values())
+
+
+def _search(ranges: list[tuple[int, int]]) -> list[_Instruction]:
+    """A balanced tree over disjoint sorted half-open ranges of `(start, action)`; the accumulator holds the number."""
+    if len(ranges) == 1:
+        return [(_RETURN, 0, 0, ranges[0][1])]
+    middle = len(ranges) // 2
+    below, above = _search(ranges[:middle]), _search(ranges[middle:])
+    # Jump offsets are one byte, so a longer lower half is skipped by an unconditional jump.
+    if len(below) <= 255:
+        return [(_JGE, len(below), 0, ranges[middle][0]), *below, *above]
+    return [(_JGE, 0, 1, ranges[middle][0]), (0x05, 0, 0, len(below)), *below, *above]
+
+
+def _special_cases(owner_may_renice: bool) -> list[_Instruction]:
+    """Calls that are judged by their arguments."""
+
+    def on_call(number: int, body: list[_Instruction]) -> list[_Instruction]:
+        return [(_JEQ, 0, len(body), number), *body]
+
+    clone = [
+        (_LOAD, 0, 0, _ARGUMENT_0),
+        (_JSET, 0, 1, _NEW_NAMESPACE_FLAGS),
+        (_RETURN, 0, 0, _DENY),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+    prctl = [(_LOAD, 0, 0, _ARGUMENT_0)]
+    for position, option in enumerate(_SAFE_PRCTL):
+        prctl.append((_JEQ, len(_SAFE_PRCTL) - position, 0, option))
+    prctl += [(_RETURN, 0, 0, _DENY), (_RETURN, 0, 0, _ALLOW)]
+    # Nobody may change the limits of another process: 0 means the caller itself.
+    prlimit = [
+        (_LOAD, 0, 0, _ARGUMENT_0),
+        (_JEQ, 0, 1, 0),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, _DENY),
+    ]
+    # The slot's init is process 1 and group 1, and it must be able to lower the priority of an old execution. Where
+    # both have the same uid, the program could otherwise turn the same call against the init.
+    if owner_may_renice:
+        setpriority = [(_RETURN, 0, 0, _ALLOW)]
+    else:
+        setpriority = [
+            (_LOAD, 0, 0, _ARGUMENT_0),
+            (_JEQ, 1, 0, _PRIO_PROCESS),
+            (_JEQ, 0, 3, _PRIO_PGRP),
+            (_LOAD, 0, 0, _ARGUMENT_1),
+            (_JGE, 0, 1, 2),
+            (_RETURN, 0, 0, _ALLOW),
+            (_RETURN, 0, 0, _DENY),
+        ]
+    return [
+        *on_call(_CLONE, clone),
+        *on_call(_CLONE3, [(_RETURN, 0, 0, _ABSENT)]),  # its flags lie in memory, where no filter can read them
+        *on_call(_PRCTL, prctl),
+        *on_call(_PRLIMIT64, prlimit),
+        *on_call(_SETPRIORITY, setpriority),
+    ]
+
+
+def compile_filter(*, distinct_uid: bool) -> bytes:
+    """The filter as an array of `struct sock_filter`. `distinct_uid`: programs run under a uid of their own, so the
+    kernel already keeps them from touching the slot's init."""
+    allowed = sorted(allowed_numbers())
+    ranges: list[tuple[int, int]] = []
+    for number in range(allowed[-1] + 2):
+        action = _ALLOW if number in allowed else _DENY
+        if not ranges or ranges[-1][1] != action:
+            ranges.append((number, action))
+    ranges.append((_X32_BIT, _ABSENT))
+    program: list[_Instruction] = [
+        (_LOAD, 0, 0, _ARCH),
+        (_JEQ, 1, 0, _AUDIT_ARCH_X86_64),
+        (_RETURN, 0, 0, _ABSENT),
+        (_LOAD, 0, 0, _NUMBER),
+        *_special_cases(owner_may_renice=distinct_uid),
+        *_search(ranges),
+    ]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)

@@ -1,0 +1,442 @@
+"""A session's slot: a tree of parked interpreters, each the state that one cell left.
+
+A cell runs in a fork of the state it starts from. If it comes back, the fork parks and is the new state; if it dies or
+hits a limit, the old state is still there. Parked states are stopped (SIGSTOP), so nothing of theirs runs between
+cells. What they say is untrusted: user code ran in them. This controller is the init of the process namespace, holds
+the only sockets and deadlines, and never waits for a state without one.
+"""
+
+import array
+import contextlib
+import hashlib
+import os
+import random
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from dataclasses import dataclass, field
+
+from rstar2.sandbox import inside, wire
+from rstar2.sandbox.wire import Flag, RequestHeader
+
+_ROOT_STATE = 0
+_HANDSHAKE_S = 5.0
+_MAX_SWEEPS = 20
+_EXTRA_PROCESSES = 64
+"""Parked states count against the process limit too."""
+_CREDENTIALS = struct.Struct("=iII")
+_HELLO = b"h"
+_DONE = struct.Struct("=BiQI")
+"""Marker, exit code, CPU microseconds, peak KiB."""
+_NO_FLAGS = Flag(0)
+_CUT_FLAGS = (Flag.STDOUT_CUT, Flag.STDERR_CUT, Flag.VALUE_CUT)
+
+
+class _StateLostError(Exception):
+    """A state did not do what a parked state does."""
+
+
+@dataclass(frozen=True)
+class _State:
+    pid: int
+    channel: socket.socket
+
+
+@dataclass
+class _Cell:
+    """One running cell, as the controller sees it."""
+
+    header: RequestHeader
+    stdin: memoryview
+    started: float
+    channel: socket.socket
+    pid: int
+    input_fd: int | None
+    streams: dict[int, bytearray]
+    flags: Flag = _NO_FLAGS
+    wait_status: int = 0
+    kept: bool = False
+    cpu_us: int = 0
+    max_rss_kib: int = 0
+    cut: set[int] = field(default_factory=set)
+
+
+# ---- the controller ----
+
+
+def serve(socket_fd: int, uid: int, pid_namespace: bool, base_data_bytes: int, base_address_bytes: int) -> None:
+    """Answer the host until it is gone. Never returns."""
+    caller = socket.socket(fileno=socket_fd)
+    try:
+        limits = RequestHeader.unpack(_receive(caller, wire.REQUEST.size))
+        controller = _Controller(caller, uid, pid_namespace)
+        controller.start_root(limits, base_data_bytes, base_address_bytes)
+        while True:
+            operation, base, new = wire.SESSION_REQUEST.unpack(_receive(caller, wire.SESSION_REQUEST.size))
+            if operation == wire.OPERATION_DROP:
+                controller.drop(base)
+            else:
+                header = RequestHeader.unpack(_receive(caller, wire.REQUEST.size))
+                code, stdin = _receive(caller, header.code_len), _receive(caller, header.stdin_len)
+                caller.sendall(controller.run(base, new, header, code, stdin))
+    except (EOFError, OSError):
+        pass
+    finally:
+        os._exit(0)
+
+
+def _receive(channel: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        piece = channel.recv(min(length - len(data), 1 << 20))
+        if not piece:
+            raise EOFError
+        data += piece
+    return bytes(data)
+
+
+class _Controller:
+    def __init__(self, caller: socket.socket, uid: int, pid_namespace: bool) -> None:
+        self._caller = caller
+        self._uid = uid
+        self._pid_namespace = pid_namespace
+        self._states: dict[int, _State] = {}
+        self._empty_scratch = _num_scratch_files()
+
+    def start_root(self, limits: RequestHeader, base_data_bytes: int, base_address_bytes: int) -> None:
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                ours.close()
+                self._caller.close()
+                _confine_root(limits, self._uid, base_data_bytes, base_address_bytes)
+                inside.reseed()
+                _state_loop(theirs, inside.new_main().__dict__)
+            finally:
+                os._exit(117)
+        theirs.close()
+        self._states[_ROOT_STATE] = _State(pid, ours)
+
+    def drop(self, number: int) -> None:
+        state = self._states.pop(number, None)
+        if state is not None:
+            state.channel.close()
+            _kill(state.pid)
+        _reap()
+
+    def run(self, base: int, new: int, header: RequestHeader, code: bytes, stdin: bytes) -> bytes:
+        try:
+            cell = self._start(self._states[base], header, code, stdin)
+        except (_StateLostError, OSError, EOFError):
+            return self._reply(None)
+        try:
+            self._collect(cell)
+        finally:
+            if cell.input_fd is not None:
+                os.close(cell.input_fd)
+        if cell.kept:
+            os.kill(cell.pid, signal.SIGSTOP)
+            self._states[new] = _State(cell.pid, cell.channel)
+        else:
+            cell.channel.close()
+            _kill(cell.pid)
+            self._wait_for_end(cell)
+        self._end_stragglers(cell.pid)
+        for number, (fd, data) in enumerate(cell.streams.items()):
+            if number not in cell.cut:
+                _drain(fd, data, header.output_bytes)
+            else:
+                cell.flags |= _CUT_FLAGS[number]
+            os.close(fd)
+        return self._reply(cell)
+
+    def _start(self, base: _State, header: RequestHeader, code: bytes, stdin: bytes) -> _Cell:
+        """Hand the base everything that its fork needs, and learn the fork's process id from the kernel."""
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        input_read, input_write = os.pipe()
+        pipes = [os.pipe() for _ in range(3)]
+        given = [theirs.fileno(), input_read, *(write_end for _, write_end in pipes)]
+        started = time.monotonic()
+        try:
+            base.channel.settimeout(_HANDSHAKE_S)
+            os.kill(base.pid, signal.SIGCONT)
+            packed = array.array("i", given).tobytes()
+            base.channel.sendmsg([header.pack()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)])
+            base.channel.sendall(code)
+            ours.settimeout(_HANDSHAKE_S)
+            pid = _receive_hello(ours)
+        except BaseException:
+            for fd in (input_write, *(read_end for read_end, _ in pipes)):
+                os.close(fd)
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(input_read)
+            for _, write_end in pipes:
+                os.close(write_end)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(base.pid, signal.SIGSTOP)
+        for read_end, _ in pipes:
+            os.set_blocking(read_end, False)
+        os.set_blocking(input_write, False)
+        ours.setblocking(False)
+        streams = {read_end: bytearray() for read_end, _ in pipes}
+        return _Cell(header, memoryview(stdin), started, ours, pid, input_write, streams)
+
+    def _collect(self, cell: _Cell) -> None:
+        """Until the cell is done, dead, over a limit, or the caller is gone."""
+        poller = select.poll()
+        poller.register(cell.channel, select.POLLIN)
+        poller.register(self._caller, select.POLLIN | select.POLLRDHUP)
+        for fd in cell.streams:
+            poller.register(fd, select.POLLIN)
+        if cell.input_fd is not None:
+            poller.register(cell.input_fd, select.POLLOUT)
+        deadline = cell.started + cell.header.wall_ms / 1000
+        numbers = {fd: number for number, fd in enumerate(cell.streams)}
+        while True:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                cell.flags |= Flag.TIMED_OUT
+                return
+            for fd, _ in poller.poll(left_s * 1000 + 1):
+                if fd == self._caller.fileno():
+                    os._exit(0)
+                if fd == cell.input_fd:
+                    if not _feed(cell):
+                        poller.unregister(fd)
+                        os.close(fd)
+                        cell.input_fd = None
+                elif fd in numbers:
+                    ended, over = _drain(fd, cell.streams[fd], cell.header.output_bytes)
+                    if over:
+                        cell.cut.add(numbers[fd])
+                        return
+                    if ended:
+                        poller.unregister(fd)
+                elif fd == cell.channel.fileno():
+                    _read_done(cell)
+                    return
+
+    def _wait_for_end(self, cell: _Cell) -> None:
+        try:
+            _, status, used = os.wait4(cell.pid, 0)
+        except ChildProcessError:
+            return
+        if not cell.flags and not cell.cut:
+            cell.wait_status = status
+        cell.cpu_us = int((used.ru_utime + used.ru_stime) * 1e6)
+        cell.max_rss_kib = used.ru_maxrss
+
+    def _end_stragglers(self, cell_pid: int) -> None:
+        """End whatever the cell left running. Its processes have ids above its own (the namespace's ids are given out
+        in order); when they no longer are, or something keeps forking, the tree ends, and the host rebuilds it."""
+        if not self._pid_namespace:
+            return
+        parked = {state.pid for state in self._states.values()}
+        for _ in range(_MAX_SWEEPS):
+            highest = _latest_pid()
+            if highest < cell_pid:
+                os._exit(0)
+            alive = [pid for pid in range(cell_pid + 1, highest) if pid not in parked and _kill(pid)]
+            if not any(_is_running(pid) for pid in alive):
+                _reap()
+                return
+        os._exit(0)
+
+    def _reply(self, cell: _Cell | None) -> bytes:
+        fingerprint = _scratch_fingerprint(self._empty_scratch)
+        if cell is None:
+            # The state could not even fork: it is gone, whatever the reason; the host sees status -1.
+            return wire.SESSION_REPLY.pack(0, fingerprint) + wire.REPLY.pack(-1, 0, 0, 0, 0, 0, 0, 0)
+        bodies = [bytes(data) for data in cell.streams.values()]
+        wall_us = int((time.monotonic() - cell.started) * 1e6)
+        numbers = wire.REPLY.pack(
+            cell.wait_status,
+            cell.flags,
+            *map(len, bodies),
+            wall_us,
+            cell.cpu_us & 0xFFFFFFFF,
+            cell.max_rss_kib & 0xFFFFFFFF,
+        )
+        return b"".join([wire.SESSION_REPLY.pack(cell.kept, fingerprint), numbers, *bodies])
+
+
+def _receive_hello(channel: socket.socket) -> int:
+    """The kernel attaches the sender's true process id; nothing in the message itself is believed."""
+    data, ancillary, _, _ = channel.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+    for level, kind, content in ancillary:
+        if data == _HELLO and level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+            pid: int = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])[0]
+            return pid
+    raise _StateLostError
+
+
+def _read_done(cell: _Cell) -> None:
+    try:
+        message = cell.channel.recv(_DONE.size)
+    except OSError:
+        return
+    if len(message) == _DONE.size:
+        _, code, cell.cpu_us, cell.max_rss_kib = _DONE.unpack(message)
+        cell.wait_status = (code & 0xFF) << 8
+        cell.kept = True
+
+
+def _feed(cell: _Cell) -> bool:
+    """Write what the pipe takes; False when nothing is left or nobody reads."""
+    if not cell.stdin:
+        return False
+    try:
+        cell.stdin = cell.stdin[os.write(cell.input_fd or 0, cell.stdin) :]
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return bool(cell.stdin)
+
+
+def _drain(fd: int, data: bytearray, limit: int) -> tuple[bool, bool]:
+    """Read what is there: (writers are gone, over the limit)."""
+    while True:
+        room = limit - len(data)
+        try:
+            piece = os.read(fd, min(room, 1 << 16) or 1)
+        except BlockingIOError:
+            return False, False
+        if not piece:
+            return True, False
+        if not room:
+            return False, True
+        data += piece
+
+
+def _kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _is_running(pid: int) -> bool:
+    """Give a killed process a moment to go; one that is dead but not reaped by its parent counts as gone."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        return not select.select([fd], [], [], 0.1)[0]
+    finally:
+        os.close(fd)
+
+
+def _latest_pid() -> int:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return pid
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _num_scratch_files() -> int:
+    usage = os.statvfs(".")
+    return usage.f_files - usage.f_ffree
+
+
+def _scratch_fingerprint(num_when_empty: int) -> int:
+    """0 while the scratch directory is empty, else a digest of what is in it."""
+    if _num_scratch_files() == num_when_empty:
+        return 0
+    digest = hashlib.blake2b(digest_size=8)
+    for folder, subfolders, files in os.walk("."):
+        subfolders.sort()
+        for name in sorted([*files, *subfolders]):
+            path = f"{folder}/{name}"
+            facts = os.lstat(path)
+            line = f"{path}\0{facts.st_mode}\0{facts.st_size}\0{facts.st_mtime_ns}\0{facts.st_ino}\n"
+            digest.update(line.encode("utf-8", "surrogateescape"))
+    return int.from_bytes(digest.digest(), "little") or 1
+
+
+# ---- a state: what runs in the parked interpreters ----
+
+
+def _confine_root(limits: RequestHeader, uid: int, base_data_bytes: int, base_address_bytes: int) -> None:
+    """Hard limits of the whole session: no cell can raise them, and every cell inherits them."""
+    os.setsid()
+    values = {
+        resource.RLIMIT_DATA: base_data_bytes + limits.data_bytes,
+        resource.RLIMIT_FSIZE: limits.file_bytes,
+        resource.RLIMIT_NPROC: limits.num_processes + _EXTRA_PROCESSES,
+    }
+    if limits.address_bytes:
+        values[resource.RLIMIT_AS] = base_address_bytes + limits.address_bytes
+    for kind, value in values.items():
+        resource.setrlimit(kind, (value, value))
+    if uid >= 0:
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+
+
+# Bound here, so that a cell that replaces `os.fork` and the like does not take its own session apart.
+_fork, _exit, _waitpid, _dup2, _close, _closerange = os.fork, os._exit, os.waitpid, os.dup2, os.close, os.closerange
+_getstate, _setstate, _getrusage, _getpid = random.getstate, random.setstate, resource.getrusage, os.getpid
+
+
+def _state_loop(channel: socket.socket, namespace: dict[str, object]) -> None:
+    """Park; fork for each cell that arrives. The fork runs the cell and then parks in this same loop."""
+    number = 0
+    while True:
+        packed, ancillary, _, _ = channel.recvmsg(wire.REQUEST.size, socket.CMSG_SPACE(4 * 5))
+        if len(packed) < wire.REQUEST.size or not ancillary:
+            _exit(0)
+        fds = array.array("i")
+        fds.frombytes(ancillary[0][2][:20])
+        source = _receive(channel, RequestHeader.unpack(packed).code_len)
+        generator = _getstate()  # a fork hook would reseed it, and a cell's random.seed(1) must hold in the next
+        middle = _fork()
+        if middle:
+            for fd in fds:
+                _close(fd)
+            _waitpid(middle, 0)
+            continue
+        if _fork():
+            _exit(0)  # the cell becomes a child of the controller, which alone reaps it
+        _setstate(generator)
+        channel.close()
+        channel = _take_descriptors(fds)
+        channel.sendmsg(
+            [_HELLO],
+            [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, _CREDENTIALS.pack(_getpid(), os.getuid(), os.getgid()))],
+        )
+        number += 1
+        code = inside.run_cell(source, namespace, f"<cell {number}>")
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        used = _getrusage(resource.RUSAGE_SELF)
+        channel.send(_DONE.pack(1, code, int((used.ru_utime + used.ru_stime) * 1e6), used.ru_maxrss))
+
+
+def _take_descriptors(fds: "array.array[int]") -> socket.socket:
+    """Streams to 0..3, the channel above them, nothing else open but what earlier cells opened themselves."""
+    for target, fd in enumerate(fds[1:]):
+        _dup2(fd, target, inheritable=target != inside.VALUE_FD)
+    for fd in fds[1:]:
+        if fd > inside.VALUE_FD:
+            _close(fd)
+    return socket.socket(fileno=fds[0])

@@ -1,0 +1,289 @@
+"""Notebook sessions, the host's side: which cells a session consists of, and where its state lives, if anywhere.
+
+A session is its list of cells. A tree is a live slot that holds the states of some of them. Whenever a session's last
+state is not to be had as it was (its tree was evicted or killed, or files in the shared scratch directory changed
+under it), the cells are run again in a new tree before anything else happens; the caller notices nothing but time.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from rstar2.sandbox import wire
+from rstar2.sandbox.dispatcher import GRACE_S
+from rstar2.sandbox.execution import Execution, ExecutionStatus, Limits
+from rstar2.sandbox.host import Host
+from rstar2.sandbox.slot import MemoryAccount, SlotChannel, kill_quietly, socket_pair
+
+_FIRST_SESSION_NUMBER = 0x8000
+_TEMPLATE_WAIT_S = 30.0
+_STATE_LOST = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One cell that is part of a session, and the state that it left in some tree."""
+
+    code: str
+    stdin: str
+    limits: Limits
+    state: int
+    fingerprint: int
+    """Of the scratch directory when the cell had ended."""
+
+
+_ROOT = _Cell("", "", Limits(), state=0, fingerprint=0)
+
+
+class _LostError(Exception):
+    """The tree's process is gone."""
+
+
+@dataclass(eq=False)
+class _Tree:
+    """One live slot. Runs one cell at a time."""
+
+    channel: SlotChannel
+    memory: MemoryAccount
+    number: int
+    pid: int = 0
+    next_state: int = 1
+    fingerprint: int = 0
+    last_used: float = field(default_factory=time.monotonic)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    sessions: set["LocalSession"] = field(default_factory=set)
+    waiting: asyncio.Future[tuple[bytes, bytes]] | None = None
+
+    async def run(self, base: int, code: str, stdin: str, limits: Limits) -> tuple[Execution, int | None]:
+        """The result, and the new state if the cell left one."""
+        new = self.next_state
+        self.next_state += 1
+        self.last_used = time.monotonic()
+        self.memory.set_limit(limits.memory_bytes)
+        body = wire.encode_request(
+            code.encode("utf-8", "surrogatepass"),
+            stdin.encode("utf-8", "surrogatepass"),
+            limits,
+            has_memory_group=self.memory.group is not None,
+        )
+        self.waiting = asyncio.get_running_loop().create_future()
+        self.channel.send(wire.SESSION_REQUEST.pack(wire.OPERATION_RUN, base, new) + body)
+        try:
+            async with asyncio.timeout(limits.wall_s + 3 * GRACE_S):
+                header, data = await self.waiting
+        except TimeoutError:
+            kill_quietly(self.pid)
+            raise _LostError from None
+        finally:
+            self.waiting = None
+            self.last_used = time.monotonic()
+        kept, self.fingerprint = wire.SESSION_REPLY.unpack_from(header)
+        reply = header[wire.SESSION_REPLY.size :]
+        wait_status = wire.REPLY.unpack(reply)[0]
+        if wait_status == _STATE_LOST:
+            raise _LostError
+        killed_for_memory = bool(wait_status & 0x7F) and self.memory.was_killed()
+        execution, _ = wire.decode_reply(reply, data, limits, killed_for_memory=killed_for_memory)
+        return execution, new if kept else None
+
+    def drop(self, state: int) -> None:
+        if self.channel.is_open:
+            self.channel.send(wire.SESSION_REQUEST.pack(wire.OPERATION_DROP, state, 0))
+
+
+class SessionKeeper:
+    """Makes trees, and takes the least recently used ones down when there are too many."""
+
+    def __init__(self, host: Host, *, max_live: int) -> None:
+        self._host = host
+        self._max_live = max_live
+        self._trees: set[_Tree] = set()
+        self._next_number = 0
+        self._open: set[LocalSession] = set()
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
+    def num_live(self) -> int:
+        return len(self._trees)
+
+    def open(self, cells: tuple[_Cell, ...] = (), tree: _Tree | None = None) -> "LocalSession":
+        session = LocalSession(self, cells, tree)
+        self._open.add(session)
+        return session
+
+    def forget(self, session: "LocalSession") -> None:
+        self._open.discard(session)
+
+    async def make_tree(self, limits: Limits) -> _Tree:
+        self._evict()
+        number = _FIRST_SESSION_NUMBER + self._next_number % 0x7000
+        self._next_number += 1
+        memory = MemoryAccount(self._host.make_memory_group(f"session-{self._next_number}"))
+        memory.set_limit(limits.memory_bytes)
+        ours, theirs = socket_pair()
+
+        def on_answer(pid: int) -> None:
+            if pid > 0:
+                tree.pid = pid
+            else:
+                self._on_lost(tree)
+
+        deadline = time.monotonic() + _TEMPLATE_WAIT_S
+        while not self._host.fork_slot(wire.KIND_SESSION, number, theirs, memory.group, on_answer):
+            if time.monotonic() > deadline:
+                ours.close()
+                theirs.close()
+                raise _LostError
+            await asyncio.sleep(0.02)
+        theirs.close()
+        tree: _Tree
+        channel = SlotChannel(
+            asyncio.get_running_loop(),
+            ours,
+            prefix_bytes=wire.SESSION_REPLY.size,
+            on_reply=lambda header, body: _resolve(tree, lambda waiting: waiting.set_result((header, body))),
+            on_lost=lambda: self._on_lost(tree),
+        )
+        tree = _Tree(channel, memory, number)
+        self._trees.add(tree)
+        has_group = memory.group is not None
+        channel.send(wire.encode_request(b"", b"", limits, has_memory_group=has_group))
+        return tree
+
+    def _on_lost(self, tree: _Tree) -> None:
+        _resolve(tree, lambda waiting: waiting.set_exception(_LostError()))
+        self.end_tree(tree)
+
+    def end_tree(self, tree: _Tree) -> None:
+        tree.channel.close()
+        if tree in self._trees:
+            self._trees.remove(tree)
+            if tree.memory.group is not None:
+                self._host.retire_memory_group(tree.memory.group)
+        for session in tree.sessions:
+            session.tree = None
+        tree.sessions.clear()
+
+    def _evict(self) -> None:
+        idle = sorted((tree for tree in self._trees if not tree.lock.locked()), key=lambda tree: tree.last_used)
+        for tree in idle[: max(0, len(self._trees) - self._max_live + 1)]:
+            self.end_tree(tree)
+
+    async def close(self) -> None:
+        for tree in list(self._trees):
+            self._on_lost(tree)
+
+
+def _resolve(tree: _Tree, settle: Callable[[asyncio.Future[tuple[bytes, bytes]]], None]) -> None:
+    if tree.waiting is not None and not tree.waiting.done():
+        settle(tree.waiting)
+
+
+class LocalSession:
+    """Satisfies `Session`."""
+
+    def __init__(self, keeper: SessionKeeper, cells: tuple[_Cell, ...], tree: _Tree | None) -> None:
+        self.id = uuid.uuid4().hex
+        self._keeper = keeper
+        self._cells = cells
+        self.tree = tree
+        self._turn = asyncio.Lock()
+        self._is_closed = False
+        if tree is not None:
+            tree.sessions.add(self)
+
+    @property
+    def num_cells(self) -> int:
+        return len(self._cells)
+
+    @property
+    def _head(self) -> _Cell:
+        return self._cells[-1] if self._cells else _ROOT
+
+    async def run(self, code: str, stdin: str = "", limits: Limits | None = None) -> Execution:
+        limits = limits or Limits()
+        if max(len(code), len(stdin)) > wire.MAX_CODE_BYTES:
+            message = f"a cell and its stdin are limited to {wire.MAX_CODE_BYTES} bytes"
+            return Execution(ExecutionStatus.ERROR, message=message)
+        self._check_open()
+        queued_at = time.monotonic()
+        async with self._turn:
+            self._check_open()
+            try:
+                tree = await self._materialize(limits)
+                async with tree.lock:
+                    queue_s = time.monotonic() - queued_at
+                    execution, state = await tree.run(self._head.state, code, stdin, limits)
+            except _LostError:
+                self._leave_tree()
+                message = "the session's worker was lost during this cell; the session is as it was before it"
+                return Execution(ExecutionStatus.INFRASTRUCTURE, message=message)
+            except asyncio.CancelledError:
+                # The cell may be running: its tree goes, and with it the cell; the state before it can be rebuilt.
+                if self.tree is not None:
+                    self._keeper.end_tree(self.tree)
+                raise
+            if state is not None:
+                self._cells = (*self._cells, _Cell(code, stdin, limits, state, tree.fingerprint))
+            return replace(execution, queue_s=queue_s)
+
+    async def _materialize(self, limits: Limits) -> _Tree:
+        """A tree in which this session's last state exists and its files are as that state left them."""
+        if self.tree is not None and self.tree.channel.is_open and self.tree.fingerprint == self._head.fingerprint:
+            return self.tree
+        self._leave_tree()
+        most = max((cell.limits.memory_bytes for cell in self._cells), default=0)
+        tree = await self._keeper.make_tree(replace(limits, memory_bytes=max(limits.memory_bytes, most)))
+        rebuilt: list[_Cell] = []
+        async with tree.lock:
+            state = 0
+            for cell in self._cells:
+                _, new = await tree.run(state, cell.code, cell.stdin, cell.limits)
+                if new is not None:
+                    state = new
+                rebuilt.append(replace(cell, state=state, fingerprint=tree.fingerprint))
+        self._cells = tuple(rebuilt)
+        self.tree = tree
+        tree.sessions.add(self)
+        return tree
+
+    def _leave_tree(self) -> None:
+        tree, self.tree = self.tree, None
+        if tree is not None:
+            tree.sessions.discard(self)
+            if not tree.sessions:
+                self._keeper.end_tree(tree)
+
+    async def fork(self) -> "LocalSession":
+        async with self._turn:
+            self._check_open()
+            return self._keeper.open(self._cells, self.tree)
+
+    async def rollback(self, num_cells: int = 1) -> None:
+        async with self._turn:
+            self._check_open()
+            if not 0 <= num_cells <= len(self._cells):
+                raise ValueError(f"cannot roll back {num_cells} cells: the session has {len(self._cells)}")
+            kept = self._cells[: len(self._cells) - num_cells]
+            forgotten = self._cells[len(kept) :]
+            self._cells = kept
+            if self.tree is not None:
+                wanted = {cell.state for session in self.tree.sessions for cell in session._cells}
+                for cell in forgotten:
+                    if cell.state not in wanted:
+                        self.tree.drop(cell.state)
+
+    async def close(self) -> None:
+        async with self._turn:
+            self._is_closed = True
+            self._leave_tree()
+            self._keeper.forget(self)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ValueError("the session is closed")

@@ -1,0 +1,150 @@
+"""The template process: loads the libraries once, confines itself, then forks slots on demand until its host is gone.
+
+Started by `templates.py` with its settings as one JSON argument. Tells what it is on the control
+socket when it is ready, then answers each slot message there with the slot's process id.
+"""
+
+import contextlib
+import errno
+import fcntl
+import gc
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar2.sandbox import confine, inside, pyfork, seccomp, session_tree, warmup, wire
+
+try:
+    from rstar2.sandbox import _fork as fast_fork  # type: ignore[attr-defined]
+except ImportError:
+    fast_fork = None
+
+_PAGE_BYTES = resource.getpagesize()
+_JANITOR_DEADLINE_S = 5.0
+_SLOT_BUFFER_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    control_fd: int
+    layers: confine.Layers
+    fast: bool
+    service_group: str | None
+    """The service's cgroup, removed by this process if the host was killed and could not do it."""
+    warm: bool
+
+    def to_argument(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_argument(cls, text: str) -> "Settings":
+        fields = json.loads(text)
+        return cls(**{**fields, "layers": confine.Layers(**fields["layers"])})
+
+
+def is_fast_path_built() -> bool:
+    return fast_fork is not None
+
+
+def main() -> None:
+    settings = Settings.from_argument(sys.argv[1])
+    control = _take_control_socket(settings.control_fd)
+    host_pid = os.getppid()
+    missing = _load(settings)
+    statm_fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    maps_fd = os.open("/proc/self/maps", os.O_RDONLY | os.O_CLOEXEC)
+    own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    group_fd = -1
+    if settings.service_group is not None:
+        group_fd = os.open(Path(settings.service_group).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    is_single_threaded = len(list(Path("/proc/self/task").iterdir())) == 1
+    confine.enter_template(settings.layers)
+    sys.path[:] = [path for path in sys.path if Path(path).exists()]
+    program = confine.seccomp_program(settings.layers) if seccomp.is_supported() else b""
+    implementation: Any = fast_fork if settings.fast and fast_fork is not None else pyfork
+
+    def slot_main(message: bytes, fds: tuple[int, ...], watch: int) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        kind, uid = wire.SLOT_MESSAGE.unpack(message)
+        if group_fd >= 0:
+            os.close(group_fd)
+        base_data_bytes, base_address_bytes = _own_size(statm_fd)
+        confine.enter_slot(settings.layers, program, fds[1] if len(fds) > 1 else None)
+        for fd in (statm_fd, own_pid_namespace):
+            os.close(fd)
+        shared = (uid, settings.layers.namespaces, base_data_bytes, base_address_bytes)
+        if kind == wire.KIND_SESSION:
+            session_tree.serve(fds[0], *shared)
+        else:
+            inside.rehearse()
+            if watch >= 0:
+                os.close(watch)
+            implementation.serve(fds[0], inside.run_program, *shared, twisters)
+
+    inside.prepare()
+    twisters = inside.find_twisters()
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # slots are reaped by nobody; their end is seen on their sockets
+    facts = {"missing": missing, "fast": implementation is fast_fork, "pid": os.getpid()}
+    os.write(control, json.dumps(facts).encode())
+    if implementation is fast_fork and is_single_threaded:
+        fast_fork.rebase(maps_fd)
+    os.close(maps_fd)
+    implementation.park(control, own_pid_namespace if settings.layers.namespaces else -1, slot_main)
+    if group_fd >= 0 and settings.service_group is not None and os.getppid() != host_pid:
+        _remove_group(group_fd, Path(settings.service_group).name)
+    os._exit(0)
+
+
+def _take_control_socket(number: int) -> int:
+    """Move it out of the way of the low numbers, which are a program's own streams later, and keep those taken."""
+    moved = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 64)
+    os.close(number)
+    os.dup2(0, inside.VALUE_FD, inheritable=False)
+    return moved
+
+
+def _load(settings: Settings) -> tuple[str, ...]:
+    missing: tuple[str, ...] = ()
+    if settings.warm:
+        missing = warmup.load_libraries()
+        warmup.fill_caches()
+    return missing
+
+
+def _remove_group(parent_fd: int, name: str) -> None:
+    """The host was killed and could not clean up: remove its cgroup as soon as the last slot has noticed and gone."""
+    deadline = time.monotonic() + _JANITOR_DEADLINE_S
+    while time.monotonic() < deadline:
+        try:
+            service_fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent_fd)
+            for entry in os.listdir(service_fd):  # noqa: PTH208 - by descriptor
+                with contextlib.suppress(NotADirectoryError, FileNotFoundError):
+                    os.rmdir(entry, dir_fd=service_fd)
+            os.close(service_fd)
+            os.rmdir(name, dir_fd=parent_fd)
+            return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+                raise
+            time.sleep(0.02)
+
+
+def _own_size(statm_fd: int) -> tuple[int, int]:
+    """Bytes of private writable memory and of address space that the template has mapped, as the limits count them,
+    and a little room for the buffers of a slot."""
+    fields = os.pread(statm_fd, 256, 0).split()
+    return int(fields[5]) * _PAGE_BYTES + _SLOT_BUFFER_BYTES, int(fields[0]) * _PAGE_BYTES + _SLOT_BUFFER_BYTES
+
+
+if __name__ == "__main__":
+    main()

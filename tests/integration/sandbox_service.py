@@ -1,0 +1,144 @@
+"""A real service on loopback for tests, in the test's own loop or on a thread for clients that block."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from rstar2.errors import InfrastructureError
+from rstar2.records import Verdict
+from rstar2.sandbox import Execution, ExecutionStatus, Executor, Request, Session
+from rstar2.sandbox.executor import Overloaded
+from rstar2.sandbox.http import Server, ServiceSettings, create_app
+from rstar2.sandbox.http.schema import GradeResult
+from rstar2.sandbox.http.server import SERVICE
+from rstar2.sandbox.http.service import Service
+
+
+def new_executor() -> Executor:
+    """The isolated executor where it can run, else the unsafe one: the service must not care."""
+    try:
+        from rstar2.sandbox.local import LocalExecutor
+    except ImportError:
+        from rstar2.sandbox.unsafe import UnsafeExecutor
+
+        return UnsafeExecutor()
+    return LocalExecutor()
+
+
+@dataclass
+class GateExecutor:
+    """Executions that end when the test says so, and a count of what happened to them."""
+
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    max_running: int = 1_000_000
+    num_started: int = 0
+    num_running: int = 0
+    num_cancelled: int = 0
+
+    async def run(self, request: Request) -> Execution:
+        if self.num_running >= self.max_running:
+            raise Overloaded(retry_after_s=0.05)
+        self.num_started += 1
+        self.num_running += 1
+        try:
+            if request.code != "pass":
+                await self.gate.wait()
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+        finally:
+            self.num_running -= 1
+        return Execution(ExecutionStatus.OK, stdout=request.code, exit_code=0)
+
+    async def run_many(self, requests: Iterable[Request]) -> AsyncIterator[tuple[int, Execution]]:
+        for index, request in enumerate(requests):
+            yield index, await self.run(request)
+
+    async def session(self) -> Session:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        pass
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+class EqualityGrader:
+    async def grade_answer(self, answer: str, gold: str) -> GradeResult:
+        if answer == "break":
+            raise ZeroDivisionError
+        if answer == "away":
+            raise InfrastructureError("no worker")
+        return GradeResult(Verdict.RIGHT if answer == gold else Verdict.WRONG, answer, "text", "")
+
+    async def grade(self, text: str, gold: str) -> GradeResult:
+        return await self.grade_answer(text.rpartition(" ")[2], gold)
+
+
+@dataclass(frozen=True)
+class Running:
+    url: str
+    port: int
+    server: Server
+    service: Service
+
+
+def listening_socket() -> socket.socket:
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    return sock
+
+
+@asynccontextmanager
+async def service(
+    executor: Executor | None = None, settings: ServiceSettings | None = None, **wiring: Any
+) -> AsyncIterator[Running]:
+    async with executor or new_executor() as running:
+        app = create_app(running, settings, **wiring)
+        server, sock = Server(app), listening_socket()
+        await server.start([sock])
+        port = sock.getsockname()[1]
+        try:
+            yield Running(f"http://127.0.0.1:{port}", port, server, app[SERVICE])
+        finally:
+            await server.drain(0.0)
+
+
+@contextmanager
+def service_on_thread(settings: ServiceSettings | None = None, **wiring: Any) -> Iterator[Running]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def call(coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
+
+    async def make() -> Any:
+        return service(new_executor(), settings, **wiring)
+
+    context = call(make())
+    try:
+        yield call(context.__aenter__())
+        call(context.__aexit__(None, None, None))
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def until(condition: Any, timeout_s: float = 5.0) -> None:
+    """Wait for something that another task is about to make true."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)

@@ -1,0 +1,73 @@
+"""The whole grader with a real executor: every tricky pair has its verdict within the deadline."""
+
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from grading_pairs import HOSTILE, PAIRS
+
+from rstar2 import sandbox
+from rstar2.grading import GRADING_DEADLINE_S, AnswerPlace, Grader, Method
+from rstar2.records import Verdict
+from rstar2.sandbox.unsafe import UnsafeExecutor
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+SLACK_S = 5.0
+"""For starting and ending processes on a machine that runs other tests too."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def grader() -> AsyncIterator[Grader]:
+    async with getattr(sandbox, "LocalExecutor", UnsafeExecutor)() as executor:
+        yield Grader(executor)
+
+
+async def test_the_table_is_large_enough() -> None:
+    assert sum(map(len, PAIRS.values())) >= 100
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "verdict"),
+    [
+        pytest.param(*pair, id=f"{kind}-{pair[0][:40]}-{pair[1][:30]}".encode("unicode_escape").decode())
+        for kind, pairs in PAIRS.items()
+        for pair in pairs
+    ],
+)
+async def test_tricky_pairs(grader: Grader, answer: str, gold: str, verdict: Verdict) -> None:
+    started = time.monotonic()
+    grade = await grader.grade(f"<answer>\\boxed{{{answer}}}</answer>", gold)
+    assert grade.verdict is verdict, grade
+    assert time.monotonic() - started < GRADING_DEADLINE_S + SLACK_S
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [pytest.param(*pair, id=pair[0][:40].encode("unicode_escape").decode()) for pair in HOSTILE],
+)
+async def test_hostile_answers_are_wrong_within_the_deadline(grader: Grader, answer: str, gold: str) -> None:
+    started = time.monotonic()
+    grade = await grader.grade_answer(answer, gold)
+    assert grade.verdict is Verdict.WRONG, grade
+    assert time.monotonic() - started < GRADING_DEADLINE_S + SLACK_S
+
+
+async def test_an_answer_may_go_as_far_as_its_gold(grader: Grader) -> None:
+    grade = await grader.grade_answer(r"\sum_{k=1}^{n} \frac{2}{k}", r"2 \sum_{k=1}^{n} \frac{1}{k}")
+    assert grade.method is Method.MATH_VERIFY
+    assert grade.verdict is Verdict.RIGHT
+
+
+async def test_a_gold_that_exhausts_the_grader_is_undecided(grader: Grader) -> None:
+    grade = await Grader(grader.executor, deadline_s=6.0).grade_answer(r"\frac{1}{2}", r"\frac{(9^{9^{9}})!}{2}")
+    assert grade.verdict is Verdict.UNDECIDED
+    assert grade.message
+
+
+async def test_plain_benchmarks_take_the_last_box_of_the_text(grader: Grader) -> None:
+    text = r"First \boxed{17}. Wait, \boxed{\frac{1}{4}}"
+    assert (await grader.grade(text, "0.25", AnswerPlace.ANYWHERE)).verdict is Verdict.RIGHT
+    assert (await grader.grade(text, "17", AnswerPlace.ANYWHERE)).verdict is Verdict.WRONG
+    assert (await grader.grade(text, "0.25")).verdict is Verdict.NO_ANSWER

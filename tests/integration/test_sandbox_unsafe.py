@@ -1,0 +1,131 @@
+"""The executor without isolation still keeps the interface, the limits of honest programs, and the machine tidy."""
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rstar2.sandbox import ExecutionStatus, Limits, Request
+from rstar2.sandbox.executor import Overloaded
+from rstar2.sandbox.unsafe import UnsafeExecutor
+
+pytestmark = pytest.mark.integration
+S = ExecutionStatus
+
+
+@pytest.fixture
+async def executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[UnsafeExecutor]:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    async with UnsafeExecutor() as found:
+        yield found
+    assert left_in(tmp_path) == []
+
+
+def is_running(pid: int) -> bool:
+    """Alive, and not merely waiting to be reaped by an init that takes its time."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def left_in(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "stdout", "value"),
+    [
+        ("print(input())\n1 + 1", S.OK, "given\n", "2"),
+        ("print(1)\nNone", S.OK, "1\n", None),
+        ("x = 1", S.OK, "", None),
+        ("'é'", S.OK, "", "'é'"),
+        ("print(1)\n1/0", S.ERROR, "1\n", None),
+        ("def f(:", S.ERROR, "", None),
+        ("print(1)\nimport sys; sys.exit(0)", S.OK, "1\n", None),
+        ("import sys; sys.exit('why')", S.ERROR, "", None),
+        ("import os; print(1); os._exit(4)", S.ERROR, "1\n", None),
+        ("import os; print(1); os.kill(os.getpid(), 11)", S.SIGNAL, "1\n", None),
+        ("print(1, end='')\nwhile True: pass", S.TIMEOUT, "1", None),
+        ("bytearray(4 << 30)", S.MEMORY, "", None),
+        ("import threading, time\nthreading.Timer(0.1, print, [1]).start()", S.OK, "1\n", None),
+    ],
+)  # fmt: skip
+async def test_outcomes(executor: UnsafeExecutor, code: str, status: S, stdout: str, value: str | None) -> None:
+    result = await executor.run(Request(code, stdin="given", limits=Limits(wall_s=1.0)))
+    assert (result.status, result.stdout, result.value) == (status, stdout, value), result
+    assert result.wall_s > 0
+
+
+async def test_tracebacks_show_the_programs_own_lines(executor: UnsafeExecutor) -> None:
+    result = await executor.run(Request("def f():\n    return {}['key']\nf()"))
+    assert "line 2, in f\n    return {}['key']" in result.stderr and "unsafe_child" not in result.stderr
+
+
+async def test_a_flood_is_stopped(executor: UnsafeExecutor) -> None:
+    started = time.monotonic()
+    result = await executor.run(Request("while True: print('x' * 999)", limits=Limits(output_bytes=10_000)))
+    assert result.status is S.OUTPUT_LIMIT and result.stdout_cut and len(result.stdout) == 10_000
+    assert time.monotonic() - started < 5
+    value = await executor.run(Request("'x' * 20_000", limits=Limits(output_bytes=10_000)))
+    assert value.value_cut and len(value.value or "") == 10_000
+
+
+async def test_children_die_with_their_program(executor: UnsafeExecutor) -> None:
+    code = "import subprocess\nprint(subprocess.Popen(['sleep', '60']).pid, flush=True)\nwhile True: pass"
+    result = await executor.run(Request(code, limits=Limits(wall_s=0.5)))
+    assert result.status is S.TIMEOUT
+    assert not is_running(int(result.stdout))
+
+
+async def test_cancelling_kills(executor: UnsafeExecutor, tmp_path: Path) -> None:
+    run = asyncio.ensure_future(executor.run(Request("import time; time.sleep(60)")))
+    await asyncio.sleep(0.3)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert left_in(tmp_path) == []
+
+
+async def test_the_queue_has_deadlines_and_an_end() -> None:
+    async with UnsafeExecutor(num_slots=1, max_queued=1) as executor:
+        first = asyncio.ensure_future(executor.run(Request("import time; time.sleep(1)")))
+        await asyncio.sleep(0.1)
+        second = asyncio.ensure_future(executor.run(Request("1", queue_s=0.2)))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await executor.run(Request("1"))
+        assert (await second).status is S.QUEUE_TIMEOUT
+        assert (await first).ok
+
+
+async def test_run_many_in_order_of_finish(executor: UnsafeExecutor) -> None:
+    found = [index async for index, _ in executor.run_many([Request("import time; time.sleep(1)"), Request("1")])]
+    assert found == [1, 0]
+
+
+async def test_sessions_survive_crashes_fork_and_roll_back(executor: UnsafeExecutor) -> None:
+    session = await executor.session()
+    await session.run("import os\na = [1]\nopen('f', 'w').write('here')")
+    raised = await session.run("a.append(2)\n1/0")
+    assert raised.status is S.ERROR and session.num_cells == 2
+    for crash in ("os._exit(1)", "os.kill(os.getpid(), 9)", "while True: pass"):
+        a_crash = await session.run(f"a.append(3)\n{crash}", limits=Limits(wall_s=0.5))
+        assert not a_crash.ok and session.num_cells == 2
+        assert (await session.run("print(open('f').read())\na")).value == "[1, 2]"
+        await session.rollback()
+    fork = await session.fork()
+    await fork.run("a.append(9)")
+    assert ((await session.run("a")).value, (await fork.run("a")).value) == ("[1, 2]", "[1, 2, 9]")
+    await session.rollback(3)
+    assert session.num_cells == 0 and "NameError" in (await session.run("a")).stderr
+    with pytest.raises(ValueError, match="num_cells"):
+        await session.rollback(5)
+
+
+async def test_the_environment_is_not_inherited(executor: UnsafeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SECRET", "x")
+    assert (await executor.run(Request("import os; os.environ.get('A_SECRET')"))).value is None
+    assert os.environ["A_SECRET"] == "x"
