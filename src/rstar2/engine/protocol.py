@@ -1,0 +1,75 @@
+"""The seam between whoever wants tokens and whoever makes them: ids in, ids and log-probabilities out.
+
+A session is one rollout. It comes back after each tool call with a longer prompt that starts with what the engine has
+already seen, so an engine may keep its cache between turns; `release` says that it will not come back.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rstar2.records import StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn. Log-probabilities and entropies are those of the distribution it is drawn from."""
+
+    temperature: float = 1.0
+    """0 means greedy; log-probabilities are then those of temperature 1."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: no such cut."""
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    """Each ends the turn, and is its last token."""
+    entropies: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some tokens of a turn, in order. The last chunk of a turn, and no other, has a stop reason."""
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    entropies: tuple[float, ...] = ()
+    stop_reason: StopReason | None = None
+    policy_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What an engine's cache and queues look like now; the counters only grow."""
+
+    block_size: int
+    num_blocks: int
+    num_free_blocks: int
+    """Free at once or after dropping cached blocks that no running session uses."""
+    num_cached_blocks: int
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+    num_recomputed_tokens: int
+    num_prefill_tokens: int
+    num_generated_tokens: int
+
+
+class Engine(Protocol):
+    def generate(
+        self, session: str, token_ids: Sequence[int], sampling: Sampling, max_tokens: int
+    ) -> AsyncIterator[Chunk]:
+        """Continue `token_ids` by at most `max_tokens`. Leaving the iterator early cancels.
+        InfrastructureError if the engine is lost; UserError for what can never work (a prompt beyond the context)."""
+        ...
+
+    def load(self) -> EngineLoad: ...
+
+    async def cancel(self, session: str) -> None:
+        """End the session's running turn, if any; its iterator ends with the reason `cancelled`."""
+        ...
+
+    async def release(self, session: str) -> None:
+        """The session is over: what is kept for it may be given up."""
+        ...
+
+    async def close(self) -> None: ...
