@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator
 from contextlib import asynccontextmanager
@@ -259,6 +260,6 @@ def test_the_facade_in_process_and_remote() -> None:
         Sandbox("not a url")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="isolation is Linux's")
 def test_the_facade_with_the_isolated_executor() -> None:
-    pytest.importorskip("rstar2.sandbox.local")
     use(Sandbox())

@@ -4,16 +4,28 @@ import asyncio
 import json
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 import pytest
-from sandbox_service import GateExecutor, listening_socket, new_executor, service, until
+from sandbox_service import GateExecutor, listening_socket, service, until
 
+from rstar2.sandbox import Execution, ExecutionStatus, Request
 from rstar2.sandbox.http import ServiceSettings, create_app, serve_forever
+from rstar2.sandbox.unsafe import UnsafeExecutor
 
 pytestmark = pytest.mark.integration
 WAITS = {"code": "wait"}
+
+
+async def leave_after_start(port: int, path: str, body: Any, has_started: Callable[[], bool]) -> None:
+    """Ask for something and go away while it runs."""
+    data = json.dumps(body).encode()
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(data)) + data)
+    await until(has_started)
+    writer.close()
 
 
 async def test_the_token_is_asked_everywhere_but_at_healthz() -> None:
@@ -94,11 +106,7 @@ async def test_the_executors_full_queue_is_503_for_one_and_patience_for_a_batch(
 async def test_a_caller_that_leaves_cancels_its_executions(path: str, body: Any, num_executions: int) -> None:
     executor = GateExecutor()
     async with service(executor) as running:
-        data = json.dumps(body).encode()
-        _, writer = await asyncio.open_connection("127.0.0.1", running.port)
-        writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(data)) + data)
-        await until(lambda: executor.num_running == num_executions)
-        writer.close()
+        await leave_after_start(running.port, path, body, lambda: executor.num_running == num_executions)
         await until(lambda: executor.num_cancelled == num_executions)
         await until(lambda: running.service.num_in_flight == 0)
 
@@ -132,27 +140,48 @@ async def test_a_conflicting_key_in_a_batch_spoils_only_its_own_line() -> None:
 
 
 async def test_a_cell_with_a_key_runs_once_though_its_caller_was_lost() -> None:
-    async with service(new_executor()) as running, aiohttp.ClientSession(running.url) as http:
+    executor = GateExecutor()
+    async with service(executor) as running, aiohttp.ClientSession(running.url) as http:
         async with http.post("/v1/sessions") as response:
             path = f"/v1/sessions/{(await response.json())['id']}/cells"
-        async with http.post(path, json={"code": "n = 0"}) as response:
-            assert response.status == 200
-        cell = {"code": "import time\nn += 1\ntime.sleep(0.5)\nn", "idempotency_key": "k"}
-        data = json.dumps(cell).encode()
-        _, writer = await asyncio.open_connection("127.0.0.1", running.port)
-        writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(data)) + data)
-        await until(lambda: running.service.num_in_flight == 1)
-        writer.close()
-        for _ in range(2):
-            async with http.post(path, json=cell) as response:
-                assert (await response.json()) | {"result": None} == {"num_cells": 2, "result": None}
-        async with http.post(path, json={"code": "n"}) as response:
-            assert (await response.json())["result"]["value"] == "1"
+        keyed = {**WAITS, "idempotency_key": "k"}
+        await leave_after_start(running.port, path, keyed, lambda: executor.num_running == 1)
+        await asyncio.sleep(0.05)
+        again = asyncio.ensure_future(http.post(path, json=keyed))
+        await asyncio.sleep(0.05)
+        executor.gate.set()
+        assert (await (await again).json())["num_cells"] == 1
+        async with http.post(path, json=keyed) as response:
+            assert (await response.json())["num_cells"] == 1
+        assert (executor.num_started, executor.num_cancelled) == (1, 0)
+
+
+async def test_a_cell_without_a_key_is_cancelled_with_its_caller() -> None:
+    executor = GateExecutor()
+    async with service(executor) as running, aiohttp.ClientSession(running.url) as http:
+        async with http.post("/v1/sessions") as response:
+            path = f"/v1/sessions/{(await response.json())['id']}/cells"
+        await leave_after_start(running.port, path, WAITS, lambda: executor.num_running == 1)
+        await until(lambda: executor.num_cancelled == 1)
+
+
+class FailsFirst(GateExecutor):
+    async def run(self, request: Request) -> Execution:
+        execution = await super().run(request)
+        return execution if self.num_started > 1 else Execution(ExecutionStatus.INFRASTRUCTURE)
+
+
+async def test_what_failed_by_our_fault_is_tried_again_under_the_same_key() -> None:
+    body = {"code": "pass", "idempotency_key": "k"}
+    async with service(FailsFirst()) as running, aiohttp.ClientSession(running.url) as http:
+        statuses = [(await (await http.post("/v1/run", json=body)).json())["status"] for _ in range(3)]
+        assert statuses == ["infrastructure", "ok", "ok"]
+        assert running.service.metrics.executions == {"infrastructure": 1, "ok": 1}
 
 
 async def test_sessions_are_bounded_and_idle_ones_are_closed() -> None:
     settings = ServiceSettings(max_sessions=2, session_idle_s=0.4)
-    async with service(new_executor(), settings) as running, aiohttp.ClientSession(running.url) as http:
+    async with service(UnsafeExecutor(), settings) as running, aiohttp.ClientSession(running.url) as http:
         statuses = [(await http.post("/v1/sessions")).status for _ in range(3)]
         assert statuses == [201, 201, 503]
         await asyncio.sleep(0.8)

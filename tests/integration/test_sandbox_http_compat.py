@@ -62,7 +62,7 @@ class ServerStatus:
 
 
 def judge_batch(url: str, submissions: list[Submission]) -> list[SubmissionResult]:
-    body = {"type": "batch", "submissions": [asdict(submission) for submission in submissions]}
+    body: dict[str, Any] = {"type": "batch", "submissions": [asdict(submission) for submission in submissions]}
     response = requests.post(f"{url}/run/long-batch", json=body, timeout=60)
     response.raise_for_status()
     return [SubmissionResult(**result) for result in response.json()["results"]]
@@ -102,7 +102,11 @@ def test_code_judges_endpoints(running: Running, kind: str, batch: str) -> None:
     one = requests.post(f"{running.url}/{kind}", json=submission, timeout=30).json()
     assert one["success"] and one["run_success"] and one["reason"] == "" and one["cost"] > 0
     assert ("stdout" in one) == ("stderr" in one) == (kind == "run")
-    body = {"type": "batch", "sub_id": "me", "submissions": [submission, {**submission, "expected_output": "b"}]}
+    body: dict[str, Any] = {
+        "type": "batch",
+        "sub_id": "me",
+        "submissions": [submission, {**submission, "expected_output": "b"}],
+    }
     many = requests.post(f"{running.url}/{kind}/{batch}", json=body, timeout=30).json()
     assert many["sub_id"] == "me"
     assert [(result["success"], result["run_success"]) for result in many["results"]] == [(True, True), (False, True)]
@@ -228,7 +232,7 @@ def test_sandbox_fusion_refuses_other_languages_in_its_own_words(running: Runnin
 
 
 def test_sandbox_fusion_files(running: Running) -> None:
-    body = {
+    body: dict[str, Any] = {
         "code": "open('out.bin', 'wb').write(open('in/a.txt', 'rb').read() * 2)\nprint('done')\n1/0",
         "language": "python",
         "files": {"in/a.txt": base64.b64encode(b"x\0y").decode(), "skipped": None},
@@ -244,7 +248,7 @@ def test_sandbox_fusion_files(running: Running) -> None:
 
 def test_run_jupyter_as_sandbox_fusions_own_tests(running: Running) -> None:
     cells = ['a = "hello"', "a", "print(a)", 'import sys\nsys.stderr.write("oh\\n");', "assert False, 'no'", "print(a)"]
-    body = {
+    body: dict[str, Any] = {
         "cells": cells,
         "cell_timeout": 0,
         "total_timeout": 45,
@@ -266,7 +270,7 @@ def test_run_jupyter_as_sandbox_fusions_own_tests(running: Running) -> None:
 
 
 def test_run_jupyter_stops_at_its_total_time(running: Running) -> None:
-    body = {"cells": ["a = 1", "while True: pass", "a"], "total_timeout": 1}
+    body: dict[str, Any] = {"cells": ["a = 1", "while True: pass", "a"], "total_timeout": 1}
     answer = requests.post(f"{running.url}/run_jupyter", json=body, timeout=30).json()
     assert answer["status"] == "Failed" and answer["driver"]["status"] == "TimeLimitExceeded"
     body = {"cells": ["a = 1", "while True: pass", "a"], "cell_timeout": 0.5}

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import rstar2
-from rstar2.cli import doctor, models, recipe
+from rstar2.cli import doctor, models, recipe, sandbox
 from rstar2.cli.output import errors_as_sentences
 
 app = typer.Typer(
@@ -36,6 +36,7 @@ def root(
 app.command("doctor")(doctor.doctor_command)
 app.add_typer(models.app, name="models")
 app.add_typer(recipe.app, name="recipe")
+app.add_typer(sandbox.app, name="sandbox")
 
 
 def main() -> None:

@@ -266,9 +266,14 @@ static PyObject *park(PyObject *self, PyObject *args)
         ssize_t length = receive_with_fds(control, message, fds, &num_fds);
         if (length <= 0)
             break;
-        int32_t answer = 0;
+        struct {
+            uint32_t serial;
+            int32_t pid;
+        } answer = {0};
+        if (length >= (ssize_t)sizeof answer.serial) /* the serial number is the message's last field */
+            memcpy(&answer.serial, message + length - sizeof answer.serial, sizeof answer.serial);
         if (own_namespace >= 0 && unshare(CLONE_NEWPID))
-            answer = -errno;
+            answer.pid = -errno;
         else {
             pid_t pid = _Fork();
             if (pid == 0) {
@@ -282,7 +287,7 @@ static PyObject *park(PyObject *self, PyObject *args)
                     PyErr_Print();
                 _exit(result ? 0 : 113);
             }
-            answer = pid > 0 ? pid : -errno;
+            answer.pid = pid > 0 ? pid : -errno;
             if (own_namespace >= 0 && setns(own_namespace, CLONE_NEWPID))
                 _exit(114);
         }

@@ -145,8 +145,13 @@ class SlotGroup:
 class ServiceGroup:
     """The parent of all slots' groups of one service."""
 
-    def __init__(self, hierarchy: Hierarchy) -> None:
+    def __init__(self, hierarchy: Hierarchy, path: Path | None = None) -> None:
+        """Makes a new group, or, given its path, works in one that a supervisor made."""
         self._hierarchy = hierarchy
+        self._leaving: list[Path] = []
+        if path is not None:
+            self.path = path
+            return
         sweep_orphans(hierarchy)
         serial = 0
         while True:
@@ -158,7 +163,6 @@ class ServiceGroup:
                 serial += 1
         if hierarchy.files is _V2:
             _enable_memory_controller(self.path)
-        self._leaving: list[Path] = []
 
     def make_slot(self, name: str) -> SlotGroup:
         self.remove_slots()
@@ -176,14 +180,19 @@ class ServiceGroup:
         _remove(self.path, deadline_s=1.0)
 
 
-def remove_tree(service_group: Path, deadline_s: float) -> None:
-    """Remove a service's group and the slots' groups in it, waiting for their processes to be gone."""
+def remove_slots_of(service_group: Path, owner_pid: int | None, deadline_s: float) -> None:
+    """Remove the slots' groups that one host process made (None: any), waiting for their processes to be gone."""
     until = time.monotonic() + deadline_s
     with contextlib.suppress(FileNotFoundError):
         for child in service_group.iterdir():
-            if child.is_dir():
+            if child.is_dir() and (owner_pid is None or child.name.startswith(f"{owner_pid}-")):
                 _remove(child, max(0.0, until - time.monotonic()))
-    _remove(service_group, max(0.0, until - time.monotonic()))
+
+
+def remove_tree(service_group: Path, deadline_s: float) -> None:
+    """Remove a service's group and the slots' groups in it."""
+    remove_slots_of(service_group, None, deadline_s)
+    _remove(service_group)
 
 
 def sweep_orphans(hierarchy: Hierarchy) -> int:

@@ -1,5 +1,6 @@
 """What this process owns of the sandbox: the isolation in force, the templates, the memory groups."""
 
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from rstar2.sandbox import isolation
 from rstar2.sandbox.cgroup import ServiceGroup, SlotGroup
 from rstar2.sandbox.confine import Layers
 from rstar2.sandbox.isolation import Guarantee
-from rstar2.sandbox.templates import TemplateConfig, TemplatePool
+from rstar2.sandbox.templates import OwnTemplates, TemplateConfig, TemplateSource
 
 _FIRST_UID, _NUM_UIDS = 0x5253_0000, 0xF000
 """Host uids that no person or service has; a slot's programs run under the one of its number."""
@@ -26,35 +27,50 @@ class HostConfig:
     scratch_bytes: int = isolation.SCRATCH_BYTES
 
 
-class Host:
-    def __init__(self, config: HostConfig) -> None:
-        capabilities = isolation.detect()
-        self.guarantees = isolation.describe(capabilities)
-        if not capabilities.is_linux:
-            raise UserError(
-                "the isolated sandbox needs Linux; on this system use the subprocess mode, which isolates nothing: "
-                "`--unsafe`, or UnsafeExecutor in Python"
-            )
-        if config.isolate and not config.allow_weak_isolation:
-            _refuse_below_minimum(self.guarantees)
-        layers = isolation.choose_layers(capabilities, scratch_bytes=config.scratch_bytes)
-        if not config.isolate:
-            layers = Layers(
-                namespaces=False,
-                user_namespace=False,
-                seccomp=False,
-                distinct_uid=False,
-                scratch_bytes=0,
-                num_scratch_files=0,
-            )
-        self.layers = layers
-        has_groups = config.isolate and capabilities.memory_groups is not None
-        self._service_group = (
-            ServiceGroup(capabilities.memory_groups) if has_groups and capabilities.memory_groups else None
+def decide_layers(config: HostConfig) -> Layers:
+    """What will be put on here. UserError below the minimum, unless the caller accepts that."""
+    capabilities = isolation.detect()
+    if not capabilities.is_linux:
+        raise UserError(
+            "the isolated sandbox needs Linux; on this system use the subprocess mode, which isolates nothing: "
+            "`--unsafe`, or UnsafeExecutor in Python"
         )
-        self.templates = TemplatePool(
+    if not config.isolate:
+        return Layers(
+            namespaces=False,
+            user_namespace=False,
+            seccomp=False,
+            distinct_uid=False,
+            scratch_bytes=0,
+            num_scratch_files=0,
+        )
+    if not config.allow_weak_isolation:
+        _refuse_below_minimum(isolation.describe(capabilities))
+    return isolation.choose_layers(capabilities, scratch_bytes=config.scratch_bytes)
+
+
+def make_service_group(config: HostConfig) -> ServiceGroup | None:
+    hierarchy = isolation.detect().memory_groups
+    return ServiceGroup(hierarchy) if config.isolate and hierarchy is not None else None
+
+
+class Host:
+    """Owns its templates and memory groups, or works with those that a supervisor lends it."""
+
+    def __init__(
+        self,
+        config: HostConfig,
+        *,
+        lent_templates: TemplateSource | None = None,
+        lent_group: ServiceGroup | None = None,
+    ) -> None:
+        self.guarantees = isolation.probe()
+        self.layers = decide_layers(config)
+        self._owns_group = lent_templates is None
+        self._service_group = make_service_group(config) if self._owns_group else lent_group
+        self.templates: TemplateSource = lent_templates or OwnTemplates(
             TemplateConfig(
-                layers=layers,
+                layers=self.layers,
                 fast=config.fast,
                 warm=config.warm,
                 service_group=self._service_group.path if self._service_group else None,
@@ -72,7 +88,7 @@ class Host:
             raise
 
     def make_memory_group(self, name: str) -> SlotGroup | None:
-        return self._service_group.make_slot(name) if self._service_group else None
+        return self._service_group.make_slot(f"{os.getpid()}-{name}") if self._service_group else None
 
     def retire_memory_group(self, group: SlotGroup) -> None:
         assert self._service_group is not None
@@ -100,9 +116,9 @@ class Host:
 
     async def close(self) -> None:
         await self.templates.close()
-        if self._service_group is not None:
+        if self._service_group is not None and self._owns_group:
             self._service_group.close()
-            self._service_group = None
+        self._service_group = None
 
 
 def _refuse_below_minimum(guarantees: list[Guarantee]) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -35,8 +35,9 @@ class LocalConfig:
 class LocalExecutor:
     """Satisfies `Executor`. Use as an async context manager, or `await start()` and `await close()`."""
 
-    def __init__(self, config: LocalConfig | None = None) -> None:
+    def __init__(self, config: LocalConfig | None = None, make_host: Callable[[HostConfig], Host] = Host) -> None:
         self.config = config or LocalConfig()
+        self._make_host = make_host
         self._host: Host | None = None
         self._dispatcher: Dispatcher | None = None
         self._sessions: SessionKeeper | None = None
@@ -46,7 +47,7 @@ class LocalExecutor:
         async with self._starting:
             if self._dispatcher is not None:
                 return
-            self._host = Host(self.config.host)
+            self._host = self._make_host(self.config.host)
             await self._host.start()
             self._dispatcher = Dispatcher(
                 self._host,

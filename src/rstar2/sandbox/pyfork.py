@@ -11,14 +11,23 @@ import resource
 import select
 import signal
 import socket
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from rstar2.sandbox import inside, linux
-from rstar2.sandbox.wire import MAX_CODE_BYTES, MAX_OUTPUT_BYTES, MAX_STDIN_BYTES, REPLY, REQUEST, Flag, RequestHeader
+from rstar2.sandbox.wire import (
+    MAX_CODE_BYTES,
+    MAX_OUTPUT_BYTES,
+    MAX_STDIN_BYTES,
+    REPLY,
+    REQUEST,
+    SLOT_ANSWER,
+    SLOT_MESSAGE,
+    Flag,
+    RequestHeader,
+)
 
 _YOUNG_S, _OLD_NICE = 0.1, 19
 _VALUE_FD = 3
@@ -42,7 +51,7 @@ def park(control_fd: int, own_namespace_fd: int, slot_main: Callable[[bytes, tup
             answer = -(error.errno or 1)
         for fd in fds:
             os.close(fd)
-        control.send(struct.pack("=i", answer))
+        control.send(SLOT_ANSWER.pack(SLOT_MESSAGE.unpack(message)[2], answer))
 
 
 def _fork_slot(

@@ -71,7 +71,7 @@ def main() -> None:
 
     def slot_main(message: bytes, fds: tuple[int, ...], watch: int) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        kind, uid = wire.SLOT_MESSAGE.unpack(message)
+        kind, uid, _ = wire.SLOT_MESSAGE.unpack(message)
         if group_fd >= 0:
             os.close(group_fd)
         base_data_bytes, base_address_bytes = _own_size(statm_fd)
@@ -79,13 +79,14 @@ def main() -> None:
         for fd in (statm_fd, own_pid_namespace):
             os.close(fd)
         shared = (uid, settings.layers.namespaces, base_data_bytes, base_address_bytes)
-        if kind == wire.KIND_SESSION:
-            session_tree.serve(fds[0], *shared)
-        else:
+        if kind == wire.KIND_STATELESS:
             inside.rehearse()
-            if watch >= 0:
-                os.close(watch)
+        if watch >= 0:
+            os.close(watch)
+        if kind == wire.KIND_STATELESS:
             implementation.serve(fds[0], inside.run_program, *shared, twisters)
+        else:
+            session_tree.serve(fds[0], *shared)
 
     inside.prepare()
     twisters = inside.find_twisters()

@@ -1,28 +1,28 @@
-"""The host's side of the template processes: start them, keep a spare, ask them for slots.
+"""The host's side of the template processes: start them, ask them for slots, replace what dies.
 
 Slots do not depend on the template that forked them; only the making of new slots does. A template that dies is
-replaced: at once by the spare where one is kept, else as soon as a new one has loaded its libraries.
+replaced: at once by a spare where one is kept, else as soon as a new one has loaded its libraries.
 """
 
 import array
 import asyncio
 import contextlib
 import json
-import os
+import random
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from rstar2.errors import InfrastructureError
 from rstar2.sandbox import confine, wire
 from rstar2.sandbox.template import Settings
 
 READY_DEADLINE_S = 120.0
-_ANSWER = struct.Struct("=i")
+_MAX_RESTART_DELAY_S = 5.0
 _ENVIRONMENT = {
     "PATH": "",
     "HOME": "/tmp",
@@ -47,8 +47,29 @@ class TemplateConfig:
     service_group: Path | None = None
 
 
-def start_process(config: TemplateConfig) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A template process and the control socket on which it will say that it is ready."""
+@dataclass(frozen=True, slots=True)
+class TemplateProcess:
+    """A template that is ready."""
+
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+    facts: dict[str, Any]
+
+    def kill(self) -> None:
+        self.control.close()
+        self.process.kill()
+        self.process.wait()
+
+    async def stop(self) -> None:
+        """Closing the control socket lets it end by itself."""
+        self.control.close()
+        try:
+            await asyncio.to_thread(self.process.wait, 2.0)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+def _spawn(config: TemplateConfig) -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     settings = Settings(
         control_fd=theirs.fileno(),
@@ -71,24 +92,46 @@ def start_process(config: TemplateConfig) -> tuple[subprocess.Popen[bytes], sock
     return process, ours
 
 
-class Template:
-    """One template that is ready: a control socket, and the slots asked for and not yet confirmed."""
+async def start_template(config: TemplateConfig) -> TemplateProcess:
+    process, ours = _spawn(config)
+    try:
+        async with asyncio.timeout(READY_DEADLINE_S):
+            message = await asyncio.get_running_loop().sock_recv(ours, 1 << 16)
+    except BaseException as error:
+        ours.close()
+        process.kill()
+        process.wait()
+        if isinstance(error, TimeoutError):
+            raise InfrastructureError(f"the sandbox template was not ready after {READY_DEADLINE_S:g} s") from None
+        raise
+    if not message:
+        ours.close()
+        code = process.wait(timeout=10)
+        raise InfrastructureError(f"the sandbox template ended while starting, with exit code {code}; see its stderr")
+    return TemplateProcess(process, ours, json.loads(message))
 
-    def __init__(self, control: socket.socket, facts: dict[str, object]) -> None:
+
+class Template:
+    """The way to ask a ready template for slots. Whoever else holds its control socket must not read from it."""
+
+    def __init__(self, control: socket.socket, facts: dict[str, Any], on_death: Callable[["Template"], None]) -> None:
         self.facts = facts
         self._control = control
-        self._waiting: list[Callable[[int], None]] = []
+        self._on_death = on_death
+        self._waiting: dict[int, Callable[[int], None]] = {}
+        # An earlier holder of the socket may have left answers in it: serial numbers tell them apart.
+        self._serial = random.getrandbits(32)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(control.fileno(), self._on_readable)
         self.is_alive = True
-        self.on_death: Callable[[], None] = lambda: None
 
     def fork_slot(self, kind: int, uid: int, fds: list[int], on_answer: Callable[[int], None]) -> None:
         """Ask for a slot. `on_answer` gets its process id, or minus an errno. OSError if the template is gone."""
-        message = wire.SLOT_MESSAGE.pack(kind, uid)
+        self._serial = (self._serial + 1) & 0xFFFFFFFF
+        message = wire.SLOT_MESSAGE.pack(kind, uid, self._serial)
         rights = array.array("i", fds).tobytes()
         self._control.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-        self._waiting.append(on_answer)
+        self._waiting[self._serial] = on_answer
 
     def _on_readable(self) -> None:
         try:
@@ -97,132 +140,126 @@ class Template:
             return
         except OSError:
             data = b""
-        if len(data) != _ANSWER.size:
+        if len(data) != wire.SLOT_ANSWER.size:
             self.close()
-            self.on_death()
+            self._on_death(self)
             return
-        self._waiting.pop(0)(_ANSWER.unpack(data)[0])
+        serial, pid = wire.SLOT_ANSWER.unpack(data)
+        on_answer = self._waiting.pop(serial, None)
+        if on_answer is not None:
+            on_answer(pid)
 
     def close(self) -> None:
         if self.is_alive:
             self.is_alive = False
             self._loop.remove_reader(self._control.fileno())
             self._control.close()
-            for on_answer in self._waiting:
+            waiting, self._waiting = self._waiting, {}
+            for on_answer in waiting.values():
                 on_answer(-1)
-            self._waiting.clear()
 
 
-async def wait_until_ready(control: socket.socket, process: subprocess.Popen[bytes]) -> Template:
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(READY_DEADLINE_S):
-            message = await loop.sock_recv(control, 1 << 16)
-    except TimeoutError:
-        process.kill()
-        raise InfrastructureError(f"the sandbox template was not ready after {READY_DEADLINE_S:g} s") from None
-    if not message:
-        code = process.wait(timeout=10)
-        raise InfrastructureError(
-            f"the sandbox template ended while starting (exit code {code}); its reason is on stderr"
-        )
-    return Template(control, json.loads(message))
+class TemplateSource(Protocol):
+    """Where a host gets its templates from."""
 
+    on_ready: Callable[[], None]
+    """Called whenever there is a template again after there was none."""
 
-class TemplatePool:
-    """Keeps one template in use, and a spare if asked to; replaces what dies."""
+    @property
+    def current(self) -> Template | None: ...
 
-    def __init__(self, config: TemplateConfig, *, spare: bool) -> None:
-        self._config = config
-        self._wants_spare = spare
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._spare: Template | None = None
-        self._starting: asyncio.Task[None] | None = None
-        self._closing = False
-        self.current: Template | None = None
-        self.num_deaths = 0
-        self.on_ready: Callable[[], None] = lambda: None
+    @property
+    def num_deaths(self) -> int: ...
 
     async def start(self) -> None:
-        self.current = await self._start_one()
+        """Returns when there is a first template."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Nursery:
+    """Starts template processes in the background until there are as many as wanted; whatever dies is replaced."""
+
+    def __init__(self, config: TemplateConfig, num_wanted: int, on_born: Callable[[TemplateProcess], None]) -> None:
+        self._config = config
+        self._num_wanted = num_wanted
+        self._on_born = on_born
+        self._alive: list[TemplateProcess] = []
+        self._starting: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def start_first(self) -> None:
+        """Fails at once if a template cannot be started at all."""
+        self._add(await start_template(self._config))
         self._replenish()
 
-    async def _start_one(self) -> Template:
-        process, control = start_process(self._config)
-        self._processes.append(process)
-        try:
-            template = await wait_until_ready(control, process)
-        except BaseException:
-            process.kill()
-            process.wait()
-            control.close()
-            self._processes.remove(process)
-            raise
-        template.on_death = lambda: self._on_death(template, process)
-        return template
+    def bury(self, born: TemplateProcess) -> None:
+        if born in self._alive:
+            self._alive.remove(born)
+            born.kill()
+            self._replenish()
 
-    def _on_death(self, template: Template, process: subprocess.Popen[bytes]) -> None:
-        process.kill()
-        process.wait()
-        self._processes.remove(process)
-        if self._closing:
-            return
-        self.num_deaths += 1
-        if template is self._spare:
-            self._spare = None
-        elif template is self.current:
-            self.current, self._spare = self._spare, None
-            if self.current is not None:
-                self.on_ready()
-        self._replenish()
+    def _add(self, born: TemplateProcess) -> None:
+        self._alive.append(born)
+        self._on_born(born)
 
     def _replenish(self) -> None:
-        """Start what is missing, one at a time, in the background."""
-        is_complete = self.current is not None and (self._spare is not None or not self._wants_spare)
-        if is_complete or self._closing or (self._starting is not None and not self._starting.done()):
-            return
-        self._starting = asyncio.create_task(self._start_missing(), name="start a sandbox template")
+        is_busy = self._starting is not None and not self._starting.done()
+        if len(self._alive) < self._num_wanted and not is_busy and not self._is_closed:
+            self._starting = asyncio.create_task(self._start_missing(), name="start a sandbox template")
 
     async def _start_missing(self) -> None:
         delay_s = 0.1
-        while not self._closing:
+        while len(self._alive) < self._num_wanted:
             try:
-                template = await self._start_one()
+                self._add(await start_template(self._config))
             except InfrastructureError:
                 await asyncio.sleep(delay_s)
-                delay_s = min(delay_s * 2, 5.0)
-                continue
-            if self.current is None:
-                self.current = template
-                self.on_ready()
-            else:
-                self._spare = template
-            if self._spare is not None or not self._wants_spare:
-                return
+                delay_s = min(delay_s * 2, _MAX_RESTART_DELAY_S)
 
     async def close(self) -> None:
-        self._closing = True
+        self._is_closed = True
         if self._starting is not None:
             self._starting.cancel()
-            with contextlib.suppress(asyncio.CancelledError, InfrastructureError):
+            with contextlib.suppress(asyncio.CancelledError):
                 await self._starting
-        for template in (self.current, self._spare):
-            if template is not None:
-                template.close()
-        for process in self._processes:
-            try:
-                await asyncio.to_thread(process.wait, 2.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._processes.clear()
-        self.current = self._spare = None
+        for born in self._alive:
+            await born.stop()
+        self._alive.clear()
 
 
-def descriptor_rights(slot_socket: socket.socket, group_fd: int | None) -> list[int]:
-    return [slot_socket.fileno()] if group_fd is None else [slot_socket.fileno(), group_fd]
+class OwnTemplates:
+    """Templates that are children of this process."""
 
+    def __init__(self, config: TemplateConfig, *, spare: bool) -> None:
+        self._nursery = Nursery(config, 2 if spare else 1, self._on_born)
+        self._ready: list[Template] = []
+        self._is_closed = False
+        self.num_deaths = 0
+        self.on_ready: Callable[[], None] = lambda: None
 
-def close_quietly(fd: int) -> None:
-    with contextlib.suppress(OSError):
-        os.close(fd)
+    @property
+    def current(self) -> Template | None:
+        return self._ready[0] if self._ready else None
+
+    async def start(self) -> None:
+        await self._nursery.start_first()
+
+    def _on_born(self, born: TemplateProcess) -> None:
+        def on_death(template: Template) -> None:
+            self._ready.remove(template)
+            if not self._is_closed:
+                self.num_deaths += 1
+                self._nursery.bury(born)
+
+        self._ready.append(Template(born.control, born.facts, on_death))
+        if len(self._ready) == 1:
+            self.on_ready()
+
+    async def close(self) -> None:
+        self._is_closed = True
+        for template in self._ready:
+            template.close()
+        self._ready.clear()
+        await self._nursery.close()

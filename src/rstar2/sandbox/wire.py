@@ -18,8 +18,10 @@ MAX_CODE_BYTES, MAX_STDIN_BYTES, MAX_OUTPUT_BYTES = 8 * MIB, 32 * MIB, 16 * MIB
 
 REQUEST = struct.Struct("=IIIIQQQII")
 REPLY = struct.Struct("=iIIIIIII")
-SLOT_MESSAGE = struct.Struct("=Bi")
-"""To a template: the kind of slot, and the uid its programs run under (-1: the slot's own)."""
+SLOT_MESSAGE = struct.Struct("=BiI")
+"""To a template: the kind of slot, the uid its programs run under (-1: the slot's own), and a serial number."""
+SLOT_ANSWER = struct.Struct("=Ii")
+"""From a template: the serial number, and the slot's process id or minus an errno."""
 KIND_STATELESS, KIND_SESSION = 0, 1
 SESSION_REQUEST = struct.Struct("=BII")
 """To a session's slot: operation, the state it starts from (or is about), the state it makes. A run is followed by a

@@ -11,12 +11,12 @@ from enum import StrEnum
 from typing import Literal
 
 from aiohttp import web
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from rstar2.sandbox.execution import Execution, ExecutionStatus
 from rstar2.sandbox.executor import Request
 from rstar2.sandbox.http.operation import Answer, Operation, json_response, read_body
-from rstar2.sandbox.http.schema import Code, Stdin
+from rstar2.sandbox.http.schema import Code, Lenient, Stdin
 from rstar2.sandbox.http.service import Service
 
 MAX_SUBMISSIONS = 65_536
@@ -37,7 +37,7 @@ class ResultReason(StrEnum):
     INVALID_INPUT = "invalid_input"
 
 
-class Submission(BaseModel):
+class Submission(Lenient):
     sub_id: str | None = None
     type: Literal["python", "cpp", "math"]
     options: dict[str, str] | None = None
@@ -46,7 +46,7 @@ class Submission(BaseModel):
     expected_output: Stdin | None = None
 
 
-class BatchSubmission(BaseModel):
+class BatchSubmission(Lenient):
     sub_id: str | None = None
     type: Literal["batch"] = "batch"
     submissions: list[Submission] = Field(min_length=1, max_length=MAX_SUBMISSIONS)

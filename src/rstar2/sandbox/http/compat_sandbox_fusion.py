@@ -11,14 +11,14 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from aiohttp import web
-from pydantic import BaseModel, Field, JsonValue, TypeAdapter
+from pydantic import Field, JsonValue, TypeAdapter
 
 from rstar2.sandbox.execution import MIB, Execution, ExecutionStatus, Limits
 from rstar2.sandbox.executor import Overloaded, Request, Session
 from rstar2.sandbox.http.errors import overloaded
 from rstar2.sandbox.http.notebook_error import NotebookError, split_traceback
 from rstar2.sandbox.http.operation import Answer, Operation, json_response, read_body
-from rstar2.sandbox.http.schema import MAX_WALL_S, Code, Stdin
+from rstar2.sandbox.http.schema import MAX_WALL_S, Code, Lenient, Stdin, Whole
 from rstar2.sandbox.http.scratch_files import framed, new_mark, split_output
 from rstar2.sandbox.http.service import Service
 
@@ -52,10 +52,10 @@ class CommandRunStatus(StrEnum):
     TIME_LIMIT_EXCEEDED = "TimeLimitExceeded"
 
 
-class RunCodeRequest(BaseModel):
+class RunCodeRequest(Lenient):
     compile_timeout: Timeout = Field(10, description="Accepted; Python is not compiled.")
     run_timeout: Timeout = 10
-    memory_limit_MB: int = Field(-1, description="Not positive: the service's default.")  # noqa: N815
+    memory_limit_MB: Whole = Field(-1, description="Not positive: the service's default.")  # noqa: N815
     code: Code
     stdin: Stdin | None = None
     language: Language = Field("python", description="Only `python` is run; others get `SandboxError`.")
@@ -63,11 +63,11 @@ class RunCodeRequest(BaseModel):
     fetch_files: Paths = []
 
 
-class RunJupyterRequest(BaseModel):
+class RunJupyterRequest(Lenient):
     cells: list[Code] = Field(max_length=MAX_CELLS)
     cell_timeout: Timeout = Field(0, description="Not positive: none of its own.")
     total_timeout: Timeout = 45
-    memory_limit_MB: int = -1  # noqa: N815
+    memory_limit_MB: Whole = -1  # noqa: N815
     kernel: Literal["python3"] = "python3"
     files: dict[str, str] = Field(default={}, max_length=MAX_FILES)
     fetch_files: Paths = []

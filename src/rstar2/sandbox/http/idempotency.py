@@ -21,7 +21,9 @@ class KeyConflict(Exception):  # noqa: N818
 @dataclass(slots=True)
 class _Entry:
     digest: bytes
-    task: asyncio.Future[Outcome]
+    task: asyncio.Future[Outcome] | None
+    """None once it is done and its result kept: a finished task holds far more than the result."""
+    result: bytes = b""
     num_waiters: int = 0
     expires: float = float("inf")
 
@@ -53,20 +55,25 @@ class OnceTable:
         self._forget_old()
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = _Entry(digest, asyncio.ensure_future(start()))
-            entry.task.add_done_callback(lambda task: self._settle(key, task))
+            task: asyncio.Future[Outcome] = asyncio.ensure_future(start())
+            entry = self._entries[key] = _Entry(digest, task)
+            task.add_done_callback(lambda task: self._settle(key, task))
         elif entry.digest != digest:
             raise KeyConflict(key)
+        elif entry.task is None:
+            return entry.result
+        else:
+            task = entry.task
         entry.num_waiters += 1
         try:
-            result, _ = await asyncio.shield(entry.task)
+            result, _ = await asyncio.shield(task)
             return result
         finally:
             entry.num_waiters -= 1
-            if cancel_when_alone and not entry.num_waiters and not entry.task.done():
+            if cancel_when_alone and not entry.num_waiters and not task.done():
                 # Forgotten at once: whoever comes next must not wait on an execution that is being torn down.
                 del self._entries[key]
-                entry.task.cancel()
+                task.cancel()
 
     def _settle(self, key: str, task: "asyncio.Future[Outcome]") -> None:
         entry = self._entries.get(key)
@@ -75,9 +82,10 @@ class OnceTable:
         if task.cancelled() or task.exception() is not None or not task.result()[1]:
             del self._entries[key]
             return
+        entry.task, entry.result = None, task.result()[0]
         entry.expires = self._clock() + self._retention_s
-        self._finished[key] = len(task.result()[0])
-        self._num_bytes += self._finished[key]
+        self._finished[key] = len(entry.result)
+        self._num_bytes += len(entry.result)
         self._forget_old()
 
     def _forget_old(self) -> None:

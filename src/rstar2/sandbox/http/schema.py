@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, TypeAdapter, model_validator
 
 from rstar2.records import Verdict
 from rstar2.sandbox.execution import GIB, MIB, Execution, Limits
@@ -21,6 +21,13 @@ MAX_WALL_S = 3600.0
 MAX_QUEUE_S = 7200.0
 _DEFAULTS = Limits()
 
+
+def _whole(value: object) -> object:
+    """JSON does not tell 2.0 from 2; strict validation would."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Code = Annotated[str, Field(max_length=MAX_CODE_CHARS)]
 Stdin = Annotated[str, Field(max_length=MAX_STDIN_CHARS)]
@@ -34,15 +41,21 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class Lenient(BaseModel):
+    """A request of the drop-in endpoints: fields that we do not know are their callers' business."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+
 class LimitsModel(Wire):
     """What one execution may use; each holds for the program and all its children together."""
 
     wall_s: Seconds = Field(_DEFAULTS.wall_s, le=MAX_WALL_S)
     cpu_s: Seconds = Field(_DEFAULTS.cpu_s, le=MAX_WALL_S)
-    memory_bytes: int = Field(_DEFAULTS.memory_bytes, ge=MIB, le=1024 * GIB)
-    num_processes: int = Field(_DEFAULTS.num_processes, ge=1, le=4096)
-    output_bytes: int = Field(_DEFAULTS.output_bytes, ge=1, le=64 * MIB)
-    file_bytes: int = Field(_DEFAULTS.file_bytes, ge=1, le=16 * GIB)
+    memory_bytes: Whole = Field(_DEFAULTS.memory_bytes, ge=MIB, le=1024 * GIB)
+    num_processes: Whole = Field(_DEFAULTS.num_processes, ge=1, le=4096)
+    output_bytes: Whole = Field(_DEFAULTS.output_bytes, ge=1, le=64 * MIB)
+    file_bytes: Whole = Field(_DEFAULTS.file_bytes, ge=1, le=16 * GIB)
 
     def to_limits(self) -> Limits:
         return Limits(
@@ -85,7 +98,7 @@ class ForkRequest(Wire):
 
 
 class RollbackRequest(Wire):
-    num_cells: int = Field(1, ge=1, le=1_000_000)
+    num_cells: Whole = Field(1, ge=1, le=1_000_000)
     idempotency_key: IdempotencyKey = None
 
 

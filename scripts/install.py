@@ -1,0 +1,44 @@
+"""Make a virtual environment and install rstar2 into it with plain pip. `install.py VENV EXTRA...`
+
+Torch is installed first and pinned, because of what a plain `pip install torch` does: on a machine without a GPU it
+brings several gigabytes of CUDA packages. A CPU build carries a local version (2.13.0+cpu) and satisfies `==2.13.0`,
+so wherever pip can see one (a wheel folder in its `find-links`, an index that has CPU builds) the pin takes it. On a
+machine with a GPU the same pin takes the CUDA build from the package index, which is what a GPU user wants.
+"""
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+TORCH = "torch==2.13.0"
+MINIMUM = (3, 11)
+
+
+def run(what: str, command: list[str]) -> None:
+    print(f"== {what}", flush=True)
+    if subprocess.run(command, check=False).returncode != 0:
+        sys.exit(f"failed: {what}. The command was: {' '.join(command)}")
+
+
+def main() -> None:
+    folder, extras = Path(sys.argv[1]), sys.argv[2:]
+    if sys.version_info < MINIMUM:
+        sys.exit(f"rstar2 needs Python {MINIMUM[0]}.{MINIMUM[1]} or newer; this is {sys.version.split()[0]} at "
+                 f"{sys.executable}. Install one, then run: make PYTHON=/path/to/python3.11 ...")  # fmt: skip
+    python = folder / "bin" / "python"
+    if not python.exists():
+        print(f"== making {folder} with {sys.executable}", flush=True)
+        try:
+            venv.create(folder, with_pip=True)
+        except subprocess.CalledProcessError:
+            sys.exit("the venv module cannot install pip; on Debian: apt-get install python3-venv")
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    if "train" in extras:
+        run(f"installing {TORCH}", [*pip, TORCH])
+    wanted = f".[{','.join(extras)}]" if extras else "."
+    run(f"installing rstar2 {wanted}", [*pip, "--editable", wanted])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+"""`rstar2 sandbox`: run untrusted Python, serve it over HTTP, measure it."""
+
+import typer
+
+from rstar2.cli.sandbox.bench import bench
+from rstar2.cli.sandbox.run import run
+from rstar2.cli.sandbox.serve import serve
+
+app = typer.Typer(
+    help="Run untrusted Python, isolated: one program, as a service, or as a benchmark.", no_args_is_help=True
+)
+app.command("run")(run)
+app.command("serve")(serve)
+app.command("bench")(bench)

@@ -1,0 +1,65 @@
+"""`rstar2 sandbox run FILE`: one program, isolated, here or on a service."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rstar2.cli.output import ExitCode, note, print_json
+from rstar2.errors import UserError
+
+
+def run(
+    file: Annotated[str, typer.Argument(help="The program; `-` reads it from standard input.")],
+    stdin: Annotated[Path | None, typer.Option(help="A file that the program reads as its standard input.")] = None,
+    wall_s: Annotated[float, typer.Option("--wall", help="Wall-clock limit in seconds.")] = 10.0,
+    cpu_s: Annotated[float, typer.Option("--cpu", help="CPU limit of any one process, in seconds.")] = 10.0,
+    memory_mib: Annotated[int, typer.Option("--memory", help="Memory limit in MiB.")] = 1024,
+    address: Annotated[str | None, typer.Option(help="A service to run it on, instead of this machine.")] = None,
+    token: Annotated[str | None, typer.Option(envvar="RSTAR2_SANDBOX_TOKEN", help="The service's token.")] = None,
+    unsafe: Annotated[bool, typer.Option("--unsafe", help="A plain subprocess with no isolation at all.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
+) -> None:
+    """Run one program and show what it did. Exit code 1 if the program failed, 3 if the sandbox did."""
+    from dataclasses import asdict
+
+    from rstar2.sandbox import Execution, Limits, Sandbox
+    from rstar2.sandbox.execution import MIB
+
+    code = _read(file)
+    try:
+        limits = Limits(wall_s=wall_s, cpu_s=cpu_s, memory_bytes=memory_mib * MIB)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    with Sandbox(address, token, executor=_unsafe_executor if unsafe else None) as sandbox:
+        result: Execution = sandbox.run(code, _read(str(stdin)) if stdin else "", limits)
+    if as_json:
+        print_json(asdict(result))
+    else:
+        sys.stdout.write(result.stdout)
+        sys.stderr.write(result.stderr)
+        if result.value is not None:
+            print(result.value)
+        if not result.ok:
+            note(f"[{result.status.value}] {result.message or f'exit code {result.exit_code}'}")
+    if result.status.is_ours:
+        raise SystemExit(ExitCode.INFRASTRUCTURE)
+    raise SystemExit(ExitCode.OK if result.ok else ExitCode.NO)
+
+
+def _read(file: str) -> str:
+    if file == "-":
+        return sys.stdin.read()
+    try:
+        return Path(file).read_text()
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{file} is not UTF-8 text") from None
+
+
+def _unsafe_executor():  # type: ignore[no-untyped-def]
+    from rstar2.sandbox.unsafe import UnsafeExecutor
+
+    return UnsafeExecutor()

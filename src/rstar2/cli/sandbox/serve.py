@@ -1,0 +1,105 @@
+"""`rstar2 sandbox serve`: the execution service."""
+
+import ipaddress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rstar2.cli.output import note
+from rstar2.errors import UserError
+
+if TYPE_CHECKING:
+    from rstar2.sandbox.supervisor import ServeConfig
+
+
+def serve(
+    host: Annotated[
+        str, typer.Option(help="The address to listen on. Anything but loopback needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.")] = 8765,
+    token: Annotated[
+        str | None, typer.Option(envvar="RSTAR2_SANDBOX_TOKEN", help="Callers must send it as a bearer token.")
+    ] = None,
+    num_young: Annotated[
+        int | None, typer.Option("--workers", help="Short executions at one time. Default: four for each core.")
+    ] = None,
+    max_slots: Annotated[int, typer.Option(help="Executions at one time, long ones included.")] = 256,
+    queue: Annotated[
+        int, typer.Option(help="Executions that may wait; beyond it callers are told to come back.")
+    ] = 100_000,
+    drain_s: Annotated[float, typer.Option("--drain", help="Seconds given to running executions at the end.")] = 30.0,
+    allow_weak_isolation: Annotated[
+        bool, typer.Option("--allow-weak-isolation", help="Start even where the machine cannot isolate.")
+    ] = False,
+    unsafe: Annotated[
+        bool, typer.Option("--unsafe", help="Plain subprocesses, no isolation at all: for code that you trust.")
+    ] = False,
+) -> None:
+    """Serve executions, sessions and grading over HTTP until SIGTERM or Ctrl-C, then drain."""
+    import asyncio
+
+    from rstar2.sandbox.host import HostConfig
+    from rstar2.sandbox.http import ServiceSettings
+    from rstar2.sandbox.local import LocalConfig
+    from rstar2.sandbox.supervisor import ServeConfig, supervise
+
+    if token is None and not _is_loopback(host):
+        raise UserError(f"--host {host} can be reached from other machines: set --token (or RSTAR2_SANDBOX_TOKEN) too")
+    if (num_young is not None and num_young < 1) or max_slots < 1 or queue < 1:
+        raise UserError("--workers, --max-slots and --queue must be at least 1")
+    settings = ServiceSettings(token=token, max_in_flight=queue)
+    defaults = LocalConfig()
+    local = LocalConfig(
+        host=HostConfig(allow_weak_isolation=allow_weak_isolation),
+        num_young=num_young or defaults.num_young,
+        max_slots=max_slots,
+        queue_capacity=queue,
+    )
+    config = ServeConfig(
+        host=host,
+        port=port,
+        local=local,
+        service=settings,
+        drain_s=drain_s,
+        server_entry="from rstar2.cli.sandbox.serve import run_server_process; run_server_process()",
+    )
+    if unsafe:
+        note("warning: no isolation at all; run only code that you trust")
+        asyncio.run(_serve_unsafe(config))
+        return
+    note("starting: loading the libraries that programs will find warm ...")
+    asyncio.run(supervise(config, _announce))
+
+
+def _announce(address: str) -> None:
+    note(f"serving on {address} (OpenAPI: {address}/openapi.json); Ctrl-C drains and stops")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def run_server_process() -> None:
+    """What each server process runs: the service with a grader that uses its own executor."""
+    from rstar2.grading import Grader
+    from rstar2.sandbox.serving import run_server
+
+    run_server(Grader)
+
+
+async def _serve_unsafe(config: "ServeConfig") -> None:
+    from rstar2.grading import Grader
+    from rstar2.sandbox.http import create_app, serve_forever
+    from rstar2.sandbox.supervisor import listen
+    from rstar2.sandbox.unsafe import UnsafeExecutor
+
+    listener = listen(config.host, config.port)
+    async with UnsafeExecutor() as executor:
+        app = create_app(executor, config.service, grader=Grader(executor))
+        bound_host, bound_port = listener.getsockname()[:2]
+        await serve_forever(
+            app, [listener], drain_s=config.drain_s, on_ready=lambda: _announce(f"http://{bound_host}:{bound_port}")
+        )
