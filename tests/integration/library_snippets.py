@@ -322,7 +322,7 @@ _LANGUAGE = {
         import __main__
         print(__main__.main is main, vars() is globals(), __builtins__.__name__, __spec__, __package__)
     """,
-    "annotations of the module": "print(__annotations__)\nx: int = 1\nprint(__annotations__)\n",
+    "annotations of a module without any": "print(__annotations__)\n",
     "match, walrus, star, nonlocal": """
         def describe(value):
             match value:
@@ -812,7 +812,7 @@ _CONCURRENCY = {
         signal.signal(signal.SIGUSR1, lambda *_: print("usr1"))
         os.kill(os.getpid(), signal.SIGUSR1)
         print([signal.getsignal(number) for number in (signal.SIGPIPE, signal.SIGCHLD, signal.SIGTERM, signal.SIGXFSZ)])
-        print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        print(signal.getsignal(2) is signal.default_int_handler, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
     """,
 }
 

@@ -12,6 +12,7 @@ import pytest
 from sandbox_service import GateExecutor, listening_socket, service, until
 
 from rstar2.sandbox import Execution, ExecutionStatus, Request
+from rstar2.sandbox.executor import Overloaded
 from rstar2.sandbox.http import ServiceSettings, create_app, serve_forever
 from rstar2.sandbox.unsafe import UnsafeExecutor
 
@@ -76,6 +77,31 @@ async def test_over_capacity_is_answered_at_once() -> None:
         assert time.monotonic() - started < 1
         executor.gate.set()
         assert [(await response).status for response in waiting] == [200, 200]
+
+
+async def test_a_batch_that_can_never_fit_is_not_told_to_come_back() -> None:
+    settings = ServiceSettings(max_in_flight=2)
+    async with service(GateExecutor(), settings) as running, aiohttp.ClientSession(running.url) as http:
+        response = await http.post("/v1/batch", json={"runs": [WAITS] * 3})
+        assert response.status == 422 and "at most 2" in (await response.json())["message"]
+
+
+async def test_a_batch_that_shares_a_key_with_a_refused_run_still_ends() -> None:
+    class SlowRefusal(GateExecutor):
+        async def run(self, request: Request) -> Execution:
+            await super().run(request)
+            raise Overloaded(retry_after_s=1)
+
+    executor = SlowRefusal()
+    body = {**WAITS, "idempotency_key": "k"}
+    async with service(executor) as running, aiohttp.ClientSession(running.url) as http:
+        one = asyncio.ensure_future(http.post("/v1/run", json=body))
+        await until(lambda: running.service.num_in_flight == 1)
+        batch = asyncio.ensure_future(http.post("/v1/batch", json={"runs": [body]}))
+        await until(lambda: running.service.num_in_flight == 2)
+        executor.gate.set()
+        assert (await one).status == 503
+        assert json.loads(await (await batch).read())["error"]["error"] == "overloaded"
 
 
 async def test_the_executors_full_queue_is_503_for_one_and_patience_for_a_batch() -> None:
@@ -230,3 +256,21 @@ async def test_sigterm_drains_and_returns() -> None:
         executor.gate.set()
         assert (await first).status == 200
     assert await asyncio.wait_for(serving, 5)
+
+
+async def test_a_second_signal_ends_the_draining() -> None:
+    executor = GateExecutor()
+    sock, ready = listening_socket(), asyncio.Event()
+    serving = asyncio.ensure_future(serve_forever(create_app(executor), [sock], on_ready=ready.set))
+    await ready.wait()
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{sock.getsockname()[1]}") as http:
+        stuck = asyncio.ensure_future(http.post("/v1/run", json=WAITS))
+        await until(lambda: executor.num_running == 1)
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.sleep(0.05)
+        assert not serving.done()
+        signal.raise_signal(signal.SIGTERM)
+        assert not await asyncio.wait_for(serving, 5)
+        with pytest.raises(aiohttp.ClientError):
+            await stuck
+    assert executor.num_cancelled == 1

@@ -7,6 +7,7 @@ after which the slot is killed and the call is ours to retry.
 """
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -28,7 +29,7 @@ MAX_ATTEMPTS = 3
 @dataclass(eq=False)
 class Job:
     request: Request
-    flow: int
+    flow: str
     code: bytes
     stdin: bytes
     future: asyncio.Future[Execution]
@@ -36,6 +37,10 @@ class Job:
     num_attempts: int = 0
     started_at: float = 0.0
     is_young: bool = True
+
+    @property
+    def expires_at(self) -> float:
+        return self.queued_at + self.request.queue_s
 
 
 @dataclass(eq=False)
@@ -70,6 +75,7 @@ class Dispatcher:
         self._num_young = 0
         self._next_flow = 0
         self._is_closed = False
+        self._next_expiry = math.inf
         self.counters = Counters()
         host.on_template_ready = self._pump
         self._ticker = asyncio.create_task(self._tick(), name="sandbox dispatcher clock")
@@ -86,11 +92,11 @@ class Dispatcher:
     def num_running(self) -> int:
         return len(self._slots) - len(self._idle)
 
-    def new_flow(self) -> int:
+    def new_flow(self) -> str:
         self._next_flow += 1
-        return self._next_flow
+        return f"#{self._next_flow}"
 
-    def submit(self, request: Request, flow: int) -> asyncio.Future[Execution]:
+    def submit(self, request: Request) -> asyncio.Future[Execution]:
         """Overloaded if the queue is full; otherwise the future always gets a result."""
         if self._is_closed:
             raise RuntimeError("the sandbox is closed")
@@ -98,12 +104,14 @@ class Dispatcher:
             raise Overloaded(retry_after_s=self._expected_wait_s())
         code, stdin = request.code.encode("utf-8", "surrogatepass"), request.stdin.encode("utf-8", "surrogatepass")
         future: asyncio.Future[Execution] = self._loop.create_future()
+        flow = request.flow or self.new_flow()
         job = Job(request, flow, code, stdin, future, time.monotonic())
         if len(code) > wire.MAX_CODE_BYTES or len(stdin) > wire.MAX_STDIN_BYTES:
             message = f"code is limited to {wire.MAX_CODE_BYTES} bytes and stdin to {wire.MAX_STDIN_BYTES}"
             future.set_result(Execution(ExecutionStatus.ERROR, message=message, exit_code=None))
             return future
         self.queue.push(flow, job)
+        self._next_expiry = min(self._next_expiry, job.expires_at)
         self._pump()
         return future
 
@@ -271,10 +279,13 @@ class Dispatcher:
             self._pump()
 
     def _expire(self, now: float) -> None:
-        """Give back what waited longer than its caller allowed."""
-        for job in self.queue.take_expired(lambda job: now - job.queued_at > job.request.queue_s or job.future.done()):
+        """Give back what waited longer than its caller allowed. A queue of 45,000 is walked only when one may have."""
+        if now < self._next_expiry:
+            return
+        for job in self.queue.take_expired(lambda job: job.expires_at <= now):
             message = f"no worker was free within {job.request.queue_s:g} s"
             self._finish(job, Execution(ExecutionStatus.QUEUE_TIMEOUT, message=message))
+        self._next_expiry = min((job.expires_at for job in self.queue), default=math.inf)
 
     async def close(self) -> None:
         self._is_closed = True

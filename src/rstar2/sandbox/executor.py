@@ -26,6 +26,8 @@ class Request:
     limits: Limits = field(default_factory=Limits)
     queue_s: float = 120.0
     """How long it may wait for a worker before it is given back as a queue timeout."""
+    flow: str = ""
+    """Requests of one flow are served in order, and flows take turns; empty: a flow of its own."""
 
 
 class Session(Protocol):

@@ -3,7 +3,7 @@
     with Sandbox() as sandbox:
         print(sandbox.run("print(1 + 1)").stdout)
 
-An executor lives on a thread of its own, from the first use or `with` until `close`; calls may come from any thread.
+An executor lives on a thread of its own until `close`; calls may come from any thread.
 """
 
 import asyncio

@@ -4,8 +4,9 @@ A flow is whatever was handed in together (one request, one batch). Flows take t
 45,000 waits for one turn, not for the batch. Within a flow the order is first come, first served.
 """
 
+import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -14,18 +15,21 @@ Item = TypeVar("Item")
 class FairQueue(Generic[Item]):
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._flows: dict[int, deque[Item]] = {}
-        self._turns: deque[int] = deque()
+        self._flows: dict[str, deque[Item]] = {}
+        self._turns: deque[str] = deque()
         self._length = 0
 
     def __len__(self) -> int:
         return self._length
 
+    def __iter__(self) -> Iterator[Item]:
+        return itertools.chain.from_iterable(self._flows.values())
+
     @property
     def room(self) -> int:
         return self.capacity - self._length
 
-    def push(self, flow: int, item: Item) -> None:
+    def push(self, flow: str, item: Item) -> None:
         """The caller has asked for `room` first: a full queue is refused at the door, never by dropping."""
         assert self.room > 0, "push to a full queue"
         if flow not in self._flows:
@@ -34,7 +38,7 @@ class FairQueue(Generic[Item]):
         self._flows[flow].append(item)
         self._length += 1
 
-    def push_front(self, flow: int, item: Item) -> None:
+    def push_front(self, flow: str, item: Item) -> None:
         """Give back an item that was taken and could not be served; it is next. It had its place, so no bound."""
         if flow not in self._flows:
             self._flows[flow] = deque()

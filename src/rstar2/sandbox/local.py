@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -58,10 +58,10 @@ class LocalExecutor:
             self._sessions = SessionKeeper(self._host, max_live=self.config.max_live_sessions)
 
     async def run(self, request: Request) -> Execution:
-        dispatcher = await self._running()
-        future = dispatcher.submit(request, dispatcher.new_flow())
+        dispatcher = self._dispatcher or await self._running()
+        future = dispatcher.submit(request)
         try:
-            return await asyncio.shield(future)
+            return await future
         except asyncio.CancelledError:
             dispatcher.cancel(future)
             raise
@@ -78,7 +78,7 @@ class LocalExecutor:
 
         try:
             for index, request in enumerate(requests):
-                future = dispatcher.submit(request, flow)
+                future = dispatcher.submit(request if request.flow else replace(request, flow=flow))
                 futures.append(future)
                 future.add_done_callback(lambda done, index=index: deliver(index, done))  # type: ignore[misc]
             for _ in range(len(futures)):

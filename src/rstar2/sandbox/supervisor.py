@@ -76,6 +76,7 @@ class Supervisor:
         self._ended = asyncio.Event()
         self._first_ready = asyncio.Event()
         self._delay_s = 0.0
+        self._failure: str | None = None
         self.num_server_deaths = 0
 
     @property
@@ -101,6 +102,8 @@ class Supervisor:
             if not ready.done() and not ended.done():
                 raise InfrastructureError(f"the service was not ready after {_FIRST_READY_S:g} s")
             await self._ended.wait()
+            if self._failure is not None:
+                raise InfrastructureError(self._failure)
         finally:
             await self._clean_up()
 
@@ -179,6 +182,10 @@ class Supervisor:
                 self._ended.set()
             return
         self.num_server_deaths += 1
+        if not self._first_ready.is_set():
+            self._failure = f"a server process ended while starting, with exit code {code}; its reason is above"
+            self._ended.set()
+            return
         print(f"rstar2 sandbox: a server process ended ({code}); another takes over", file=sys.stderr, flush=True)
         lived_s = time.monotonic() - server.started_at
         self._delay_s = 0.0 if lived_s > 10.0 else min(max(0.1, self._delay_s * 2), _MAX_DELAY_S)

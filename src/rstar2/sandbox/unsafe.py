@@ -45,15 +45,19 @@ class Child:
         scratch = folder / "scratch"
         scratch.mkdir()
         streams = [str(folder / "stdout"), str(folder / "stderr")]
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-X", "utf8", unsafe_child.__file__, *streams),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            cwd=scratch,
-            env={"PATH": os.defpath, "HOME": str(scratch), "TMPDIR": str(scratch), "LANG": "C.UTF-8"},
-            start_new_session=True,
-            limit=REPLY_BYTES,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-X", "utf8", unsafe_child.__file__, *streams),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                cwd=scratch,
+                env={"PATH": os.defpath, "HOME": str(scratch), "TMPDIR": str(scratch), "LANG": "C.UTF-8"},
+                start_new_session=True,
+                limit=REPLY_BYTES,
+            )
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         return cls(process, folder)
 
     async def run(self, code: str, stdin: str, limits: Limits) -> Execution:

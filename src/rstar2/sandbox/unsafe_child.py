@@ -6,6 +6,7 @@ accident. There is no boundary here: a program that looks for the channel finds 
 """
 
 import ast
+import contextlib
 import io
 import json
 import linecache
@@ -75,8 +76,10 @@ def unbuffered(descriptor: int) -> io.TextIOWrapper:
 
 
 def limit(what: int, amount: int) -> None:
+    """Where the system has it: macOS refuses to bound the address space."""
     _, hard = resource.getrlimit(what)
-    resource.setrlimit(what, (amount if hard == resource.RLIM_INFINITY else min(amount, hard), hard))
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(what, (amount if hard == resource.RLIM_INFINITY else min(amount, hard), hard))
 
 
 def cpu_s() -> float:

@@ -60,7 +60,7 @@ class RunCodeRequest(Lenient):
     stdin: Stdin | None = None
     language: Language = Field("python", description="Only `python` is run; others get `SandboxError`.")
     files: dict[str, str | None] = Field(default={}, max_length=MAX_FILES, description="Path to base64.")
-    fetch_files: Paths = []
+    fetch_files: Paths = Field(default=[])
 
 
 class RunJupyterRequest(Lenient):
@@ -70,7 +70,7 @@ class RunJupyterRequest(Lenient):
     memory_limit_MB: Whole = -1  # noqa: N815
     kernel: Literal["python3"] = "python3"
     files: dict[str, str] = Field(default={}, max_length=MAX_FILES)
-    fetch_files: Paths = []
+    fetch_files: Paths = Field(default=[])
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +230,8 @@ class SandboxFusionApi:
             before = framed(None, body.files, [], mark) if body.files else None
         except ValueError as error:
             return RunJupyterResponse(RunStatus.SANDBOX_ERROR, str(error))
-        if before is not None:
-            await run(before, own_limits)
+        if before is not None and not (written := await run(before, own_limits)).ok:
+            return RunJupyterResponse(RunStatus.SANDBOX_ERROR, f"files: {written.message or written.stderr}")
         for code in body.cells:
             timeout_s = min(left_s(), body.cell_timeout) if body.cell_timeout > 0 else left_s()
             execution = await run(code, limits_of(timeout_s, body.memory_limit_MB))

@@ -1,22 +1,26 @@
 """The service's own endpoints, `/v1/...`."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from aiohttp import web
 from pydantic import TypeAdapter
 
+from rstar2.sandbox.executor import Overloaded
 from rstar2.sandbox.http import schema
-from rstar2.sandbox.http.errors import ApiError, json_line
+from rstar2.sandbox.http.errors import ApiError, json_line, overloaded
 from rstar2.sandbox.http.idempotency import KeyConflict
 from rstar2.sandbox.http.operation import Answer, Operation, json_response, read_body
 from rstar2.sandbox.http.schema import CellRequest, CellResult, ForkRequest, RollbackRequest, RunRequest, SessionInfo
 from rstar2.sandbox.http.service import Service, conflict
 from rstar2.sandbox.http.sessions import HeldSession, SessionTable
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T", CellRequest, ForkRequest, RollbackRequest)
 NDJSON = "application/x-ndjson"
+COALESCE_ABOVE, COALESCE_S = 8, 0.003
 
 
 class NativeApi:
@@ -103,11 +107,17 @@ class NativeApi:
             response = web.StreamResponse(headers={"Content-Type": NDJSON})
             await response.prepare(request)
             lines: asyncio.Queue[bytes] = asyncio.Queue()
-            tasks = [asyncio.ensure_future(self._run_to_line(index, run, lines)) for index, run in enumerate(runs)]
+            flow = f"batch-{id(lines)}"
+            tasks = [
+                asyncio.ensure_future(self._run_to_line(index, run, flow, lines)) for index, run in enumerate(runs)
+            ]
             try:
                 num_left = len(runs)
                 while num_left:
                     ready = [await lines.get()]
+                    # Under load the next ones are a moment away, and one write for several is what a batch is for.
+                    if num_left > COALESCE_ABOVE:
+                        await asyncio.sleep(COALESCE_S)
                     while not lines.empty():
                         ready.append(lines.get_nowait())
                     async with asyncio.timeout(self._service.settings.transfer_timeout_s):
@@ -124,11 +134,18 @@ class NativeApi:
                 await asyncio.gather(*tasks, return_exceptions=True)
         return response
 
-    async def _run_to_line(self, index: int, run: RunRequest, lines: "asyncio.Queue[bytes]") -> None:
+    async def _run_to_line(self, index: int, run: RunRequest, flow: str, lines: "asyncio.Queue[bytes]") -> None:
+        """Every run ends in exactly one line: the batch waits for them."""
         try:
-            result = await self._service.run_once(run, self._service.run_patiently)
+            result = await self._service.run_once(run, self._service.run_patiently, flow)
         except ApiError as error:
             lines.put_nowait(json_line(index, error))
+        except Overloaded as error:
+            # The key was first used by a single request, which does not wait for room in the queue.
+            lines.put_nowait(json_line(index, overloaded(str(error), error.retry_after_s)))
+        except Exception:
+            logger.exception("a run of a batch failed")
+            lines.put_nowait(json_line(index, ApiError(500, "internal", "the service failed; its log says how")))
         else:
             lines.put_nowait(b'{"index":%d,"result":%s}\n' % (index, result))
 
@@ -151,8 +168,7 @@ class NativeApi:
             async with self._sessions.turn(held) as session:
                 execution = await self._service.run_cell(session, cell)
                 result = CellResult(session.num_cells, execution)
-            body = b'{"num_cells":%d,"result":%s}' % (result.num_cells, schema.EXECUTION.dump_json(execution))
-            return body, not execution.status.is_ours
+            return schema.CELL_RESULT.dump_json(result), not execution.status.is_ours
 
         return json_response(await self._once(request, schema.CELL, run))
 

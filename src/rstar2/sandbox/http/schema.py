@@ -73,9 +73,9 @@ class RunRequest(Wire):
     queue_s: Seconds = Field(120.0, le=MAX_QUEUE_S, description="How long it may wait for a worker.")
     idempotency_key: IdempotencyKey = None
 
-    def to_request(self) -> Request:
+    def to_request(self, flow: str = "") -> Request:
         limits = _DEFAULTS if self.limits is _NO_LIMITS_GIVEN else self.limits.to_limits()
-        return Request(self.code, self.stdin, limits, self.queue_s)
+        return Request(self.code, self.stdin, limits, self.queue_s, flow)
 
 
 class BatchRequest(Wire):

@@ -29,6 +29,9 @@ from rstar2.sandbox.http.settings import ServiceSettings
 from rstar2.sandbox.http.system import SystemApi
 
 logger = logging.getLogger(__name__)
+protocol_logger = logging.getLogger(f"{__name__}.protocol")
+# aiohttp logs a traceback for each request that is not HTTP; it is answered with 400, and callers must not fill disks.
+protocol_logger.setLevel(logging.CRITICAL)
 SERVICE = web.AppKey("service", Service)
 DOCUMENT = web.AppKey("document", dict[str, Any])
 """The OpenAPI document that the application serves."""
@@ -122,7 +125,9 @@ class Server:
 
     def __init__(self, app: web.Application) -> None:
         self._service = app[SERVICE]
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=protocol_logger
+        )
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
         await self._runner.setup()
@@ -154,20 +159,22 @@ async def serve_forever(
     await server.start(sockets)
     loop = asyncio.get_running_loop()
     stopping = stop or asyncio.Event()
-    if stop is None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopping.set)
+
+    def on_signal(act: Callable[[], object]) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT) if stop is None else ():
+            loop.add_signal_handler(number, act)
+
+    on_signal(stopping.set)
     try:
         on_ready()
         await stopping.wait()
         draining = asyncio.ensure_future(server.drain(drain_s))
-        if stop is None:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, draining.cancel)
-        with contextlib.suppress(asyncio.CancelledError):
-            return await draining
-        return await server.drain(0.0)
+        on_signal(draining.cancel)
+        await asyncio.wait([draining])
+        return await server.drain(0.0) if draining.cancelled() else draining.result()
+    except asyncio.CancelledError:
+        await server.drain(0.0)
+        raise
     finally:
-        if stop is None:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
+        for number in (signal.SIGTERM, signal.SIGINT) if stop is None else ():
+            loop.remove_signal_handler(number)

@@ -93,6 +93,9 @@ class Service:
         wait_s = self.settings.retry_after_s
         if self.draining:
             raise overloaded("the service is shutting down and takes no new work", wait_s, refusal_status)
+        if num_executions > self.settings.max_in_flight:
+            most = self.settings.max_in_flight
+            raise ApiError(422, "invalid", f"at most {most} executions fit here at once: send them in smaller batches")
         if self.num_in_flight + num_executions > self.settings.max_in_flight:
             message = f"over capacity: {self.num_in_flight} executions are in flight"
             raise overloaded(message, wait_s, refusal_status)
@@ -128,13 +131,15 @@ class Service:
                 await asyncio.sleep(error.retry_after_s)
                 request = replace(request, queue_s=max(deadline - time.monotonic(), 1e-3))
 
-    async def run_once(self, run: RunRequest, execute: Callable[[Request], Awaitable[Execution]]) -> bytes:
+    async def run_once(
+        self, run: RunRequest, execute: Callable[[Request], Awaitable[Execution]], flow: str = ""
+    ) -> bytes:
         """The run's result as JSON; with an idempotency key, that of the one execution which the key stands for."""
         if run.idempotency_key is None:
-            return EXECUTION.dump_json(await execute(run.to_request()))
+            return EXECUTION.dump_json(await execute(run.to_request(flow)))
 
         async def start() -> tuple[bytes, bool]:
-            execution = await execute(run.to_request())
+            execution = await execute(run.to_request(flow))
             return EXECUTION.dump_json(execution), not execution.status.is_ours
 
         try:

@@ -1,0 +1,173 @@
+"""Attacks from inside a notebook: on its control channel, its parked states, its files, its siblings and other sessions."""
+
+from sandbox_attacks import CALL, SCAN, SECRET, Cell, Expected, S, SessionAttack, ended, limits, prints
+
+_FAILED = (S.OK, S.ERROR, S.SIGNAL, S.TIMEOUT, S.MEMORY)
+"""Whatever a cell did to itself is its own doing: anything but a fault of ours."""
+
+DESCRIPTORS = """
+import os, stat
+kinds = []
+for fd in range(4, 1024):
+    try:
+        kinds.append(stat.S_IFMT(os.fstat(fd).st_mode) == stat.S_IFSOCK)
+    except OSError:
+        pass
+print(kinds)
+"""
+FAULTS_OF_INIT = """
+import ctypes, fcntl, os, struct
+libc = ctypes.CDLL(None, use_errno=True)
+page = ctypes.create_string_buffer(8192)
+source = (ctypes.addressof(page) + 4095) & ~4095
+code = ctypes.cast(libc.getpriority, ctypes.c_void_p).value & ~4095
+written = 0
+for fd in range(4, 256):
+    for number in range(-64, 64):
+        try:
+            fcntl.ioctl(fd, 0xC028AA03, bytearray(struct.pack("QQQQq", code + number * 4096, source, 4096, 0, 0)))  # UFFDIO_COPY
+            written += 1
+        except OSError:
+            pass
+print(written)
+"""
+FORGE_DONE = """
+import os, struct
+for fd in range(4, 256):
+    try:
+        os.write(fd, struct.pack("=BiQI", 1, 0, 5, 5))
+    except OSError:
+        pass
+"""
+GARBAGE = """
+import os
+for fd in range(3, 1024):
+    for piece in (b"h", b"\\0" * 17, os.urandom(5000)):
+        try:
+            os.write(fd, piece)
+        except OSError:
+            pass
+"""
+PATCH = """
+import array, builtins, os, random, resource, socket, sys, contextlib, ast
+kept = 41
+os.fork = os._exit = os.kill = os.waitpid = os.dup2 = os.close = None
+random.seed = random.getstate = random.setstate = lambda *a: None
+builtins.compile = builtins.exec = builtins.print = None
+sys.stdout = sys.stderr = None
+sys.modules["random"] = sys.modules["os"] = None
+"""
+LEFT = """
+import os, signal, time
+def stay():
+    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+    while True:
+        time.sleep(0.01)
+left = []
+for _ in range(5):
+    read_end, write_end = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(write_end, str(os.getpid()).encode())
+            stay()
+        os._exit(0)
+    os.wait()
+    left.append(int(os.read(read_end, 20)))
+print(len(left))
+"""
+STILL_THERE = """
+import os
+def exists(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+print([pid for pid in left if exists(pid)])
+"""
+FORK_ON_RESUME = """
+import os, threading, time
+def wait_for_resume():
+    last = time.monotonic()
+    while True:
+        time.sleep(0.0002)
+        now = time.monotonic()
+        if now - last > 0.15:  # stopped in between: this is the next cell's beginning
+            if os.fork() == 0:
+                while True:
+                    time.sleep(0.01)
+        last = now
+threading.Thread(target=wait_for_resume, daemon=True).start()
+states = {1, os.getpid()}
+"""
+OUTLIVERS = """
+import os, time
+states.add(os.getpid())
+time.sleep(0.2)
+others = []
+for pid in range(2, os.getpid()):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        continue
+    others.append(pid)
+print(len(others))
+"""
+ODD_TREE = "import os\nos.mkdir('d')\nopen('d/f', 'w').close()\nos.chmod('d', 0o444)\nprint('made')"
+DEEP_TREE = "import os\nfor _ in range(1500):\n    os.mkdir('dddddddd')\n    os.chdir('dddddddd')\nos.chdir('/tmp')\nprint('made')"
+KILL_OTHERS = "import os\nfor pid in range(2, 400):\n    if pid != os.getpid():\n        try: os.kill(pid, 9)\n        except OSError: pass\nprint('killed')"
+CONTINUE_OTHERS = KILL_OTHERS.replace(", 9", ", 18")
+BOMB = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+FILL = "try:\n    for n in range(100):\n        open(str(n), 'wb').write(bytes(4 << 20))\nexcept OSError as error:\n    print(error.strerror)"
+REWRITE = """
+import os
+facts = os.stat("f")
+with open("f", "r+") as file:
+    file.write("BBBB")
+os.utime("f", ns=(facts.st_atime_ns, facts.st_mtime_ns))
+print("rewritten")
+"""
+_QUICK = limits(wall_s=1)
+_COUNT = Cell("kept += 1\nkept", Expected(value="42"))
+
+
+def _attack(name: str, *cells: Cell) -> SessionAttack:
+    return SessionAttack(f"session: {name}", cells)
+
+
+_KEPT = Cell("kept = 41")
+
+SESSIONS = (
+    _attack("hunt descriptors", Cell(DESCRIPTORS, prints("[True]\n")), Cell(DESCRIPTORS, prints("[True]\n"))),
+    _attack("write into the init's memory by its faults", Cell("1"), Cell(FAULTS_OF_INIT, prints("0\n"))),
+    _attack("forge the end of a cell", _KEPT, Cell(FORGE_DONE, ended(*_FAILED)), _COUNT),
+    _attack("forge the end of a cell and die", _KEPT, Cell(FORGE_DONE + "os._exit(3)", ended(*_FAILED)), Cell("6 * 7", Expected(value="42"))),
+    _attack("forge the end of a cell and run on", _KEPT, Cell(FORGE_DONE + "while True: pass", ended(*_FAILED), _QUICK), Cell("6 * 7", Expected(value="42"))),
+    _attack("garbage on every descriptor", _KEPT, Cell(GARBAGE, ended(*_FAILED)), Cell("6 * 7", Expected(value="42"))),
+    _attack("close every descriptor", _KEPT, Cell("import os\nos.closerange(0, 1024)", ended(S.ERROR, S.SIGNAL, S.OK)), _COUNT),
+    _attack("patch what its own loop uses", Cell(PATCH, ended(*_FAILED)), Cell("6 * 7", Expected(value="42"))),
+    _attack("processes left behind", Cell(LEFT, prints("5\n")), Cell(STILL_THERE, prints("[]\n"))),
+    _attack("threads left behind", _KEPT, Cell("import threading, time\nfor _ in range(5): threading.Thread(target=lambda: [time.sleep(0.001) for _ in iter(int, 1)], daemon=True).start()"), _COUNT),
+    _attack("a thread that forks when its state resumes", Cell(FORK_ON_RESUME), Cell("import time; time.sleep(0.3)"), Cell(OUTLIVERS, prints("3\n")), Cell(OUTLIVERS, prints("4\n"))),
+    _attack("fork without an end", _KEPT, Cell("import os\nos.fork()\nprint('twice')", ended(*_FAILED)), _COUNT),
+    _attack("leave a child in its place", _KEPT, Cell("import os, time\nif os.fork(): os._exit(7)\ntime.sleep(30)", ended(S.ERROR, exit_code=7, max_wall_s=0.9), _QUICK), _COUNT),
+    _attack("stop itself", _KEPT, Cell("import os\nos.kill(os.getpid(), 19)", ended(S.TIMEOUT), _QUICK), _COUNT),
+    _attack("outlive the limit", _KEPT, Cell("import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass", ended(S.TIMEOUT), _QUICK), _COUNT),
+    _attack("the processor limit", _KEPT, Cell("while True: pass", ended(S.TIMEOUT, max_wall_s=4.5), limits(wall_s=8, cpu_s=1)), _COUNT),
+    _attack("memory", _KEPT, Cell("x = []\nwhile True: x.append(bytearray(b'x') * 1000)", ended(S.MEMORY)), Cell("6 * 7", Expected(value="42"))),
+    _attack("crash", _KEPT, Cell("import ctypes\nkept = 0\nctypes.string_at(0)", ended(S.SIGNAL, signal=11)), _COUNT),
+    _attack("fork bomb", _KEPT, Cell(BOMB, ended(S.TIMEOUT), _QUICK), _COUNT),
+    _attack("a thread that forks for ever", _KEPT, Cell("import threading, os, time\ndef go():\n    while True:\n        try:\n            if os.fork() == 0: time.sleep(30)\n        except OSError: pass\nthreading.Thread(target=go, daemon=True).start()", ended(*_FAILED)), Cell("6 * 7", Expected(value="42"))),
+    _attack("kill every other state", _KEPT, Cell("1"), Cell(KILL_OTHERS, prints("killed\n")), Cell("6 * 7", Expected(value="42"), rollback=1)),
+    _attack("wake every other state", _KEPT, Cell("1"), Cell(CONTINUE_OTHERS, prints("killed\n")), _COUNT),
+    _attack("signal the init", _KEPT, Cell(CALL + "import time\nfor n in range(1, 65): attempt(os.kill, 1, n)\ntime.sleep(0.2)\nprint('done')", prints("done\n")), _COUNT),
+    _attack("a folder that cannot be entered", _KEPT, Cell(ODD_TREE, prints("made\n")), _COUNT),
+    _attack("a folder too deep to walk", _KEPT, Cell(DEEP_TREE, prints("made\n")), _COUNT),
+    _attack("fill the scratch directory", _KEPT, Cell(FILL, prints("No space left on device\n"), limits(memory_mib=512)), _COUNT),
+    _attack("flood", _KEPT, Cell("while True: print('x' * 1000)", ended(S.OUTPUT_LIMIT)), _COUNT),
+    _attack("rewrite a fork's file behind its back", Cell("open('f', 'w').write('AAAA')\nNone"), Cell(REWRITE, prints("rewritten\n"), in_fork=True), Cell("print(open('f').read())", prints("AAAA\n"))),
+    _attack("another session's variables, files and code", Cell(f"secret = '{SECRET}-session-0001'  # {SECRET}-comment-0002\nopen('f', 'w').write(secret)\nprint(secret)")),
+    _attack("hunt for other sessions in memory", Cell(SCAN + "print(hunt(), [n for n in os.listdir('.') if n != 'window'])", prints("[] []\n"), limits(wall_s=10))),
+    _attack("a hundred and twenty cells", _KEPT, *(Cell("1") for _ in range(118)), _COUNT),
+)  # fmt: skip

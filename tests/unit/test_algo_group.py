@@ -1,0 +1,141 @@
+"""Whole groups: who is kept, who is left out and why, and what a batch still lacks."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from rstar2.algo import (
+    Mode,
+    RocSettings,
+    decide_group,
+    is_trainable,
+    num_missing_groups,
+    num_missing_rollouts,
+    rollout_reward,
+)
+from rstar2.errors import UserError
+from rstar2.records import (
+    Group,
+    Outcome,
+    Selection,
+    StopReason,
+    ToolCall,
+    ToolResult,
+    ToolStatus,
+    Trace,
+    Turn,
+    Verdict,
+)
+
+pytestmark = pytest.mark.unit
+
+RIGHT, WRONG, UNDECIDED = Verdict.RIGHT, Verdict.WRONG, Verdict.UNDECIDED
+
+
+def make_trace(
+    index: int, verdict: Verdict, *, outcome: Outcome = Outcome.ANSWERED, status: ToolStatus = ToolStatus.OK
+) -> Trace:
+    call = Turn(
+        (1,), (-0.1,), "x", StopReason.END_OF_TURN, calls=(ToolCall(raw="{}"),), results=(ToolResult(status, "1"),)
+    )
+    last = Turn((2,), (-0.1,), "y", StopReason.END_OF_TURN)
+    return Trace(
+        f"t{index}",
+        "p",
+        (0,),
+        "",
+        (call, last),
+        outcome,
+        verdict=verdict,
+        reward=rollout_reward(outcome, verdict),
+    )
+
+
+def decide(traces: list[Trace], *, group_size: int = 4, seed: int = 0, **settings: object) -> Group:
+    roc = RocSettings(group_size=group_size, **settings)  # type: ignore[arg-type]
+    return decide_group(traces, [1] * len(traces), roc, np.random.default_rng(seed), group_id="g", step=3)
+
+
+def count(group: Group, selection: Selection) -> int:
+    return group.selections.count(selection)
+
+
+def test_a_mixed_group_keeps_half_of_each_class_with_advantages() -> None:
+    group = decide([make_trace(i, RIGHT if i < 4 else WRONG) for i in range(8)])
+    assert (group.id, group.problem_id, group.step) == ("g", "p", 3)
+    assert group.trace_ids == tuple(f"t{i}" for i in range(8))
+    assert group.rewards == (1.0,) * 4 + (0.0,) * 4
+    assert [s is Selection.KEPT for s in group.selections[:4]].count(True) == 2
+    assert [s is Selection.KEPT for s in group.selections[4:]].count(True) == 2
+    kept = [(r, a) for r, a, s in zip(group.rewards, group.advantages, group.selections, strict=True) if s == "kept"]
+    assert sorted(kept) == [pytest.approx((r, a)) for r, a in [(0, -(0.75**0.5))] * 2 + [(1, 0.75**0.5)] * 2]
+    assert all(a is None for a, s in zip(group.advantages, group.selections, strict=True) if s != "kept")
+    assert is_trainable(group)
+
+
+def test_faults_and_undecided_verdicts_are_left_out_and_not_scored_zero() -> None:
+    traces = [
+        make_trace(0, RIGHT),
+        make_trace(1, WRONG),
+        make_trace(2, UNDECIDED),
+        make_trace(3, RIGHT, outcome=Outcome.INFRASTRUCTURE_FAULT),
+        make_trace(4, RIGHT, outcome=Outcome.TRUNCATED),
+    ]
+    group = decide(traces)
+    assert group.rewards == (1.0, 0.0, None, None, 0.0)
+    assert group.error_penalties == (0.0, 0.0, None, None, 0.0)
+    assert group.format_penalties == (0.0, 0.0, None, None, 0.0)
+    unscored = Selection.UNSCORED
+    assert group.selections == (Selection.KEPT, Selection.KEPT, unscored, unscored, Selection.KEPT)
+    kept = [group.advantages[i] for i in (0, 1, 4)]
+    assert kept == pytest.approx([2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5])
+    assert num_missing_rollouts(group.rewards, num_sampled=8) == 5
+
+
+@pytest.mark.parametrize("verdict", [RIGHT, WRONG])
+def test_equal_rewards_drop_the_whole_group(verdict: Verdict) -> None:
+    group = decide([make_trace(i, verdict) for i in range(8)])
+    assert count(group, Selection.EQUAL_REWARDS) == 4
+    assert count(group, Selection.DOWNSAMPLED) == 4
+    assert group.advantages == (None,) * 8
+    assert not is_trainable(group)
+
+
+def test_equal_rewards_may_stay_with_advantages_of_zero() -> None:
+    group = decide([make_trace(i, WRONG) for i in range(8)], drop_equal_groups=False)
+    assert count(group, Selection.KEPT) == 4
+    assert [a for a in group.advantages if a is not None] == [0.0] * 4
+
+
+def test_a_group_with_nothing_scored_is_not_trainable() -> None:
+    group = decide([make_trace(i, UNDECIDED) for i in range(8)], drop_equal_groups=False)
+    assert set(group.selections) == {Selection.UNSCORED}
+    assert not is_trainable(group)
+
+
+def test_penalties_decide_in_release_mode() -> None:
+    statuses = [ToolStatus.RAISED, ToolStatus.OK, ToolStatus.TIMED_OUT, ToolStatus.NO_OUTPUT]
+    traces = [make_trace(i, RIGHT, status=status) for i, status in enumerate(statuses)]
+    group = decide(traces + [make_trace(i, WRONG) for i in range(4, 8)], mode=Mode.RELEASE)
+    assert group.error_penalties[:4] == (1.0, 0.0, 1.0, 0.0)
+    assert [s is Selection.KEPT for s in group.selections[:4]] == [False, True, False, True]
+
+
+def test_a_batch_lacks_the_groups_that_were_dropped() -> None:
+    mixed = decide([make_trace(i, RIGHT if i < 4 else WRONG) for i in range(8)])
+    equal = decide([make_trace(i, WRONG) for i in range(8)])
+    assert num_missing_groups([mixed, equal, mixed], num_wanted=4) == 2
+    assert num_missing_groups([mixed] * 5, num_wanted=4) == 0
+
+
+def test_rollouts_of_two_problems_are_refused() -> None:
+    other = Trace("t9", "q", (0,), "", (), Outcome.TRUNCATED, reward=0.0)
+    with pytest.raises(UserError, match="rollouts of 2 problems"):
+        decide([make_trace(0, RIGHT), other])
+
+
+def test_importing_the_algorithm_leaves_torch_alone() -> None:
+    code = "import sys, rstar2.algo; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,72 @@
+"""The view holds what an interpreter needs and nothing that a program should not see."""
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rstar2.sandbox import rootfs
+from rstar2.sandbox.rootfs import View
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture(scope="module")
+def view() -> View:
+    return rootfs.runtime_view()
+
+
+def is_in(view: View, path: str) -> bool:
+    """Reachable under the view: below a bind, after following the view's own links."""
+    for _ in range(40):
+        for link, target in view.links:
+            if path == link or path.startswith(link + "/"):
+                path = os.path.normpath(Path(link).parent / target) + path[len(link) :]
+                break
+        else:
+            return any(path == bind or path.startswith(bind.rstrip("/") + "/") for bind in view.binds)
+    raise AssertionError("links go in a circle")
+
+
+def test_the_interpreter_and_its_packages_are_there(view: View) -> None:
+    wanted = [sys.executable, sys.prefix, sysconfig.get_paths()["stdlib"], np.__file__]
+    assert [path for path in wanted if not is_in(view, os.path.realpath(path))] == []
+    assert is_in(view, sys.executable)
+
+
+def test_shared_libraries_are_there(view: View) -> None:
+    """Ours is loaded before the root changes, and no program has a use for it."""
+    own = str(Path(rootfs.__file__).parent)
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    loaded = {line.split(maxsplit=5)[5] for line in lines if ".so" in line}
+    assert loaded
+    assert [path for path in loaded if not path.startswith(own) and not is_in(view, path)] == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/proc", "/sys", "/etc", "/etc/passwd", "/etc/shadow", "/home", "/root/.ssh", "/var", "/run", "/bin/sh",
+     "/usr/bin", "/usr/bin/env", "/usr/sbin", "/boot", "/mnt", "/opt", "/srv", "/dev/sda", "/dev/mem", "/tmp"],
+)  # fmt: skip
+def test_the_machine_is_not(view: View, path: str) -> None:
+    prefixes = {sys.prefix, sys.base_prefix}
+    assert not is_in(view, path) or any(path.startswith(prefix) for prefix in prefixes)
+
+
+def test_no_bind_lies_below_another(view: View) -> None:
+    for one in view.binds:
+        for other in view.binds:
+            assert one == other or not one.startswith(other.rstrip("/") + "/")
+
+
+def test_everything_bound_exists(view: View) -> None:
+    assert all(Path(path).exists() for path in view.binds)
+    assert all(Path(path).is_absolute() for path in (*view.binds, *(link for link, _ in view.links)))
+
+
+def test_no_link_lies_where_something_is_bound(view: View) -> None:
+    for link, _ in view.links:
+        assert not any(link == bind or link.startswith(bind + "/") for bind in view.binds)
