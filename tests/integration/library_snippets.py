@@ -13,10 +13,19 @@ class Snippet:
     name: str
     code: str
     stdin: str = ""
+    is_command: bool = False
+    """Compared with `python -c`: Python prints this traceback itself and shows source lines of files alone."""
+
+
+_COMMANDS = ("exception in a thread", "an exit handler that fails")
 
 
 def _snippets(*groups: dict[str, str]) -> tuple[Snippet, ...]:
-    return tuple(Snippet(name, dedent(code).lstrip("\n")) for group in groups for name, code in group.items())
+    return tuple(
+        Snippet(name, dedent(code).lstrip("\n"), is_command=name in _COMMANDS)
+        for group in groups
+        for name, code in group.items()
+    )
 
 
 _NUMERICS = {
@@ -213,6 +222,7 @@ _MATHEMATICS = {
     """,
     "sympy assumptions and number theory": """
         from sympy import *
+        from sympy.ntheory.modular import crt
         p = Symbol("p", positive=True)
         print(sqrt(p**2), simplify(log(exp(p))), primerange(1, 30).__class__.__name__, list(primerange(1, 30)))
         print(crt([3, 5, 7], [2, 3, 2]), totient(100), nsimplify(0.333333333333, rational=True), latex(Rational(1, 3)))
@@ -1120,6 +1130,7 @@ _ENDINGS = {
     "byte order mark": "\ufeffprint('after the mark')\n",
     "carriage returns": "x = 1\r\nprint(x)\r\nprint('a\\r\\nb')\r\n",
     "form feed and tabs": "if True:\n\tprint('tab')\n\x0c\nprint('after')\n",
+    "form feed before an error": "x = 0\n\x0c\ns = 'a\x0c\u2028b'\nprint(len(s))\n1 / x\n",
     "no newline at the end": "print(1)",
     "empty": "",
     "only a comment": "# nothing\n",

@@ -1,12 +1,15 @@
 """Attacks on secrets: what earlier callers, the service or a test's answer left in memory, names or generators."""
 
-from sandbox_attacks import SCAN, SECRET, Attack, Duet, ended, limits, prints, S
+from sandbox_attacks import SCAN, SECRET, Attack, Duet, S, ended, limits, prints
 
 _EARLIER = (
-    (f"# {SECRET}-code-0001\nimport sys\nprint(sys.stdin.read()[::-1].swapcase()[::-1].swapcase() + '{SECRET}-stdout-0003')", f"{SECRET}-stdin-0002"),
+    (
+        f"# {SECRET}-code-0001\nimport sys\nprint(sys.stdin.read().upper() + '{SECRET}-stdout-0003')",
+        f"{SECRET}-stdin-0002",
+    ),
     (f"import sys\n'{SECRET}-value-0004'\nprint('{SECRET}-stderr-0005', file=sys.stderr)\n'{SECRET}-value-0006'", ""),
     (f"raise ValueError('{SECRET}-traceback-0007')", f"{SECRET}-unread-0008" * 10_000),
-)  # fmt: skip
+)
 POISON = """
 import builtins, os, random, sys, threading, io, socket, json
 builtins.print = builtins.open = builtins.len = builtins.repr = lambda *a, **k: "poisoned"
@@ -30,7 +33,7 @@ found = set()
 def look(value, depth=0):
     if isinstance(value, (str, bytes, bytearray)):
         text = value if isinstance(value, str) else bytes(value).decode("latin-1")
-        if prefix in text:
+        if prefix in text and text != prefix:
             found.add(text[:60])
     elif isinstance(value, dict) and depth < 3:
         for key, item in list(value.items()):
@@ -41,7 +44,7 @@ def look(value, depth=0):
             look(item, depth + 1)
 frame = sys._getframe()
 while frame:
-    for name, value in frame.f_locals.items():
+    for name, value in list(frame.f_locals.items()):
         if name not in ("prefix", "found", "code", "source", "frame", "look"):
             look(value, 2)
     frame = frame.f_back
@@ -78,7 +81,8 @@ def shared_tables():
 """
 GENERATORS = """
 import random, sys, os, uuid, secrets, tempfile, ssl
-draws = [random.random(), random.gauss(0, 1), random.getrandbits(64), os.urandom(8), uuid.uuid4(), secrets.token_hex(), ssl.RAND_bytes(8), tempfile.mktemp()]
+draws = [random.random(), random.gauss(0, 1), random.getrandbits(64), os.urandom(8), uuid.uuid4(), tempfile.mktemp()]
+draws += [secrets.token_hex(), ssl.RAND_bytes(8)]
 if "numpy.random" in sys.modules:
     import numpy
     draws += [numpy.random.random(), numpy.random.randn(), numpy.random.default_rng().random()]
@@ -89,13 +93,20 @@ print(draws)
 """
 
 LEAKS = (
-    Attack("earlier callers' code, input and output in memory", SCAN + "print(hunt())", prints("[]\n"), before=_EARLIER, limits=limits(wall_s=10)),
+    Attack(
+        "earlier callers' code, input and output in memory",
+        SCAN + "print(hunt())",
+        prints("[]\n"),
+        before=_EARLIER,
+        limits=limits(wall_s=10),
+    ),
     Attack("earlier callers in frames and modules", FRAMES, prints("[]\n"), before=_EARLIER, limits=limits(wall_s=10)),
     Attack("the service's environment and arguments", ENVIRONMENT, prints("[]\n")),
     Attack("builtins, modules and the sandbox's own code patched", POISON, ended(S.OK, S.ERROR)),
     Attack(
         "a message to the next caller in memory",
-        MAILBOX_IN_MEMORY + "print([ctypes.string_at(at, 5) for at in shared_tables() if any(ctypes.string_at(at, 5))])",
+        MAILBOX_IN_MEMORY
+        + "print([ctypes.string_at(at, 5) for at in shared_tables() if any(ctypes.string_at(at, 5))])",
         prints("[]\n"),
         before=((MAILBOX_IN_MEMORY + "for at in shared_tables(): ctypes.memmove(at, b'hello', 5)", ""),),
     ),
@@ -104,6 +115,11 @@ LEAKS = (
         "a cell's module-level state",
         "import sys\nprint('leak' in sys.modules, hasattr(__builtins__, 'leak'), 'leak' in globals())",
         prints("False False False\n"),
-        before=(("import sys, builtins, types\nsys.modules['leak'] = types.ModuleType('leak')\nbuiltins.leak = leak = 1", ""),),
+        before=(
+            (
+                "import sys, builtins, types\nsys.modules['leak'] = types.ModuleType('leak')\nbuiltins.leak = leak = 1",
+                "",
+            ),
+        ),
     ),
-)  # fmt: skip
+)

@@ -1,6 +1,6 @@
-"""Attacks from inside a notebook: on its control channel, its parked states, its files, its siblings and other sessions."""
+"""Attacks from inside a notebook: on its control channel, its parked states, its files and other sessions."""
 
-from sandbox_attacks import CALL, SCAN, SECRET, Cell, Expected, S, SessionAttack, ended, limits, prints
+from sandbox_attacks import CALL, SCAN, Cell, Expected, S, SessionAttack, ended, limits, prints
 
 _FAILED = (S.OK, S.ERROR, S.SIGNAL, S.TIMEOUT, S.MEMORY)
 """Whatever a cell did to itself is its own doing: anything but a fault of ours."""
@@ -25,7 +25,8 @@ written = 0
 for fd in range(4, 256):
     for number in range(-64, 64):
         try:
-            fcntl.ioctl(fd, 0xC028AA03, bytearray(struct.pack("QQQQq", code + number * 4096, source, 4096, 0, 0)))  # UFFDIO_COPY
+            copy = struct.pack("QQQQq", code + number * 4096, source, 4096, 0, 0)
+            fcntl.ioctl(fd, 0xC028AA03, bytearray(copy))  # UFFDIO_COPY
             written += 1
         except OSError:
             pass
@@ -53,7 +54,7 @@ import array, builtins, os, random, resource, socket, sys, contextlib, ast
 kept = 41
 os.fork = os._exit = os.kill = os.waitpid = os.dup2 = os.close = None
 random.seed = random.getstate = random.setstate = lambda *a: None
-builtins.compile = builtins.exec = builtins.print = None
+builtins.print = builtins.open = builtins.len = None
 sys.stdout = sys.stderr = None
 sys.modules["random"] = sys.modules["os"] = None
 """
@@ -115,11 +116,63 @@ for pid in range(2, os.getpid()):
 print(len(others))
 """
 ODD_TREE = "import os\nos.mkdir('d')\nopen('d/f', 'w').close()\nos.chmod('d', 0o444)\nprint('made')"
-DEEP_TREE = "import os\nfor _ in range(1500):\n    os.mkdir('dddddddd')\n    os.chdir('dddddddd')\nos.chdir('/tmp')\nprint('made')"
-KILL_OTHERS = "import os\nfor pid in range(2, 400):\n    if pid != os.getpid():\n        try: os.kill(pid, 9)\n        except OSError: pass\nprint('killed')"
+DEEP_TREE = """
+import os
+for _ in range(1500):
+    os.mkdir("dddddddd")
+    os.chdir("dddddddd")
+os.chdir("/tmp")
+print("made")
+"""
+KILL_OTHERS = """
+import os
+for pid in range(2, 400):
+    if pid != os.getpid():
+        try:
+            os.kill(pid, 9)
+        except OSError:
+            pass
+print("killed")
+"""
+THREADS = """
+import threading, time
+def idle():
+    while True:
+        time.sleep(0.001)
+for _ in range(5):
+    threading.Thread(target=idle, daemon=True).start()
+"""
+FORKING_THREAD = """
+import os, threading, time
+def go():
+    while True:
+        try:
+            if os.fork() == 0:
+                time.sleep(30)
+        except OSError:
+            pass
+threading.Thread(target=go, daemon=True).start()
+"""
+SIGNAL_INIT = (
+    CALL
+    + """
+import time
+for number in range(1, 65):
+    attempt(os.kill, 1, number)
+time.sleep(0.2)
+print("done")
+"""
+)
+BLOCK_SIGNALS = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass"
 CONTINUE_OTHERS = KILL_OTHERS.replace(", 9", ", 18")
 BOMB = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
-FILL = "try:\n    for n in range(100):\n        open(str(n), 'wb').write(bytes(4 << 20))\nexcept OSError as error:\n    print(error.strerror)"
+FILL = """
+try:
+    for number in range(100):
+        open(str(number), "wb").write(bytes(4 << 20))
+except OSError as error:
+    print(error.strerror)
+"""
 REWRITE = """
 import os
 facts = os.stat("f")
@@ -130,6 +183,7 @@ print("rewritten")
 """
 _QUICK = limits(wall_s=1)
 _COUNT = Cell("kept += 1\nkept", Expected(value="42"))
+_NEW_COUNT = Cell("6 * 7", Expected(value="42"))
 
 
 def _attack(name: str, *cells: Cell) -> SessionAttack:
@@ -142,32 +196,81 @@ SESSIONS = (
     _attack("hunt descriptors", Cell(DESCRIPTORS, prints("[True]\n")), Cell(DESCRIPTORS, prints("[True]\n"))),
     _attack("write into the init's memory by its faults", Cell("1"), Cell(FAULTS_OF_INIT, prints("0\n"))),
     _attack("forge the end of a cell", _KEPT, Cell(FORGE_DONE, ended(*_FAILED)), _COUNT),
-    _attack("forge the end of a cell and die", _KEPT, Cell(FORGE_DONE + "os._exit(3)", ended(*_FAILED)), Cell("6 * 7", Expected(value="42"))),
-    _attack("forge the end of a cell and run on", _KEPT, Cell(FORGE_DONE + "while True: pass", ended(*_FAILED), _QUICK), Cell("6 * 7", Expected(value="42"))),
-    _attack("garbage on every descriptor", _KEPT, Cell(GARBAGE, ended(*_FAILED)), Cell("6 * 7", Expected(value="42"))),
-    _attack("close every descriptor", _KEPT, Cell("import os\nos.closerange(0, 1024)", ended(S.ERROR, S.SIGNAL, S.OK)), _COUNT),
-    _attack("patch what its own loop uses", Cell(PATCH, ended(*_FAILED)), Cell("6 * 7", Expected(value="42"))),
+    _attack("forge the end of a cell and die", _KEPT, Cell(FORGE_DONE + "os._exit(3)", ended(*_FAILED)), _NEW_COUNT),
+    _attack(
+        "forge the end of a cell and run on",
+        _KEPT,
+        Cell(FORGE_DONE + "while True: pass", ended(*_FAILED), _QUICK),
+        _NEW_COUNT,
+    ),
+    _attack("garbage on every descriptor", _KEPT, Cell(GARBAGE, ended(*_FAILED)), _NEW_COUNT),
+    _attack(
+        "close every descriptor", _KEPT, Cell("import os\nos.closerange(0, 1024)", ended(S.ERROR, S.SIGNAL)), _COUNT
+    ),
+    _attack("patch what its own loop uses", Cell(PATCH, ended(*_FAILED)), _NEW_COUNT),
     _attack("processes left behind", Cell(LEFT, prints("5\n")), Cell(STILL_THERE, prints("[]\n"))),
-    _attack("threads left behind", _KEPT, Cell("import threading, time\nfor _ in range(5): threading.Thread(target=lambda: [time.sleep(0.001) for _ in iter(int, 1)], daemon=True).start()"), _COUNT),
-    _attack("a thread that forks when its state resumes", Cell(FORK_ON_RESUME), Cell("import time; time.sleep(0.3)"), Cell(OUTLIVERS, prints("3\n")), Cell(OUTLIVERS, prints("4\n"))),
+    _attack("threads left behind", _KEPT, Cell(THREADS), _COUNT),
+    _attack(
+        "a thread that forks when its state resumes",
+        Cell(FORK_ON_RESUME),
+        Cell("import time; time.sleep(0.3)"),
+        Cell(OUTLIVERS, prints("3\n")),
+        Cell(OUTLIVERS, prints("4\n")),
+    ),
     _attack("fork without an end", _KEPT, Cell("import os\nos.fork()\nprint('twice')", ended(*_FAILED)), _COUNT),
-    _attack("leave a child in its place", _KEPT, Cell("import os, time\nif os.fork(): os._exit(7)\ntime.sleep(30)", ended(S.ERROR, exit_code=7, max_wall_s=0.9), _QUICK), _COUNT),
+    _attack(
+        "leave a child in its place",
+        _KEPT,
+        Cell(
+            "import os, time\nif os.fork(): os._exit(7)\ntime.sleep(30)",
+            ended(S.ERROR, exit_code=7, max_wall_s=0.9),
+            _QUICK,
+        ),
+        _COUNT,
+    ),
     _attack("stop itself", _KEPT, Cell("import os\nos.kill(os.getpid(), 19)", ended(S.TIMEOUT), _QUICK), _COUNT),
-    _attack("outlive the limit", _KEPT, Cell("import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass", ended(S.TIMEOUT), _QUICK), _COUNT),
-    _attack("the processor limit", _KEPT, Cell("while True: pass", ended(S.TIMEOUT, max_wall_s=4.5), limits(wall_s=8, cpu_s=1)), _COUNT),
-    _attack("memory", _KEPT, Cell("x = []\nwhile True: x.append(bytearray(b'x') * 1000)", ended(S.MEMORY)), Cell("6 * 7", Expected(value="42"))),
+    _attack("outlive the limit", _KEPT, Cell(BLOCK_SIGNALS, ended(S.TIMEOUT), _QUICK), _COUNT),
+    _attack(
+        "the processor limit",
+        _KEPT,
+        Cell("while True: pass", ended(S.TIMEOUT, max_wall_s=4.5), limits(wall_s=8, cpu_s=1)),
+        _COUNT,
+    ),
+    _attack(
+        "memory", _KEPT, Cell("x = []\nwhile True: x.append(bytearray(b'x') * 100_000)", ended(S.MEMORY)), _NEW_COUNT
+    ),
     _attack("crash", _KEPT, Cell("import ctypes\nkept = 0\nctypes.string_at(0)", ended(S.SIGNAL, signal=11)), _COUNT),
     _attack("fork bomb", _KEPT, Cell(BOMB, ended(S.TIMEOUT), _QUICK), _COUNT),
-    _attack("a thread that forks for ever", _KEPT, Cell("import threading, os, time\ndef go():\n    while True:\n        try:\n            if os.fork() == 0: time.sleep(30)\n        except OSError: pass\nthreading.Thread(target=go, daemon=True).start()", ended(*_FAILED)), Cell("6 * 7", Expected(value="42"))),
-    _attack("kill every other state", _KEPT, Cell("1"), Cell(KILL_OTHERS, prints("killed\n")), Cell("6 * 7", Expected(value="42"), rollback=1)),
+    _attack("a thread that forks for ever", _KEPT, Cell(FORKING_THREAD, ended(*_FAILED)), _NEW_COUNT),
+    _attack(
+        "kill every other state",
+        _KEPT,
+        Cell("1"),
+        Cell(KILL_OTHERS, prints("killed\n")),
+        Cell("6 * 7", Expected(value="42"), rollback=1),
+    ),
     _attack("wake every other state", _KEPT, Cell("1"), Cell(CONTINUE_OTHERS, prints("killed\n")), _COUNT),
-    _attack("signal the init", _KEPT, Cell(CALL + "import time\nfor n in range(1, 65): attempt(os.kill, 1, n)\ntime.sleep(0.2)\nprint('done')", prints("done\n")), _COUNT),
+    _attack("signal the init", _KEPT, Cell(SIGNAL_INIT, prints("done\n")), _COUNT),
     _attack("a folder that cannot be entered", _KEPT, Cell(ODD_TREE, prints("made\n")), _COUNT),
     _attack("a folder too deep to walk", _KEPT, Cell(DEEP_TREE, prints("made\n")), _COUNT),
-    _attack("fill the scratch directory", _KEPT, Cell(FILL, prints("No space left on device\n"), limits(memory_mib=512)), _COUNT),
+    _attack(
+        "fill the scratch directory",
+        _KEPT,
+        Cell(FILL, prints("No space left on device\n"), limits(memory_mib=512)),
+        _COUNT,
+    ),
     _attack("flood", _KEPT, Cell("while True: print('x' * 1000)", ended(S.OUTPUT_LIMIT)), _COUNT),
-    _attack("rewrite a fork's file behind its back", Cell("open('f', 'w').write('AAAA')\nNone"), Cell(REWRITE, prints("rewritten\n"), in_fork=True), Cell("print(open('f').read())", prints("AAAA\n"))),
-    _attack("another session's variables, files and code", Cell(f"secret = '{SECRET}-session-0001'  # {SECRET}-comment-0002\nopen('f', 'w').write(secret)\nprint(secret)")),
-    _attack("hunt for other sessions in memory", Cell(SCAN + "print(hunt(), [n for n in os.listdir('.') if n != 'window'])", prints("[] []\n"), limits(wall_s=10))),
-    _attack("a hundred and twenty cells", _KEPT, *(Cell("1") for _ in range(118)), _COUNT),
-)  # fmt: skip
+    _attack(
+        "rewrite a fork's file behind its back",
+        Cell("open('f', 'w').write('AAAA')\nNone"),
+        Cell(REWRITE, prints("rewritten\n"), in_fork=True),
+        Cell("print(open('f').read())", prints("AAAA\n")),
+    ),
+    _attack(
+        "hunt for other sessions in memory",
+        Cell(
+            SCAN + "print(hunt(), [n for n in os.listdir('.') if n != 'window'])", prints("[] []\n"), limits(wall_s=10)
+        ),
+    ),
+    _attack("more than a hundred cells", _KEPT, *(Cell("1") for _ in range(110)), _COUNT),
+)

@@ -7,7 +7,7 @@ _REFUSED = {
         "migrate_pages": 256, "mbind": 237, "remap_file_pages": 216, "mlockall": 151, "pkey_alloc": 330},
     "io_uring and asynchronous I/O": {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
         "io_setup": 206, "io_submit": 209},
-    "bpf, perf, seccomp, landlock": {"bpf": 321, "perf_event_open": 298, "seccomp": 317, "landlock_create_ruleset": 444},
+    "bpf, perf, seccomp, landlock": {"bpf": 321, "perf_event_open": 298, "seccomp": 317, "landlock": 444},
     "keyrings": {"add_key": 248, "request_key": 249, "keyctl": 250},
     "memory files": {"memfd_create": 319, "memfd_secret": 447},
     "SysV and POSIX IPC": {"shmget": 29, "shmat": 30, "shmctl": 31, "semget": 64, "semop": 65, "msgget": 68,
@@ -135,7 +135,7 @@ def kind(fd):
 print({fd: kind(fd) for fd in range(1024) if kind(fd) is not None})
 """
 
-SYSCALLS = (
+SYSCALLS: tuple[Attack | Duet, ...] = (
     *(Attack(f"refused calls: {theme}", CALL + REFUSED % calls, prints("{}\n")) for theme, calls in _REFUSED.items()),
     Attack("x32 calls and numbers beyond all", CALL + X32, prints("{'ENOSYS'}\nTrue\n")),
     Attack("32-bit calls", INT_80, ended(S.OK, S.SIGNAL, stdout="")),

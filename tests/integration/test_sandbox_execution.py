@@ -1,11 +1,10 @@
-"""What the isolated executor returns for programs of every kind, and what callers see when it is full or loses a part."""
+"""What the executor returns for programs of every kind, and what its callers see when it is full or loses a part."""
 
 import asyncio
 import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import textwrap
 import time
@@ -137,21 +136,24 @@ async def test_a_text_that_is_no_source_is_an_error_of_the_program(executor: Loc
 
 
 async def test_source_lines_are_those_of_this_program(executor: LocalExecutor) -> None:
-    """A thread's traceback is printed by Python itself: it must not show lines of something that ran before."""
+    """Nothing that ran before it, not even in the template, lends its lines to a traceback that the program prints."""
     await run(executor, "first = 1\n1 / 0  # of the first")
     result = await run(
         executor,
         """
-        import threading
+        import traceback
         def fail():
             raise KeyError("second")
-        thread = threading.Thread(target=fail)
-        thread.start()
-        thread.join()
+        try:
+            fail()
+        except KeyError:
+            traceback.print_exc()
         """,
     )
-    assert "first" not in result.stderr
+    assert 'File "<cell>", line 4, in fail' in result.stderr
     assert 'raise KeyError("second")' in result.stderr
+    assert "first" not in result.stderr
+    assert "ValueError" not in result.stderr
 
 
 # ---- limits ----
@@ -181,7 +183,7 @@ async def test_wall_limit(executor: LocalExecutor) -> None:
 async def test_cpu_limit(executor: LocalExecutor) -> None:
     result = await run(executor, FOREVER, wall_s=20, cpu_s=1)
     assert (result.status, result.signal) == (S.TIMEOUT, signal.SIGXCPU)
-    assert 0.9 <= result.cpu_s < 2.5
+    assert 0.5 <= result.cpu_s < 3
     assert "CPU" in result.message
 
 
@@ -736,15 +738,16 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "python"])
-def test_after_kill_9_of_the_host_nothing_is_left(fast: bool) -> None:
-    host = subprocess.Popen([sys.executable, "-c", HOST, json.dumps(fast)], stdout=subprocess.PIPE)
+async def test_after_kill_9_of_the_host_nothing_is_left(fast: bool) -> None:
+    arguments = [sys.executable, "-c", HOST, json.dumps(fast)]
+    host = await asyncio.create_subprocess_exec(*arguments, stdout=asyncio.subprocess.PIPE)
     try:
         assert host.stdout is not None
-        assert host.stdout.readline() == b"under load\n"
+        assert await host.stdout.readline() == b"under load\n"
         traces = traces_of(host.pid)
         assert len(traces.processes) > 10
     finally:
         host.kill()
-        host.wait()
-    assert traces.left_after(5.0) == []
+        await host.wait()
+    assert await asyncio.to_thread(traces.left_after, 5.0) == []
     assert traces_of(host.pid).groups == frozenset()

@@ -1,7 +1,7 @@
 """A program does in the sandbox what it does in a plain interpreter: the same stdout, exit code, signal and stderr.
 
-Every snippet is run as a script by this very interpreter, in an empty directory and with the sandbox's environment, and
-then on both paths of the sandbox. The only difference allowed is the file name in a traceback.
+Every snippet is run by this very interpreter, in an empty directory and with the sandbox's environment, and then on
+both paths of the sandbox. The only difference allowed is the file name in a traceback.
 """
 
 import os
@@ -40,9 +40,10 @@ def in_plain_interpreter(snippet: Snippet, folder: Path) -> Outcome:
     script, scratch = folder / "program.py", folder / "scratch"
     scratch.mkdir()
     script.write_bytes(snippet.code.encode("utf-8", "surrogatepass"))
+    arguments = ["-c", snippet.code] if snippet.is_command else [str(script)]
     environment = _ENVIRONMENT | {"HOME": str(scratch), "TMPDIR": str(scratch), "MPLCONFIGDIR": str(scratch / "mpl")}
     done = subprocess.run(
-        [sys.executable, "-I", str(script)],
+        [sys.executable, "-I", *arguments],
         input=snippet.stdin.encode(),
         capture_output=True,
         cwd=scratch,
@@ -55,7 +56,7 @@ def in_plain_interpreter(snippet: Snippet, folder: Path) -> Outcome:
 
 def as_text(data: bytes, script: str = CELL_NAME) -> str:
     """Without what may differ: the program's file name, and how many frames of a recursion fitted under ours."""
-    text = data.decode("utf-8", "replace").replace(script, CELL_NAME)
+    text = data.decode("utf-8", "replace").replace(script, CELL_NAME).replace('"<string>"', f'"{CELL_NAME}"')
     return re.sub(r"repeated \d+ more times", "repeated many more times", text)
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,6 +93,18 @@ def test_faults_and_undecided_verdicts_are_left_out_and_not_scored_zero() -> Non
     kept = [group.advantages[i] for i in (0, 1, 4)]
     assert kept == pytest.approx([2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5])
     assert num_missing_rollouts(group.rewards, num_sampled=8) == 5
+
+
+@pytest.mark.parametrize(
+    "mistaken",
+    [
+        replace(make_trace(9, UNDECIDED), reward=0.0),
+        replace(make_trace(9, RIGHT, outcome=Outcome.INFRASTRUCTURE_FAULT), reward=1.0),
+    ],
+)
+def test_a_reward_given_by_mistake_is_not_believed(mistaken: Trace) -> None:
+    group = decide([make_trace(0, RIGHT), make_trace(1, WRONG), mistaken])
+    assert (group.rewards[2], group.selections[2]) == (None, Selection.UNSCORED)
 
 
 @pytest.mark.parametrize("verdict", [RIGHT, WRONG])

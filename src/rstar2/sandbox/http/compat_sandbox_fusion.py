@@ -55,7 +55,7 @@ class CommandRunStatus(StrEnum):
 class RunCodeRequest(Lenient):
     compile_timeout: Timeout = Field(10, description="Accepted; Python is not compiled.")
     run_timeout: Timeout = 10
-    memory_limit_MB: Whole = Field(-1, description="Not positive: the service's default.")  # noqa: N815
+    memory_limit_MB: Whole = Field(-1, description="Not positive: the service's default.")
     code: Code
     stdin: Stdin | None = None
     language: Language = Field("python", description="Only `python` is run; others get `SandboxError`.")
@@ -67,7 +67,7 @@ class RunJupyterRequest(Lenient):
     cells: list[Code] = Field(max_length=MAX_CELLS)
     cell_timeout: Timeout = Field(0, description="Not positive: none of its own.")
     total_timeout: Timeout = 45
-    memory_limit_MB: Whole = -1  # noqa: N815
+    memory_limit_MB: Whole = -1
     kernel: Literal["python3"] = "python3"
     files: dict[str, str] = Field(default={}, max_length=MAX_FILES)
     fetch_files: Paths = Field(default=[])

@@ -52,6 +52,19 @@ class OnceTable:
         self, key: str, digest: bytes, start: Callable[[], Awaitable[Outcome]], *, cancel_when_alone: bool = True
     ) -> bytes:
         """The result for the key. `start` is called only if nobody else did; what it raises is raised to all."""
+        joined = self.join(key, digest, start)
+        if isinstance(joined, bytes):
+            return joined
+        try:
+            result, _ = await asyncio.shield(joined)
+            return result
+        finally:
+            self.leave(key, joined, cancel_when_alone=cancel_when_alone)
+
+    def join(
+        self, key: str, digest: bytes, start: Callable[[], Awaitable[Outcome]]
+    ) -> "asyncio.Future[Outcome] | bytes":
+        """The kept result, or the running execution; who joins must `leave` it, and not cancel it."""
         self._forget_old()
         entry = self._entries.get(key)
         if entry is None:
@@ -65,15 +78,17 @@ class OnceTable:
         else:
             task = entry.task
         entry.num_waiters += 1
-        try:
-            result, _ = await asyncio.shield(task)
-            return result
-        finally:
-            entry.num_waiters -= 1
-            if cancel_when_alone and not entry.num_waiters and not task.done():
-                # Forgotten at once: whoever comes next must not wait on an execution that is being torn down.
-                del self._entries[key]
-                task.cancel()
+        return task
+
+    def leave(self, key: str, task: "asyncio.Future[Outcome]", *, cancel_when_alone: bool = True) -> None:
+        entry = self._entries.get(key)
+        if entry is None or entry.task is not task:
+            return
+        entry.num_waiters -= 1
+        if cancel_when_alone and not entry.num_waiters and not task.done():
+            # Forgotten at once: whoever comes next must not wait on an execution that is being torn down.
+            del self._entries[key]
+            task.cancel()
 
     def _settle(self, key: str, task: "asyncio.Future[Outcome]") -> None:
         entry = self._entries.get(key)

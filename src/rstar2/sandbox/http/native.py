@@ -1,6 +1,7 @@
 """The service's own endpoints, `/v1/...`."""
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -11,7 +12,7 @@ from pydantic import TypeAdapter
 from rstar2.sandbox.executor import Overloaded
 from rstar2.sandbox.http import schema
 from rstar2.sandbox.http.errors import ApiError, json_line, overloaded
-from rstar2.sandbox.http.idempotency import KeyConflict
+from rstar2.sandbox.http.idempotency import KeyConflict, Outcome
 from rstar2.sandbox.http.operation import Answer, Operation, json_response, read_body
 from rstar2.sandbox.http.schema import CellRequest, CellResult, ForkRequest, RollbackRequest, RunRequest, SessionInfo
 from rstar2.sandbox.http.service import Service, conflict
@@ -99,7 +100,7 @@ class NativeApi:
     async def run(self, request: web.Request) -> web.Response:
         run = await read_body(self._service, request, schema.RUN)
         with self._service.admitted():
-            return json_response(await self._service.run_once(run, self._service.run))
+            return json_response(await self._service.run_once(run))
 
     async def batch(self, request: web.Request) -> web.StreamResponse:
         runs = (await read_body(self._service, request, schema.BATCH)).runs
@@ -107,10 +108,7 @@ class NativeApi:
             response = web.StreamResponse(headers={"Content-Type": NDJSON})
             await response.prepare(request)
             lines: asyncio.Queue[bytes] = asyncio.Queue()
-            flow = f"batch-{id(lines)}"
-            tasks = [
-                asyncio.ensure_future(self._run_to_line(index, run, flow, lines)) for index, run in enumerate(runs)
-            ]
+            begun = self._begin_all(runs, lines)
             try:
                 num_left = len(runs)
                 while num_left:
@@ -129,25 +127,28 @@ class NativeApi:
                 if request.transport is not None:
                     request.transport.abort()
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                for run, task in begun:
+                    self._service.leave(run, task)
         return response
 
-    async def _run_to_line(self, index: int, run: RunRequest, flow: str, lines: "asyncio.Queue[bytes]") -> None:
+    def _begin_all(
+        self, runs: list[RunRequest], lines: "asyncio.Queue[bytes]"
+    ) -> "list[tuple[RunRequest, asyncio.Future[Outcome]]]":
         """Every run ends in exactly one line: the batch waits for them."""
-        try:
-            result = await self._service.run_once(run, self._service.run_patiently, flow)
-        except ApiError as error:
-            lines.put_nowait(json_line(index, error))
-        except Overloaded as error:
-            # The key was first used by a single request, which does not wait for room in the queue.
-            lines.put_nowait(json_line(index, overloaded(str(error), error.retry_after_s)))
-        except Exception:
-            logger.exception("a run of a batch failed")
-            lines.put_nowait(json_line(index, ApiError(500, "internal", "the service failed; its log says how")))
-        else:
-            lines.put_nowait(b'{"index":%d,"result":%s}\n' % (index, result))
+        flow = f"batch-{id(lines)}"
+        begun = []
+        for index, run in enumerate(runs):
+            try:
+                task = self._service.begin(run, self._service.run_patiently, flow)
+            except ApiError as error:
+                lines.put_nowait(json_line(index, error))
+                continue
+            if isinstance(task, bytes):
+                lines.put_nowait(_result_line(index, task))
+            else:
+                task.add_done_callback(functools.partial(_put_line, lines, index))
+                begun.append((run, task))
+        return begun
 
     async def create_session(self, request: web.Request) -> web.Response:
         await read_body(self._service, request, schema.SESSION, if_empty=b"{}")
@@ -226,3 +227,25 @@ class NativeApi:
 
 def _info(held: HeldSession) -> bytes:
     return schema.SESSION_INFO.dump_json(SessionInfo(held.session.id, held.session.num_cells))
+
+
+def _result_line(index: int, result: bytes) -> bytes:
+    return b'{"index":%d,"result":%s}\n' % (index, result)
+
+
+def _put_line(lines: "asyncio.Queue[bytes]", index: int, task: "asyncio.Future[Outcome]") -> None:
+    if task.cancelled():
+        # Only the service's own end cancels what a batch still waits for.
+        lines.put_nowait(json_line(index, overloaded("the service is shutting down", 1.0)))
+        return
+    error = task.exception()
+    if error is None:
+        lines.put_nowait(_result_line(index, task.result()[0]))
+    elif isinstance(error, ApiError):
+        lines.put_nowait(json_line(index, error))
+    elif isinstance(error, Overloaded):
+        # The key was first used by a single request, which does not wait for room in the queue.
+        lines.put_nowait(json_line(index, overloaded(str(error), error.retry_after_s)))
+    else:
+        logger.error("a run of a batch failed", exc_info=error)
+        lines.put_nowait(json_line(index, ApiError(500, "internal", "the service failed; its log says how")))

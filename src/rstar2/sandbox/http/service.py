@@ -19,7 +19,7 @@ from rstar2.records import Verdict
 from rstar2.sandbox.execution import Execution, ExecutionStatus
 from rstar2.sandbox.executor import Executor, Overloaded, Request, Session
 from rstar2.sandbox.http.errors import ApiError, overloaded
-from rstar2.sandbox.http.idempotency import KeyConflict, OnceTable
+from rstar2.sandbox.http.idempotency import KeyConflict, OnceTable, Outcome
 from rstar2.sandbox.http.metrics import Metrics
 from rstar2.sandbox.http.schema import EXECUTION, CellRequest, GradeRequest, GradeResult, RunRequest, digest
 from rstar2.sandbox.http.settings import ServiceSettings
@@ -131,21 +131,38 @@ class Service:
                 await asyncio.sleep(error.retry_after_s)
                 request = replace(request, queue_s=max(deadline - time.monotonic(), 1e-3))
 
-    async def run_once(
+    def begin(
         self, run: RunRequest, execute: Callable[[Request], Awaitable[Execution]], flow: str = ""
-    ) -> bytes:
-        """The run's result as JSON; with an idempotency key, that of the one execution which the key stands for."""
-        if run.idempotency_key is None:
-            return EXECUTION.dump_json(await execute(run.to_request(flow)))
+    ) -> "asyncio.Future[Outcome] | bytes":
+        """The run's result as JSON, on its way or kept from before; with an idempotency key, that of the one execution
+        which the key stands for. Who begins must `leave` what is on its way."""
 
-        async def start() -> tuple[bytes, bool]:
+        async def act() -> Outcome:
             execution = await execute(run.to_request(flow))
             return EXECUTION.dump_json(execution), not execution.status.is_ours
 
+        if run.idempotency_key is None:
+            return asyncio.ensure_future(act())
         try:
-            return await self.once.run(run.idempotency_key, digest(run), start)
+            return self.once.join(run.idempotency_key, digest(run), act)
         except KeyConflict:
             raise conflict(run.idempotency_key) from None
+
+    def leave(self, run: RunRequest, task: "asyncio.Future[Outcome]") -> None:
+        """An execution that nobody waits for any more is cancelled."""
+        if run.idempotency_key is None:
+            task.cancel()
+        else:
+            self.once.leave(run.idempotency_key, task)
+
+    async def run_once(self, run: RunRequest) -> bytes:
+        begun = self.begin(run, self.run)
+        if isinstance(begun, bytes):
+            return begun
+        try:
+            return (await asyncio.shield(begun))[0]
+        finally:
+            self.leave(run, begun)
 
     async def grade(self, grade: GradeRequest) -> GradeResult:
         assert self.grader is not None, "the operation exists only with a grader"

@@ -1,0 +1,32 @@
+"""One problem, many turns: how a conversation is written, calls are parsed and run, and a rollout goes on and ends.
+
+Promise: the ids that the engine made are the ids in the trace, nothing is tokenized twice; every call gets a typed
+result; budgets hold on every turn; a fault of ours is never shown to the model as its own.
+May import: records, the seams of engine and sandbox.
+"""
+
+from rstar2.agent.chat_template import ChatFormat, ChatTokenizer
+from rstar2.agent.decide import AgentLimits, End
+from rstar2.agent.events import AgentEvent, Observer
+from rstar2.agent.hf_tokenizer import HfTokenizer
+from rstar2.agent.incremental import Transcript
+from rstar2.agent.loop import Agent
+from rstar2.agent.python_tools import PYTHON_TOOLS, JupyterTool, PythonTool
+from rstar2.agent.tool import Tool, ToolSchema
+
+__all__ = [
+    "PYTHON_TOOLS",
+    "Agent",
+    "AgentEvent",
+    "AgentLimits",
+    "ChatFormat",
+    "ChatTokenizer",
+    "End",
+    "HfTokenizer",
+    "JupyterTool",
+    "Observer",
+    "PythonTool",
+    "Tool",
+    "ToolSchema",
+    "Transcript",
+]

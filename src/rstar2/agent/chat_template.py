@@ -1,0 +1,159 @@
+r"""How a conversation is written: the system text, the tools, and the template's separators between turns.
+
+A template is asked once, with marks in place of texts, what it puts between an assistant turn and the user turn after
+it, and between that and the next assistant turn. From then on a turn is appended by writing exactly that text, and no
+earlier turn is ever rendered again. What comes from outside cannot forge a turn: a control token in it is broken up by
+a space (`<|im_end|>` becomes `< |im_end|>`).
+
+The tools stand in the system text in Qwen's own words, so that a Qwen template renders the same bytes as if it had been
+given them itself, and templates that know nothing of tools, or other formats for them, work as well.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+from rstar2.agent.tool import ToolSchema
+from rstar2.engine.tokenizer import Message, Tokenizer
+from rstar2.errors import UserError
+
+ASSISTANT_OPENING = "<reason>"
+"""Every assistant turn starts with it; written by us, so it is no token of the model's."""
+
+SYSTEM_TEXT = r"""A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The Assistant first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning process and the answer are enclosed within <reason> </reason> and <answer> </answer> tags, respectively, and the final result stands in \boxed{} inside the answer, i.e., <reason> reasoning process here </reason><answer> answer here, with \boxed{result} </answer>."""  # noqa: E501
+
+_TOOLS_HEAD = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
+)
+_TOOLS_TAIL = (
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n'
+    "</tool_call>"
+)
+
+QWEN_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""For models that come without a template of their own."""
+
+_ASSISTANT_MARK, _USER_MARK = "rstar2-assistant-mark", "rstar2-user-mark"
+
+
+class ChatTokenizer(Tokenizer, Protocol):
+    """A tokenizer that knows its model's chat template."""
+
+    @property
+    def control_tokens(self) -> Sequence[str]:
+        """The tokens that mean structure and never content."""
+        ...
+
+    @property
+    def stop_token_ids(self) -> Sequence[int]:
+        """What the model itself is known to end with, beside the end of a turn."""
+        ...
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The conversation, and the opening of the assistant's next turn."""
+        ...
+
+
+def system_text(tools: Sequence[ToolSchema]) -> str:
+    if not tools:
+        return SYSTEM_TEXT
+    lines = "".join("\n" + json.dumps(tool.as_function(), ensure_ascii=False) for tool in tools)
+    return f"{SYSTEM_TEXT}\n\n{_TOOLS_HEAD}{lines}{_TOOLS_TAIL}"
+
+
+def tool_responses(texts: Sequence[str]) -> str:
+    """The user turn that answers one or several calls, in their order."""
+    return "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in texts)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """One model's way of writing a conversation."""
+
+    tokenizer: ChatTokenizer
+    end_of_turn: str
+    end_of_turn_id: int
+    stop_token_ids: tuple[int, ...]
+    before_end: str
+    """What the template writes between an assistant's text and its end of turn: mostly nothing."""
+    before_user: str
+    """From an assistant's end of turn to the user's text."""
+    before_assistant: str
+    """From the end of the user's text to where the assistant goes on."""
+    _control: re.Pattern[str] = field(repr=False)
+
+    @classmethod
+    def of(cls, tokenizer: ChatTokenizer) -> Self:
+        """Ask the template. UserError if it cannot be used for conversations of many turns."""
+        user_content = tool_responses([_USER_MARK])
+        rendered = tokenizer.render(
+            [
+                {"role": "system", "content": "s"},
+                {"role": "user", "content": "u"},
+                {"role": "assistant", "content": _ASSISTANT_MARK},
+                {"role": "user", "content": user_content},
+            ]
+        )
+        _, has_assistant, rest = rendered.partition(_ASSISTANT_MARK)
+        between, has_user, after_user = rest.partition(user_content)
+        if not has_assistant or not has_user:
+            raise UserError("the model's chat template leaves out turns of a conversation: use another model")
+        control = _any_of(tokenizer.control_tokens)
+        end = control.search(between)
+        if end is None or between[: end.start()].strip():
+            raise UserError(
+                "the model's chat template does not close the assistant's turn with a control token of its tokenizer, "
+                f"but with {between!r}: use a model whose template does"
+            )
+        end_ids = tokenizer.encode(end[0])
+        if len(end_ids) != 1:
+            raise UserError(f"the model's tokenizer splits its end of turn {end[0]!r} into {len(end_ids)} tokens")
+        return cls(
+            tokenizer=tokenizer,
+            end_of_turn=end[0],
+            end_of_turn_id=end_ids[0],
+            stop_token_ids=tuple(dict.fromkeys((end_ids[0], *tokenizer.stop_token_ids))),
+            before_end=between[: end.start()],
+            before_user=between[end.end() :],
+            before_assistant=after_user + ASSISTANT_OPENING,
+            _control=control,
+        )
+
+    def prompt_text(self, question: str, tools: Sequence[ToolSchema]) -> str:
+        messages = [
+            {"role": "system", "content": system_text(tools)},
+            {"role": "user", "content": self.harmless(question)},
+        ]
+        return self.tokenizer.render(messages) + ASSISTANT_OPENING
+
+    def user_turn_text(self, content: str, *, after_end_of_turn: bool) -> str:
+        """What follows an assistant turn, up to where the next one goes on. A turn that was cut off is closed first."""
+        closing = "" if after_end_of_turn else self.before_end + self.end_of_turn
+        return closing + self.before_user + self.harmless(content) + self.before_assistant
+
+    def user_turn_ids(self, text: str, *, after_end_of_turn: bool) -> list[int]:
+        """The ids of a `user_turn_text`, tokenized alone. Where it follows an end of turn, it is tokenized behind one:
+        some tokenizers treat the start of a text, or what follows a control token, in a way of their own."""
+        if not after_end_of_turn:
+            return self.tokenizer.encode(text)
+        first, *ids = self.tokenizer.encode(self.end_of_turn + text)
+        assert first == self.end_of_turn_id, "a control token merged with the text behind it"
+        return ids
+
+    def harmless(self, text: str) -> str:
+        """Text from outside that can be tokenized and forges no turn."""
+        readable = text.encode("utf-8", "replace").decode()
+        return self._control.sub(lambda found: f"{found[0][0]} {found[0][1:]}", readable)
+
+
+def _any_of(tokens: Sequence[str]) -> re.Pattern[str]:
+    """Matches any of them, the longest first; nothing if there are none."""
+    longest_first: list[Any] = sorted(filter(None, tokens), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")

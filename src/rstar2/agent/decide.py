@@ -1,0 +1,75 @@
+"""When a rollout goes on and when it ends. Pure.
+
+A model has `max_turns` turns in which its calls are run. If it still calls in the last of them, those calls are run as
+well and one more turn is granted to answer in, within the same token budget; calls made in that one are not run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rstar2.errors import UserError
+from rstar2.records import Fault, Outcome, StopReason, ToolResult
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLimits:
+    max_turns: int = 10
+    max_response_tokens: int = 8192
+    """After the prompt, the model's and the environment's together."""
+    max_tool_output_tokens: int = 1024
+    """Of one result; of a longer one head and tail are kept."""
+    max_fault_retries: int = 2
+    """How often a call or a turn that failed through our fault is tried again."""
+    tool_deadline_s: float = 300.0
+    """Of one attempt at one call, whatever the tool does: above the sandbox's own queue and wall-clock limits."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_turns", 1), ("max_response_tokens", 1), ("max_tool_output_tokens", 16)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} must be at least {least}, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    outcome: Outcome
+    note: str = ""
+
+
+def after_turn(
+    stop_reason: StopReason, num_calls: int, num_turns: int, num_tokens_left: int, limits: AgentLimits
+) -> End | None:
+    """Whether the turn that just ended was the last. None: its calls are to be run."""
+    if stop_reason is StopReason.CANCELLED:
+        return End(Outcome.INFRASTRUCTURE_FAULT, f"turn {num_turns} was cancelled")
+    if stop_reason is StopReason.TOKEN_LIMIT:
+        return End(Outcome.TRUNCATED, f"the budget of {limits.max_response_tokens} tokens ran out in turn {num_turns}")
+    if num_calls == 0:
+        return End(Outcome.ANSWERED)
+    if num_turns > limits.max_turns:
+        return End(
+            Outcome.TURN_LIMIT,
+            f"it called a tool in the answer turn granted after its {limits.max_turns} turns; that was not run",
+        )
+    if num_tokens_left == 0:
+        return _no_room(num_turns, limits, "its last turn used up the token budget; its calls were not run")
+    return None
+
+
+def after_calls(
+    results: Sequence[ToolResult], num_appended: int, num_turns: int, num_tokens_left: int, limits: AgentLimits
+) -> End | None:
+    """Whether the rollout ends with these results. None: they are appended and the model goes on."""
+    for result in results:
+        if result.fault is Fault.INFRASTRUCTURE:
+            reason = f"a tool call failed through no fault of its own, {result.num_attempts} times: {result.text}"
+            return End(Outcome.INFRASTRUCTURE_FAULT, reason)
+    if num_appended >= num_tokens_left:
+        left = f"{num_tokens_left} of {limits.max_response_tokens} tokens were left"
+        return _no_room(num_turns, limits, f"the results of its calls take {num_appended} tokens, and {left}")
+    return None
+
+
+def _no_room(num_turns: int, limits: AgentLimits, reason: str) -> End:
+    if num_turns == limits.max_turns:
+        return End(Outcome.TURN_LIMIT, f"no last turn to answer in: {reason}")
+    return End(Outcome.TRUNCATED, reason)

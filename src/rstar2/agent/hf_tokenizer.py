@@ -1,0 +1,76 @@
+"""A Hugging Face folder's tokenizer and chat template behind the agent's seam. Needs the `train` extra; no weights."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from rstar2.agent.chat_template import QWEN_TEMPLATE
+from rstar2.engine.tokenizer import Message
+from rstar2.errors import UserError
+
+TemplateName = Literal["model", "qwen"]
+"""model: the template of the tokenizer itself. qwen: Qwen's, for models that come without one."""
+
+
+class HfTokenizer:
+    """Satisfies `ChatTokenizer`."""
+
+    def __init__(self, tokenizer: Any, *, name: str, template: TemplateName = "model", stop_ids: Sequence[int] = ()):
+        if template == "qwen":
+            tokenizer.chat_template = QWEN_TEMPLATE
+        if not tokenizer.chat_template:
+            raise UserError(
+                f"model {name} has no chat template, so it cannot hold a conversation: use an instruction-tuned model, "
+                f"or Qwen's template with --template qwen (agent.template in a recipe)"
+            )
+        self._tokenizer = tokenizer
+        self._name = name
+        added = tokenizer.added_tokens_decoder
+        self.control_tokens = tuple(token.content for token in added.values() if token.special)
+        eos_id = tokenizer.eos_token_id
+        self.stop_token_ids = tuple(dict.fromkeys([*([] if eos_id is None else [eos_id]), *stop_ids]))
+
+    @classmethod
+    def load(cls, folder: Path, template: TemplateName = "model") -> Self:
+        """UserError if the folder holds no tokenizer, or one without a chat template."""
+        try:
+            from transformers import AutoTokenizer
+        except ImportError:
+            raise UserError("a model's tokenizer needs transformers: run `pip install 'rstar2[train]'`") from None
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"{folder} holds no tokenizer that can be loaded: {reason}") from None
+        return cls(tokenizer, name=folder.name, template=template, stop_ids=_generation_stops(folder))
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def render(self, messages: Sequence[Message]) -> str:
+        from jinja2 import TemplateError
+
+        conversation = [dict(message) for message in messages]
+        try:
+            text: str = self._tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise UserError(
+                f"the chat template of model {self._name} refuses a conversation of system, user and assistant turns "
+                f"({error}): use Qwen's with --template qwen (agent.template in a recipe)"
+            ) from None
+        return text
+
+
+def _generation_stops(folder: Path) -> list[int]:
+    """The ids that the model's own generation settings end with: often more than the tokenizer's one."""
+    file = folder / "generation_config.json"
+    found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    return found if isinstance(found, list) else [] if found is None else [found]

@@ -1,0 +1,83 @@
+"""A conversation as it grows, exact in tokens.
+
+Invariant: ids are only ever put behind ids. The model's own stay as the engine reported them; what the environment says
+is tokenized once, alone, when it is appended. Whoever asks the engine for the next turn sends `token_ids`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from rstar2.agent.chat_template import ChatFormat
+from rstar2.agent.tool import ToolSchema
+from rstar2.engine.tokenizer import Tokenizer
+from rstar2.records import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Appendix:
+    """What the environment puts behind an assistant turn."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """The prompt, and every turn so far with what was appended to it."""
+
+    prompt_text: str
+    prompt_ids: tuple[int, ...]
+    turns: tuple[Turn, ...] = ()
+
+    @classmethod
+    def start(cls, chat: ChatFormat, question: str, tools: Sequence[ToolSchema]) -> Self:
+        text = chat.prompt_text(question, tools)
+        return cls(text, tuple(chat.tokenizer.encode(text)))
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        pieces = (ids for turn in self.turns for ids in (turn.token_ids, turn.appended_ids))
+        return self.prompt_ids + tuple(token_id for ids in pieces for token_id in ids)
+
+    def num_tokens_after(self, num_turns: int) -> int:
+        """Tokens behind the first so many turns, the model's and the environment's."""
+        return sum(len(turn.token_ids) + len(turn.appended_ids) for turn in self.turns[num_turns:])
+
+    def with_turn(self, turn: Turn) -> Self:
+        return replace(self, turns=(*self.turns, turn))
+
+    def with_user_turn(self, chat: ChatFormat, content: str) -> Self:
+        """The user speaks after the last turn, which nothing was appended to yet."""
+        last = self.turns[-1]
+        assert not last.appended_ids
+        appendix = append_to(last, chat, content.strip())
+        spoken = replace(last, appended_ids=appendix.token_ids, appended_text=appendix.text)
+        return replace(self, turns=(*self.turns[:-1], spoken))
+
+
+def append_to(turn: Turn, chat: ChatFormat, content: str) -> Appendix:
+    """The user turn that says `content`, as it must stand behind `turn`, with the opening of the next one."""
+    ended = turn.token_ids[-1:] == (chat.end_of_turn_id,)
+    text = chat.user_turn_text(content, after_end_of_turn=ended)
+    return Appendix(text, tuple(chat.user_turn_ids(text, after_end_of_turn=ended)))
+
+
+class TextStream:
+    """Ids to text piece by piece, for display: a character comes out when the last of its tokens is there."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._shown = 0
+        self._context = 0
+        """Decoding starts a little before what was not shown yet: some tokenizers drop a space at the very start."""
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        self._ids += token_ids
+        known = self._tokenizer.decode(self._ids[self._context : self._shown])
+        text = self._tokenizer.decode(self._ids[self._context :])
+        if len(text) <= len(known) or text.endswith("\N{REPLACEMENT CHARACTER}"):
+            return ""
+        self._context, self._shown = self._shown, len(self._ids)
+        return text[len(known) :]

@@ -1,0 +1,98 @@
+"""One problem, many turns: the model writes, its calls are run, the results are appended, until it answers or must end.
+
+Whatever ends a rollout is in its trace, typed. A fault of ours is tried again, and if it stays the rollout ends as an
+infrastructure fault; neither the model nor the score ever sees it.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rstar2.agent.chat_template import ChatFormat, tool_responses
+from rstar2.agent.decide import AgentLimits, End, after_calls, after_turn
+from rstar2.agent.events import Ended, Observer
+from rstar2.agent.generate import TurnRequest, generate_turn
+from rstar2.agent.incremental import Transcript, append_to
+from rstar2.agent.parse import parse_calls
+from rstar2.agent.run_calls import run_calls
+from rstar2.agent.tool import Tool, by_name
+from rstar2.engine.protocol import Engine, Sampling
+from rstar2.errors import InfrastructureError
+from rstar2.records import Outcome, Problem, Trace
+
+
+def nobody(event: object) -> None:
+    """The observer that does not look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A model, its way of writing, and the limits of its rollouts; any number of them may run at the same time."""
+
+    engine: Engine
+    chat: ChatFormat
+    limits: AgentLimits = field(default_factory=AgentLimits)
+    sampling: Sampling = field(default_factory=Sampling)
+    """Its stop tokens are the chat format's, whatever it says."""
+    clock: Callable[[], float] = time.monotonic
+
+    async def rollout(
+        self, problem: Problem, tools: Sequence[Tool], *, trace_id: str | None = None, observer: Observer = nobody
+    ) -> Trace:
+        """One attempt at one problem. The tools serve this rollout alone; whoever made them closes them."""
+        session = trace_id or uuid.uuid4().hex
+        transcript = Transcript.start(self.chat, problem.problem, [tool.schema for tool in tools])
+        try:
+            transcript, end = await self.converse(transcript, tools, session=session, observer=observer)
+        finally:
+            await self.engine.release(session)
+        return Trace(
+            id=session,
+            problem_id=problem.id,
+            prompt_ids=transcript.prompt_ids,
+            prompt_text=transcript.prompt_text,
+            turns=transcript.turns,
+            outcome=end.outcome,
+            note=end.note,
+        )
+
+    async def converse(
+        self, transcript: Transcript, tools: Sequence[Tool], *, session: str, observer: Observer = nobody
+    ) -> tuple[Transcript, End]:
+        """The assistant's turns from here on, until it has answered or must end. The limits count from here."""
+        table, num_before, end = by_name(tools), len(transcript.turns), None
+        while end is None:
+            transcript, end = await self._advance(transcript, num_before, table, session, observer)
+        observer(Ended(end.outcome, end.note))
+        return transcript, end
+
+    async def _advance(
+        self, transcript: Transcript, num_before: int, tools: Mapping[str, Tool], session: str, observer: Observer
+    ) -> tuple[Transcript, End | None]:
+        """One turn, its calls and their results. None: the model is to go on."""
+        num_turns = len(transcript.turns) - num_before + 1
+        num_tokens_left = self.limits.max_response_tokens - transcript.num_tokens_after(num_before)
+        request = TurnRequest(session, len(transcript.turns), transcript.token_ids, self.sampling, num_tokens_left)
+        try:
+            turn = await generate_turn(
+                self.engine, self.chat, request, observer, self.limits.max_fault_retries, self.clock
+            )
+        except InfrastructureError as error:
+            return transcript, End(Outcome.INFRASTRUCTURE_FAULT, f"the engine failed: {error}")
+        num_tokens_left -= len(turn.token_ids)
+        parsed = parse_calls(turn.text, {name: tool.schema for name, tool in tools.items()})
+        turn = replace(turn, calls=tuple(item.call for item in parsed))
+        end = after_turn(turn.stop_reason, len(parsed), num_turns, num_tokens_left, self.limits)
+        if end is not None:
+            return transcript.with_turn(turn), end
+
+        started = self.clock()
+        results = await run_calls(parsed, tools, self.chat, self.limits, observer)
+        turn = replace(turn, results=tuple(results), tool_s=self.clock() - started)
+        appendix = append_to(turn, self.chat, tool_responses([result.text for result in results]))
+        end = after_calls(results, len(appendix.token_ids), num_turns, num_tokens_left, self.limits)
+        if end is not None:
+            return transcript.with_turn(turn), end
+        turn = replace(turn, appended_ids=appendix.token_ids, appended_text=appendix.text)
+        return transcript.with_turn(turn), None

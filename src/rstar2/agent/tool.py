@@ -1,0 +1,61 @@
+"""The seam between the agent and what it may call: a schema for the model, an async call that returns a typed result.
+
+A tool object serves one rollout, and may keep state for it; whoever made it closes it. What a call is given has been
+checked against the schema. What fails through no fault of the call is raised, as InfrastructureError or whatever it is:
+it is tried again, and in the end ends the rollout without blame; the model never sees it.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rstar2.agent.schema import check_schema
+from rstar2.errors import UserError
+from rstar2.records import ToolResult
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSchema:
+    """What the model is told about a tool. `parameters` is a JSON Schema of type object."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise UserError(f"a tool cannot be named {self.name!r}: use letters, digits and underscores")
+        if self.parameters.get("type") != "object":
+            raise UserError(f"tool {self.name}: parameters.type must be 'object', since calls have named arguments")
+        try:
+            check_schema(self.parameters)
+        except UserError as error:
+            raise UserError(f"tool {self.name}: {error}") from None
+
+    def as_function(self) -> dict[str, Any]:
+        """As chat templates and OpenAI-compatible servers write it."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+class Tool(Protocol):
+    @property
+    def schema(self) -> ToolSchema: ...
+
+    async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+        """May be called again before an earlier call has returned: the calls of one turn run at the same time."""
+        ...
+
+    async def close(self) -> None:
+        """The rollout is over."""
+        ...
+
+
+def by_name(tools: Sequence[Tool]) -> dict[str, Tool]:
+    table = {tool.schema.name: tool for tool in tools}
+    if len(table) < len(tools):
+        raise UserError(f"two tools have the same name: {', '.join(tool.schema.name for tool in tools)}")
+    return table

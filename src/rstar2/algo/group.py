@@ -1,0 +1,108 @@
+"""One problem's rollouts to a decision: who is kept, and with which advantage; from arrays, or from traces.
+
+Invariant: a group is trained on or dropped as a whole. In a dropped group no rollout has an advantage.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rstar2.algo.advantage import group_advantages, rewards_are_equal
+from rstar2.algo.penalties import trace_penalty
+from rstar2.algo.resample import DEFAULT_EPSILON, Mode, resample
+from rstar2.errors import UserError
+from rstar2.records import Group, Outcome, Selection, Trace, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class RocSettings:
+    group_size: int = 16
+    """Rollouts kept, G. Twice as many are sampled."""
+    mode: Mode = Mode.PAPER
+    penalty_epsilon: float = DEFAULT_EPSILON
+    drop_equal_groups: bool = True
+    """If not, a group of equal rewards stays, with advantages of 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    kept: NDArray[np.bool_]
+    """What resampling chose."""
+    advantages: NDArray[np.float64]
+    """NaN for each rollout that is not trained on: it was not kept, or the whole group was dropped."""
+
+
+def choose_rollouts(
+    rewards: ArrayLike, penalties: ArrayLike, settings: RocSettings, rng: np.random.Generator
+) -> Choice:
+    """From one reward (NaN: none) and one penalty for each rollout."""
+    scores = np.asarray(rewards, dtype=np.float64)
+    kept = resample(
+        scores,
+        penalties,
+        num_kept=settings.group_size,
+        mode=settings.mode,
+        rng=rng,
+        epsilon=settings.penalty_epsilon,
+    )
+    advantages = np.full(scores.shape, np.nan)
+    if not (settings.drop_equal_groups and rewards_are_equal(scores[kept])):
+        advantages[kept] = group_advantages(scores[kept])
+    return Choice(kept, advantages)
+
+
+def decide_group(
+    traces: Sequence[Trace],
+    num_answer_blocks: Sequence[int],
+    settings: RocSettings,
+    rng: np.random.Generator,
+    *,
+    group_id: str,
+    step: int,
+) -> Group:
+    """A trace without a reward, with an infrastructure fault or with an undecided verdict is left out, and has neither
+    reward nor penalties in the group; its number of answer blocks is not read."""
+    problem_ids = {trace.problem_id for trace in traces}
+    if len(problem_ids) != 1:
+        raise UserError(f"group {group_id} holds rollouts of {len(problem_ids)} problems: give those of exactly one")
+    rewards = [_scored_reward(trace) for trace in traces]
+    penalties = [
+        None if reward is None else trace_penalty(trace, blocks)
+        for trace, blocks, reward in zip(traces, num_answer_blocks, rewards, strict=True)
+    ]
+    choice = choose_rollouts(
+        [np.nan if reward is None else reward for reward in rewards],
+        [np.nan if penalty is None else penalty.total for penalty in penalties],
+        settings,
+        rng,
+    )
+    return Group(
+        id=group_id,
+        problem_id=problem_ids.pop(),
+        step=step,
+        trace_ids=tuple(trace.id for trace in traces),
+        rewards=tuple(rewards),
+        error_penalties=tuple(penalty.error if penalty else None for penalty in penalties),
+        format_penalties=tuple(penalty.format if penalty else None for penalty in penalties),
+        advantages=tuple(None if np.isnan(advantage) else float(advantage) for advantage in choice.advantages),
+        selections=_selections(rewards, choice),
+    )
+
+
+def _scored_reward(trace: Trace) -> float | None:
+    if trace.outcome is Outcome.INFRASTRUCTURE_FAULT:
+        return None
+    if trace.verdict is Verdict.UNDECIDED and trace.outcome is not Outcome.TRUNCATED:
+        return None
+    return trace.reward
+
+
+def _selections(rewards: Sequence[float | None], choice: Choice) -> tuple[Selection, ...]:
+    dropped = bool(np.isnan(choice.advantages).all())
+    chosen = Selection.EQUAL_REWARDS if dropped else Selection.KEPT
+    return tuple(
+        Selection.UNSCORED if reward is None else chosen if kept else Selection.DOWNSAMPLED
+        for reward, kept in zip(rewards, choice.kept, strict=True)
+    )

@@ -1,0 +1,131 @@
+"""The policy loss: PPO's clip, higher above than below, as one mean over all kept tokens of an optimizer step.
+
+Invariant: the loss of a micro-batch is a sum over its own tokens divided by the number of tokens of the *whole* step,
+which the caller passes in. So the losses of all micro-batches and ranks add up to the same mean, and their gradients to
+the same gradient, however the tokens were cut, packed or padded. Each metric adds up in the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rstar2.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are held within this: e^20 is far beyond any clip, and e^89 would overflow float32 into a NaN gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossSettings:
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    kl_coef: float = 0.0
+    """Weight of the KL term against the reference policy. 0: no such term."""
+    tis_cap: float | None = None
+    """Cap of the importance weight that corrects for engine and trainer disagreeing. None: no correction."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    loss: Tensor
+    """To call `backward` on: this micro-batch's share of the step's loss, times `num_averaged_ranks`."""
+    metrics: dict[str, Tensor]
+    """Scalars without gradient. Summed over micro-batches and ranks, each is a mean over the step's tokens."""
+
+
+def policy_loss(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    num_tokens: int,
+    settings: LossSettings | None = None,
+    engine_log_probs: Tensor | None = None,
+    reference_log_probs: Tensor | None = None,
+    entropies: Tensor | None = None,
+    num_averaged_ranks: int = 1,
+) -> PolicyLoss:
+    """The share of one micro-batch in the loss of an optimizer step.
+
+    Tensors have one entry a token, all in the same layout: packed `(tokens,)` or padded `(rows, columns)`. Advantages
+    may be one a row, as `(rows, 1)`. `log_probs` carry the gradient. `old_log_probs` are the trainer's own, from before
+    the first optimizer step on these rollouts; `engine_log_probs` are those that the engine sampled with. `mask` is
+    True on the tokens that the model sampled in kept rollouts; what stands elsewhere, NaN included, is never read.
+
+    `num_tokens` is how many such tokens the whole step has, over all micro-batches and ranks. `num_averaged_ranks` is
+    the number of ranks whose gradients are averaged, as DDP and FSDP do; 1 where gradients are summed.
+    """
+    import torch
+
+    settings = settings or LossSettings()
+    _check(settings, num_tokens, engine_log_probs, reference_log_probs)
+    kept = mask.bool()
+    new, old, advantage = _select(log_probs, kept), _select(old_log_probs, kept), _select(advantages, kept)
+    old, advantage = old.detach(), advantage.detach()
+
+    log_ratio = _bounded(new - old)
+    ratio = log_ratio.exp()
+    clipped_ratio = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    losses = -torch.minimum(ratio * advantage, clipped_ratio * advantage)
+    seen = {
+        "clip_low_share": (ratio < 1 - settings.clip_low) & (advantage < 0),
+        "clip_high_share": (ratio > 1 + settings.clip_high) & (advantage > 0),
+        "ratio": ratio,
+        "ratio_deviation": (ratio - 1).abs(),
+        "old_policy_kl": _k3(log_ratio),
+    }
+    if engine_log_probs is not None:
+        log_mismatch = _bounded(old - _select(engine_log_probs, kept).detach())
+        seen |= {"mismatch": log_mismatch.abs(), "mismatch_kl": _k3(log_mismatch)}
+        if settings.tis_cap is not None:
+            weight = log_mismatch.exp()
+            losses = losses * weight.clamp(max=settings.tis_cap)
+            seen["tis_capped_share"] = weight > settings.tis_cap
+    if reference_log_probs is not None:
+        reference_kl = _k3(_bounded(_select(reference_log_probs, kept).detach() - new))
+        losses = losses + settings.kl_coef * reference_kl
+        seen["reference_kl"] = reference_kl
+    if entropies is not None:
+        seen["entropy"] = _select(entropies, kept)
+
+    loss = losses.sum() / num_tokens
+    metrics = {name: values.detach().sum() / num_tokens for name, values in seen.items()}
+    return PolicyLoss(loss * num_averaged_ranks, {"loss": loss.detach(), **metrics})
+
+
+def _select(values: Tensor, kept: Tensor) -> Tensor:
+    """The kept tokens' values, in float32 or better."""
+    import torch
+
+    if values.ndim != kept.ndim:
+        raise UserError(
+            f"a tensor has {values.ndim} dimensions and the mask {kept.ndim}: give one value a token, or (rows, 1)"
+        )
+    return values.expand_as(kept)[kept].to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _bounded(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def _k3(log_ratio: Tensor) -> Tensor:
+    """An estimate of KL(p || q) from a token drawn from p, given log q/p of it: unbiased, never below 0."""
+    return log_ratio.exp() - 1 - log_ratio
+
+
+def _check(
+    settings: LossSettings, num_tokens: int, engine_log_probs: Tensor | None, reference_log_probs: Tensor | None
+) -> None:
+    if num_tokens < 1:
+        raise UserError(f"num_tokens is {num_tokens}: pass the number of kept tokens of the whole optimizer step")
+    if settings.tis_cap is not None and engine_log_probs is None:
+        raise UserError("tis_cap is set without engine_log_probs: pass what the engine reported, or leave tis_cap out")
+    if settings.kl_coef and reference_log_probs is None:
+        raise UserError(
+            "kl_coef is set without reference_log_probs: pass those of the reference policy, or set it to 0"
+        )

@@ -1,0 +1,68 @@
+"""How unclean a trace is: `p_err` from its tool calls, `p_format` from its answer blocks. Their sum is the penalty.
+
+Invariant: both lie in [0, 1] and come from counts alone. What failed is told by `ToolStatus`, never by a word in the
+text; turns are the assistant's own.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rstar2.errors import UserError
+from rstar2.records import Fault, ToolStatus, Trace
+
+NO_CALL_PENALTY = 0.5
+"""`p_err` of a trace that never called a tool: better than failing more often than not, worse than working calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracePenalty:
+    error: float
+    format: float
+
+    @property
+    def total(self) -> float:
+        return self.error + self.format
+
+
+def error_penalties(num_calls: ArrayLike, num_failed: ArrayLike) -> NDArray[np.float64]:
+    """`p_err`, elementwise: the share of tool calls that failed; 0.5 without a call."""
+    calls, failed = _counts("num_calls", num_calls), _counts("num_failed", num_failed)
+    if np.any(failed > calls):
+        raise UserError("num_failed is larger than num_calls: count failed calls among all calls of the same trace")
+    return np.where(calls == 0, NO_CALL_PENALTY, failed / np.maximum(calls, 1))
+
+
+def format_penalties(num_answer_blocks: ArrayLike, num_turns: ArrayLike) -> NDArray[np.float64]:
+    """`p_format`, elementwise: 1 without an answer block, else one more block than needed a turn, at most 1."""
+    blocks, turns = _counts("num_answer_blocks", num_answer_blocks), _counts("num_turns", num_turns)
+    if np.any((blocks > 0) & (turns == 0)):
+        raise UserError("num_turns is 0 where num_answer_blocks is not: count the assistant's turns, the last included")
+    return np.where(blocks == 0, 1.0, np.minimum(1.0, (blocks - 1) / np.maximum(turns, 1)))
+
+
+def count_tool_calls(statuses: Iterable[ToolStatus]) -> tuple[int, int]:
+    """Calls that the policy answers for, and how many of them failed. Faults of ours are in neither number."""
+    own = [status for status in statuses if status.fault is not Fault.INFRASTRUCTURE]
+    return len(own), sum(status.is_tool_error for status in own)
+
+
+def trace_penalty(trace: Trace, num_answer_blocks: int) -> TracePenalty:
+    """Both penalties of a trace, whose answer blocks `rstar2.grading.count_answer_blocks(trace.response_text)` counts.
+
+    Only calls that came back are counted: one that was pending when the rollout ended says nothing about its code.
+    """
+    num_calls, num_failed = count_tool_calls(result.status for result in trace.results)
+    return TracePenalty(
+        error=float(error_penalties(num_calls, num_failed)),
+        format=float(format_penalties(num_answer_blocks, len(trace.turns))),
+    )
+
+
+def _counts(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    counts = np.asarray(values, dtype=np.float64)
+    if not np.all(counts >= 0):
+        raise UserError(f"{name} holds a number that is not a count: each must be 0 or more")
+    return counts

@@ -1,0 +1,20 @@
+"""What a batch still lacks, for whoever samples on until it is full. Groups are counted whole, never split."""
+
+from collections.abc import Iterable, Sequence
+
+from rstar2.records import Group, Selection
+
+
+def is_trainable(group: Group) -> bool:
+    """True if something of the group is trained on: not all was lost, and it was not dropped for equal rewards."""
+    return Selection.KEPT in group.selections
+
+
+def num_missing_rollouts(rewards: Sequence[float | None], num_sampled: int) -> int:
+    """Rollouts of one problem to sample again: those that have no reward because of a fault or an undecided verdict."""
+    return max(0, num_sampled - sum(reward is not None for reward in rewards))
+
+
+def num_missing_groups(groups: Iterable[Group], num_wanted: int) -> int:
+    """Further problems to sample so that the batch has `num_wanted` groups to train on."""
+    return max(0, num_wanted - sum(map(is_trainable, groups)))

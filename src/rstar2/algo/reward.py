@@ -1,0 +1,20 @@
+"""The reward: 1 for a right final answer, 0 for any other, nothing for format, tools, steps or length.
+
+Invariant: what could not be judged has no reward. It is None, never a silent 0.
+"""
+
+from rstar2.errors import UserError
+from rstar2.records import Outcome, Verdict
+
+
+def rollout_reward(outcome: Outcome, verdict: Verdict | None) -> float | None:
+    """None for an infrastructure fault and for an undecided verdict. A truncated rollout is 0, graded or not."""
+    if outcome is Outcome.INFRASTRUCTURE_FAULT:
+        return None
+    if outcome is Outcome.TRUNCATED:
+        return 0.0
+    if verdict is None:
+        raise UserError(f"verdict is missing: a rollout that ended as {outcome} must be graded before it is rewarded")
+    if verdict is Verdict.UNDECIDED:
+        return None
+    return float(verdict is Verdict.RIGHT)

@@ -1,0 +1,156 @@
+"""From options to an agent that is ready: its engine, its way of writing, its tools. What was opened is closed."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rstar2.cli.agent_options import DEFAULT_MODEL, AgentOptions
+from rstar2.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rstar2.agent import Agent, ChatFormat, Tool
+    from rstar2.engine import Engine
+    from rstar2.sandbox.executor import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyAgent:
+    agent: "Agent"
+    tools: list["Tool"]
+    model: str
+
+
+@asynccontextmanager
+async def ready_agent(options: AgentOptions, progress: "Console") -> AsyncIterator[ReadyAgent]:
+    """Loads the model, saying so on `progress`; a sandbox on this machine starts with the first call."""
+    from rstar2.agent import Agent, AgentLimits
+    from rstar2.engine import Sampling
+
+    check_options(options)
+    limits = AgentLimits(max_turns=options.max_turns, max_response_tokens=options.max_tokens)
+    sampling = Sampling(temperature=options.temperature, seed=options.seed)
+    async with AsyncExitStack() as stack:
+        tools = _tools(options, stack)
+        with progress.status("loading the model"):
+            engine, chat, model = await _engine(options)
+        stack.push_async_callback(engine.close)
+        yield ReadyAgent(Agent(engine, chat, limits, sampling), tools, model)
+
+
+def check_options(options: AgentOptions) -> None:
+    if options.script is not None and options.base_url is not None:
+        raise UserError("--script and --base-url exclude each other: give one of them")
+    if options.base_url is None:
+        for name, value in (("--api-key-env", options.api_key_env), ("--tokenizer", options.tokenizer)):
+            if value is not None:
+                raise UserError(f"{name} is for a server, and there is none: give --base-url as well, or leave it out")
+
+
+async def _engine(options: AgentOptions) -> tuple["Engine", "ChatFormat", str]:
+    """The engine, how its model writes, and the model's name."""
+    from rstar2.agent import ChatFormat, HfTokenizer
+    from rstar2.engine.plain_text import PlainTextTokenizer
+    from rstar2.models import resolve
+
+    if options.base_url is not None:
+        return await _server_engine(options, options.base_url)
+    if options.script is not None:
+        from rstar2.engine.scripted import ScriptedEngine, read_script
+
+        policy = read_script(options.script)
+        tokenizer = HfTokenizer.load(resolve(options.model), options.template) if options.model else None
+        chat = ChatFormat.of(tokenizer or PlainTextTokenizer())
+        return ScriptedEngine(policy, chat.tokenizer, chat.end_of_turn_id), chat, options.script.name
+    name = options.model or DEFAULT_MODEL
+    folder = resolve(name)
+    chat = ChatFormat.of(HfTokenizer.load(folder, options.template))
+    return _embedded_engine(folder), chat, name
+
+
+def _embedded_engine(folder: Path) -> "Engine":
+    try:
+        from rstar2.engine.embedded import EmbeddedEngine
+    except ImportError as error:
+        raise UserError(f"the embedded engine needs {error.name}: run `pip install 'rstar2[train]'`") from None
+    return EmbeddedEngine.from_folder(folder)
+
+
+async def _server_engine(options: AgentOptions, base_url: str) -> tuple["Engine", "ChatFormat", str]:
+    from rstar2.agent import ChatFormat, HfTokenizer
+    from rstar2.engine.openai import OpenAIEngine, offered_models
+    from rstar2.engine.openai_wire import TextWire, TokenWire
+    from rstar2.engine.plain_text import PlainTextTokenizer
+
+    key = _key(options.api_key_env)
+    model = options.model or _only_one(await offered_models(base_url, key), base_url)
+    if options.tokenizer is None:
+        return OpenAIEngine(base_url, model, TextWire(), key), ChatFormat.of(PlainTextTokenizer()), model
+    chat = ChatFormat.of(HfTokenizer.load(options.tokenizer, options.template))
+    return OpenAIEngine(base_url, model, TokenWire(), key), chat, model
+
+
+def _key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        raise UserError(f"--api-key-env: the environment variable {variable} is not set")
+    return key
+
+
+def _only_one(models: list[str], base_url: str) -> str:
+    if len(models) == 1:
+        return models[0]
+    choice = f"it has {', '.join(models[:10])}" if models else "it does not say which it has"
+    raise UserError(f"--model is needed: which of the models of {base_url}? ({choice})")
+
+
+def _tools(options: AgentOptions, stack: AsyncExitStack) -> list["Tool"]:
+    from rstar2.agent import PYTHON_TOOLS, PythonTool
+
+    tools: list[Tool] = []
+    executor: Executor | None = None
+    for name in options.tools or (PythonTool.schema.name,):
+        if name in PYTHON_TOOLS:
+            if executor is None:
+                executor = _executor(options)
+                stack.push_async_callback(executor.close)
+            tool = PYTHON_TOOLS[name](executor)
+        elif name.endswith(".py"):
+            tool = load_tool(Path(name))
+        else:
+            raise UserError(f"--tool: {name!r} is neither {' nor '.join(PYTHON_TOOLS)} nor a file that ends in .py")
+        stack.push_async_callback(tool.close)
+        tools.append(tool)
+    return tools
+
+
+def _executor(options: AgentOptions) -> "Executor":
+    if options.sandbox is not None:
+        from rstar2.sandbox.client import RemoteExecutor
+
+        return RemoteExecutor(options.sandbox, options.sandbox_token)
+    from rstar2.sandbox import LocalExecutor
+
+    return LocalExecutor()
+
+
+def load_tool(file: Path) -> "Tool":
+    """What the file's `make_tool()` returns."""
+    from runpy import run_path
+
+    if not file.is_file():
+        raise UserError(f"--tool: there is no file {file}")
+    make_tool = run_path(str(file)).get("make_tool")
+    if not callable(make_tool):
+        raise UserError(f"--tool: {file} defines no function make_tool()")
+    tool: Tool = make_tool()
+    for attribute in ("schema", "call", "close"):
+        if not hasattr(tool, attribute):
+            raise UserError(f"--tool: what make_tool() of {file} returns has no {attribute}, so it is no tool")
+    return tool

@@ -1,0 +1,162 @@
+"""Who owns which block of the key-value cache, and which blocks hold a prefix that can be used again.
+
+Invariants: every block is blank, unused but cached, or referenced, and never two of these; a block's content is
+found by the exact ids of the whole prefix that ends with it, so two prefixes are never taken for each other.
+
+A cached block that nobody references stays until its place is needed. Blocks of sessions that may come back (`keep`)
+are given up last; among equals the least recently used goes first, and of one sequence the end before the start.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+
+_ROOT = 0
+_Key = tuple[int, tuple[int, ...]]
+"""The content that comes before, and the ids of the block itself."""
+
+
+class BlockManager:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.epoch = 0
+        """Grows when the weights change: what was computed before is no longer offered to others."""
+        self._num_references = [0] * num_blocks
+        self._blank = deque(range(num_blocks))
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        self._block_by_key: dict[_Key, int] = {}
+        self._key_by_block: dict[int, _Key] = {}
+        self._content_by_block: dict[int, int] = {}
+        self._block_by_content: dict[int, int] = {}
+        self._num_keepers: dict[int, int] = {}
+        self._last_content = _ROOT
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can give, those that are cached but unused included."""
+        return len(self._blank) + len(self._idle) + len(self._kept)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._key_by_block)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def match(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
+        """The cached blocks of the longest known prefix of at most `max_tokens`; no reference is taken."""
+        blocks: list[int] = []
+        parent = _ROOT
+        for start in range(0, max_tokens - self.block_size + 1, self.block_size):
+            block = self._block_by_key.get((parent, tuple(token_ids[start : start + self.block_size])))
+            if block is None:
+                break
+            blocks.append(block)
+            parent = self._content_by_block[block]
+        return blocks
+
+    def num_unused(self, blocks: Iterable[int]) -> int:
+        """How many of them `take` would remove from the free ones."""
+        return sum(self._num_references[block] == 0 for block in blocks)
+
+    def take(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            if self._num_references[block] == 0:
+                self._kept.pop(block, None)
+                self._idle.pop(block, None)
+            self._num_references[block] += 1
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        assert num_blocks <= self.num_free, f"{num_blocks} blocks asked for, {self.num_free} free"
+        return [self._allocate_one() for _ in range(num_blocks)]
+
+    def _allocate_one(self) -> int:
+        if self._blank:
+            block = self._blank.popleft()
+        else:
+            block, _ = (self._idle or self._kept).popitem(last=False)
+            self._forget_content(block)
+        self._num_references[block] = 1
+        return block
+
+    def free(self, blocks: Sequence[int]) -> None:
+        """Gives back one reference to each. The end of a sequence is reused before its start."""
+        for block in reversed(blocks):
+            assert self._num_references[block] > 0, f"block {block} was freed twice"
+            self._num_references[block] -= 1
+            if self._num_references[block] == 0:
+                self._retire(block)
+
+    def _retire(self, block: int) -> None:
+        content = self._content_by_block.get(block)
+        if content is None:
+            self._blank.append(block)
+        else:
+            (self._kept if content in self._num_keepers else self._idle)[block] = None
+
+    def offer(self, token_ids: Sequence[int], blocks: Sequence[int], num_computed: int) -> None:
+        """Makes the full blocks among the first `num_computed` tokens findable. Where another block already holds the
+        same prefix, that one stays the findable one."""
+        parent = _ROOT
+        for index in range(num_computed // self.block_size):
+            start = index * self.block_size
+            key = (parent, tuple(token_ids[start : start + self.block_size]))
+            block = self._block_by_key.get(key)
+            if block is None:
+                block = blocks[index]
+                self._forget_content(block)
+                self._last_content += 1
+                self._block_by_key[key] = block
+                self._key_by_block[block] = key
+                self._content_by_block[block] = self._last_content
+                self._block_by_content[self._last_content] = block
+            parent = self._content_by_block[block]
+
+    def _forget_content(self, block: int) -> None:
+        key = self._key_by_block.pop(block, None)
+        if key is not None:
+            content = self._content_by_block.pop(block)
+            del self._block_by_key[key], self._block_by_content[content]
+            self._num_keepers.pop(content, None)
+
+    def keep(self, blocks: Iterable[int]) -> list[int]:
+        """Their owner may come back: give them up last. Returns what `unkeep` takes."""
+        contents = [self._content_by_block[block] for block in blocks if block in self._content_by_block]
+        for content in contents:
+            self._num_keepers[content] = self._num_keepers.get(content, 0) + 1
+        return contents
+
+    def unkeep(self, contents: Iterable[int]) -> None:
+        for content in contents:
+            if content not in self._num_keepers:  # evicted meanwhile
+                continue
+            self._num_keepers[content] -= 1
+            if self._num_keepers[content] == 0:
+                del self._num_keepers[content]
+                block = self._block_by_content[content]
+                if block in self._kept:
+                    del self._kept[block]
+                    self._idle[block] = None
+
+    def drop_cache(self) -> None:
+        """No prefix is findable any more; referenced blocks stay with their owners."""
+        self.epoch += 1
+        for block in list(self._key_by_block):
+            self._forget_content(block)
+        self._blank.extend(self._idle)
+        self._blank.extend(self._kept)
+        self._idle.clear()
+        self._kept.clear()
+
+    def check(self) -> None:
+        """Asserts the invariants; for tests."""
+        unused = [*self._blank, *self._idle, *self._kept]
+        assert len(unused) == len(set(unused))
+        assert set(unused) == {block for block, count in enumerate(self._num_references) if count == 0}
+        assert all(block in self._key_by_block for block in (*self._idle, *self._kept))
+        assert not any(block in self._key_by_block for block in self._blank)
+        assert all(self._block_by_key[key] == block for block, key in self._key_by_block.items())
+        assert self._content_by_block.keys() == self._key_by_block.keys()
+        assert len(self._block_by_content) == len(self._content_by_block)
+        assert self._num_keepers.keys() <= self._block_by_content.keys()

@@ -1,0 +1,349 @@
+"""The embedded engine: many sessions' turns on one model, in this process.
+
+Invariants: one thread owns the scheduler and the device, and everybody else leaves it messages; the weights change only
+while it stands still (`paused`); each turn's iterator ends with exactly one stop reason, or with the error that ended
+the engine. Tokens come in runs of `steps_ahead`; on a GPU the next run is queued before the last one's tokens are looked
+at, so the device never waits for Python.
+"""
+
+import asyncio
+import random
+import threading
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Sequence as Ids
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from rstar2.engine.embedded.blocks import BlockManager
+from rstar2.engine.embedded.options import MAX_STOP_TOKENS, EmbeddedOptions, choose_device, choose_limits
+from rstar2.engine.embedded.runner import DecodeHandle, Runner
+from rstar2.engine.embedded.scheduler import Scheduler
+from rstar2.engine.embedded.sequence import Sequence
+from rstar2.engine.embedded.weights import load_model, share_weights
+from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
+from rstar2.errors import InfrastructureError, UserError
+from rstar2.records import StopReason
+
+_Item = Chunk | BaseException
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """A sequence, and the event loop that waits for its tokens."""
+
+    session: str
+    sequence: Sequence
+    loop: asyncio.AbstractEventLoop
+    items: "asyncio.Queue[_Item]" = field(default_factory=asyncio.Queue)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Decode steps that were started."""
+
+    sequences: tuple[Sequence, ...]
+    handle: DecodeHandle
+    policy_version: int
+
+
+class EmbeddedEngine:
+    """Build it `on_model` (the trainer's own, whose weights it then shares) or `from_folder`."""
+
+    def __init__(self, model: Any, options: EmbeddedOptions) -> None:
+        self._weights = share_weights(model)
+        shape = self._weights.shape
+        self._limits = choose_limits(
+            options, self._weights.device, shape.context_tokens, self._weights.kv_bytes_per_token
+        )
+        self._blocks = BlockManager(self._limits.num_blocks, self._limits.block_size)
+        self._scheduler = Scheduler(
+            self._blocks,
+            max_running=self._limits.max_running,
+            max_prefill_tokens=self._limits.max_prefill_tokens,
+            steps_ahead=self._limits.steps_ahead,
+        )
+        self._runner = Runner(self._weights, self._limits)
+        self._seeds = random.Random(options.seed)
+        self._turns: dict[Sequence, _Turn] = {}
+        self._kept: dict[str, list[int]] = {}
+        """By session: what the cache keeps for its return."""
+        self._in_flight: _Run | None = None
+        self._num_generated_tokens = 0
+        self._policy_version = 0
+        self._wakeup = threading.Condition()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._num_pauses = 0
+        self._is_working = False
+        self._is_closed = False
+        self._failure: BaseException | None = None
+        self._load = self._measure_load()
+        self._thread = threading.Thread(target=self._serve, name="rstar2-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def on_model(cls, model: Any, options: EmbeddedOptions | None = None) -> Self:
+        """On a loaded `transformers` model, wherever it lies: the engine and the model hold the same parameters."""
+        return cls(model, options or EmbeddedOptions())
+
+    @classmethod
+    def from_folder(cls, folder: Path, options: EmbeddedOptions | None = None, *, device: str = "auto") -> Self:
+        """On a Hugging Face model folder: float32 on a CPU, bfloat16 on a GPU."""
+        chosen = choose_device(device)
+        dtype = torch.bfloat16 if chosen.type == "cuda" else torch.float32
+        return cls(load_model(folder, chosen, dtype), options or EmbeddedOptions())
+
+    @property
+    def model(self) -> Any:
+        """The `transformers` model whose parameters these are."""
+        return self._weights.model
+
+    @property
+    def policy_version(self) -> int:
+        return self._policy_version
+
+    async def generate(
+        self, session: str, token_ids: Ids[int], sampling: Sampling, max_tokens: int
+    ) -> AsyncIterator[Chunk]:
+        self._check(token_ids, sampling, max_tokens)
+        turn = _Turn(session, self._new_sequence(token_ids, sampling, max_tokens), asyncio.get_running_loop())
+        self._post(lambda: self._submit(turn))
+        has_ended = False
+        try:
+            while not has_ended:
+                item = await turn.items.get()
+                if isinstance(item, BaseException):
+                    raise InfrastructureError(f"the embedded engine failed: {item}") from item
+                has_ended = item.stop_reason is not None
+                yield item
+        finally:
+            if not has_ended and self._failure is None:
+                self._post(lambda: self._cancel_turn(turn))
+
+    def load(self) -> EngineLoad:
+        return self._load
+
+    async def cancel(self, session: str) -> None:
+        await self._ask(lambda: self._cancel_session(session))
+
+    async def release(self, session: str) -> None:
+        self._post(lambda: self._blocks.unkeep(self._kept.pop(session, ())))
+
+    async def close(self) -> None:
+        with self._wakeup:
+            self._is_closed = True
+            self._wakeup.notify_all()
+        await asyncio.to_thread(self._thread.join)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The engine stands still inside: nothing reads the weights. Entering waits for the steps in flight."""
+        with self._wakeup:
+            self._num_pauses += 1
+            self._wakeup.wait_for(lambda: not self._is_working)
+        try:
+            yield
+        finally:
+            with self._wakeup:
+                self._num_pauses -= 1
+                self._wakeup.notify_all()
+
+    def weights_changed(self, policy_version: int) -> None:
+        """The parameters were updated in place. No prefix computed before is used for new turns; running turns go on
+        with the keys and values they have. Call it inside the same `paused` in which the parameters were updated."""
+        with self.paused():
+            self._weights.check_shared()
+            self._policy_version = policy_version
+            self._blocks.drop_cache()
+            self._kept.clear()
+
+    def warm_up(self, num_sequences: int) -> None:
+        """Records the GPU's decode steps for up to so many sequences now; nothing to do on a CPU."""
+        with self.paused():
+            self._runner.warm_up(range(1, num_sequences + 1))
+
+    def _check(self, token_ids: Ids[int], sampling: Sampling, max_tokens: int) -> None:
+        if self._failure is not None:
+            raise InfrastructureError(f"the embedded engine failed earlier: {self._failure}")
+        if self._is_closed:
+            raise InfrastructureError("the embedded engine is closed")
+        if not token_ids:
+            raise UserError("the prompt has no tokens: give at least one")
+        if max_tokens < 1:
+            raise UserError(f"max_tokens must be at least 1, not {max_tokens}")
+        if len(token_ids) >= self._limits.max_context_tokens:
+            raise UserError(
+                f"the prompt has {len(token_ids)} tokens, and the context holds {self._limits.max_context_tokens}: "
+                f"shorten it, or raise max_context_tokens as far as the model allows"
+            )
+        vocab_size = self._weights.shape.vocab_size
+        if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+            raise UserError(f"the prompt has ids outside 0 to {vocab_size - 1}: it is of another tokenizer")
+        if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
+            raise UserError(f"stop_token_ids has {len(sampling.stop_token_ids)} ids: at most {MAX_STOP_TOKENS} can be")
+        num_total = min(len(token_ids) + max_tokens, self._limits.max_context_tokens)
+        num_cached = self._limits.num_blocks * self._limits.block_size
+        if num_total - 1 > num_cached:
+            raise UserError(
+                f"the KV cache holds {num_cached} tokens, and this turn may need {num_total - 1}: "
+                f"raise kv_cache_tokens, or lower max_tokens"
+            )
+
+    def _new_sequence(self, token_ids: Ids[int], sampling: Sampling, max_tokens: int) -> Sequence:
+        seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed & ((1 << 63) - 1)
+        num_total = min(len(token_ids) + max_tokens, self._limits.max_context_tokens)
+        return Sequence(list(token_ids), num_total, sampling, seed)
+
+    def _post(self, message: Callable[[], None]) -> None:
+        with self._wakeup:
+            self._inbox.append(message)
+            self._wakeup.notify_all()
+
+    async def _ask(self, message: Callable[[], None]) -> None:
+        """Posts a message, and waits until it was acted on or the engine has ended."""
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        def act() -> None:
+            message()
+            loop.call_soon_threadsafe(done.set)
+
+        self._post(act)
+        while not done.is_set() and self._thread.is_alive():
+            try:
+                await asyncio.wait_for(done.wait(), timeout=1.0)
+            except TimeoutError:
+                continue
+
+    # From here on: the engine's thread.
+
+    def _serve(self) -> None:
+        try:
+            if self._weights.device.type == "cuda":
+                torch.cuda.set_device(self._weights.device)
+            while self._await_work():
+                self._work()
+        except BaseException as error:
+            self._failure = error
+        self._end_all(self._failure or InfrastructureError("it was closed"))
+
+    def _await_work(self) -> bool:
+        """Takes in messages and says that work begins; False when the engine is closed."""
+        if self._num_pauses or self._is_closed:
+            self._absorb_in_flight()
+        with self._wakeup:
+            self._is_working = False
+            self._wakeup.notify_all()
+            self._wakeup.wait_for(lambda: self._is_closed or (not self._num_pauses and self._has_work()))
+            self._is_working = not self._is_closed
+            messages = list(self._inbox)
+            self._inbox.clear()
+        for message in messages:
+            message()
+        self._load = self._measure_load()
+        return not self._is_closed
+
+    def _has_work(self) -> bool:
+        return bool(self._inbox or self._in_flight or self._scheduler.running or self._scheduler.waiting)
+
+    def _work(self) -> None:
+        """Queues the next run, then hands over the last one."""
+        plan = self._scheduler.plan()
+        if plan.prefill:
+            self._runner.prefill(plan.prefill)
+        run = None
+        if plan.decode:
+            run = _Run(plan.decode, self._runner.start_decode(plan.decode), self._policy_version)
+        self._absorb_in_flight()
+        self._in_flight = run
+        if not self._runner.is_asynchronous:
+            self._absorb_in_flight()
+        self._load = self._measure_load()
+
+    def _absorb_in_flight(self) -> None:
+        run, self._in_flight = self._in_flight, None
+        if run is None:
+            return
+        sampled = run.handle.wait()
+        items: dict[asyncio.AbstractEventLoop, list[tuple[_Turn, _Item]]] = defaultdict(list)
+        for row, sequence in enumerate(run.sequences):
+            turn = self._turns.get(sequence)
+            if turn is None:  # cancelled, or ended in the run before
+                continue
+            token_ids = sampled.token_ids[row]
+            sequence.append(token_ids, self._limits.steps_ahead)
+            self._num_generated_tokens += len(token_ids)
+            entropies = tuple(sampled.entropies[row]) if sequence.sampling.entropies else ()
+            stop_reason = _stop_reason(sequence)
+            if stop_reason is not None:
+                self._remove(sequence)
+            chunk = Chunk(tuple(token_ids), tuple(sampled.log_probs[row]), entropies, stop_reason, run.policy_version)
+            items[turn.loop].append((turn, chunk))
+        self._load = self._measure_load()
+        for loop, pairs in items.items():
+            _hand_over(loop, pairs)
+
+    def _remove(self, sequence: Sequence) -> None:
+        turn = self._turns.pop(sequence)
+        kept = self._scheduler.remove(sequence)
+        self._blocks.unkeep(self._kept.pop(turn.session, ()))
+        self._kept[turn.session] = kept
+
+    def _submit(self, turn: _Turn) -> None:
+        self._turns[turn.sequence] = turn
+        self._scheduler.add(turn.sequence)
+
+    def _cancel_session(self, session: str) -> None:
+        for turn in [turn for turn in self._turns.values() if turn.session == session]:
+            self._cancel_turn(turn)
+
+    def _cancel_turn(self, turn: _Turn) -> None:
+        if turn.sequence in self._turns:
+            self._remove(turn.sequence)
+            _hand_over(turn.loop, [(turn, Chunk((), (), stop_reason=StopReason.CANCELLED))])
+
+    def _end_all(self, error: BaseException) -> None:
+        with self._wakeup:
+            self._is_closed = True
+            self._is_working = False
+            messages = list(self._inbox)
+            self._inbox.clear()
+            self._wakeup.notify_all()
+        for message in messages:
+            message()
+        for turn in list(self._turns.values()):
+            _hand_over(turn.loop, [(turn, error)])
+
+    def _measure_load(self) -> EngineLoad:
+        return EngineLoad(
+            block_size=self._blocks.block_size,
+            num_blocks=self._blocks.num_blocks,
+            num_free_blocks=self._blocks.num_free,
+            num_cached_blocks=self._blocks.num_cached,
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            num_preemptions=self._scheduler.num_preemptions,
+            num_recomputed_tokens=self._scheduler.num_recomputed_tokens,
+            num_prefill_tokens=self._scheduler.num_prefill_tokens,
+            num_generated_tokens=self._num_generated_tokens,
+        )
+
+
+def _stop_reason(sequence: Sequence) -> StopReason | None:
+    if sequence.is_stopped:
+        return StopReason.END_OF_TURN
+    return StopReason.TOKEN_LIMIT if sequence.is_full else None
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, pairs: list[tuple[_Turn, _Item]]) -> None:
+    """One wake-up of the event loop for a whole run. A loop that is closed has nobody left to tell."""
+
+    def put_all() -> None:
+        for turn, item in pairs:
+            turn.items.put_nowait(item)
+
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(put_all)

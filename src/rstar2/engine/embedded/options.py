@@ -1,0 +1,91 @@
+"""What one embedded engine may use, and where it runs."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from rstar2.errors import UserError
+
+BLOCK_SIZE = 16
+"""Tokens in one block of the cache: small, so that little is lost at the end of each sequence."""
+PREFILL_TILE = 64
+"""Query tokens that one program of the GPU's prefill attention takes."""
+MAX_STOP_TOKENS = 8
+"""Stop ids of one turn, checked where the tokens are sampled: a fixed width, so that a step can be recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedOptions:
+    """None means: the engine chooses by device."""
+
+    max_running: int | None = None
+    """Sequences that decode at the same time; others wait."""
+    max_context_tokens: int | None = None
+    """Prompt and answer together; by default what the model was made for."""
+    kv_cache_tokens: int | None = None
+    """Tokens whose keys and values fit; by default 1 GiB on a CPU, and half of what is free on a GPU."""
+    max_prefill_tokens: int | None = None
+    """Prompt tokens computed before running sequences get their next tokens: longer prompts go in chunks."""
+    steps_ahead: int | None = None
+    """Decode steps between two looks of the scheduler. More keeps the CPU out of the way, and lets requests wait."""
+    seed: int = 0
+    """For requests that bring no seed of their own."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_running", "max_context_tokens", "kv_cache_tokens", "max_prefill_tokens", "steps_ahead"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} must be at least 1, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The options with every choice made."""
+
+    max_running: int
+    max_context_tokens: int
+    num_blocks: int
+    max_prefill_tokens: int
+    steps_ahead: int
+    block_size: int = field(default=BLOCK_SIZE)
+
+    @property
+    def max_blocks_per_sequence(self) -> int:
+        return -(-self.max_context_tokens // self.block_size)
+
+
+_GIB = 1 << 30
+_CPU_CACHE_BYTES = 1 * _GIB
+_CUDA_CACHE_FRACTION = 0.5
+
+
+def choose_limits(
+    options: EmbeddedOptions, device: torch.device, model_context_tokens: int, kv_bytes_per_token: int
+) -> Limits:
+    is_cuda = device.type == "cuda"
+    cache_bytes = int(torch.cuda.mem_get_info(device)[0] * _CUDA_CACHE_FRACTION) if is_cuda else _CPU_CACHE_BYTES
+    cache_tokens = options.kv_cache_tokens or cache_bytes // kv_bytes_per_token
+    if options.max_context_tokens is not None and options.max_context_tokens > model_context_tokens:
+        raise UserError(
+            f"max_context_tokens is {options.max_context_tokens}, but the model was made for {model_context_tokens}: "
+            f"lower it"
+        )
+    if cache_tokens < BLOCK_SIZE:
+        raise UserError(f"kv_cache_tokens is {cache_tokens}: it must hold at least one block of {BLOCK_SIZE} tokens")
+    return Limits(
+        max_running=options.max_running or (1024 if is_cuda else 64),
+        max_context_tokens=options.max_context_tokens or model_context_tokens,
+        num_blocks=cache_tokens // BLOCK_SIZE,
+        max_prefill_tokens=options.max_prefill_tokens or (16384 if is_cuda else 256),
+        steps_ahead=options.steps_ahead or (16 if is_cuda else 1),
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto`, `cpu`, or `cuda`."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("device is 'cuda', but no CUDA GPU is visible here: use 'cpu' or 'auto'")
+    return device

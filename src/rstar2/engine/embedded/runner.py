@@ -1,0 +1,251 @@
+"""Runs a plan on the device: one prefill pass, then several decode steps with no look from the CPU in between.
+
+Invariant: a decode step reads and writes nothing but the device's own tables: it feeds each row's last token, samples
+the next, stores it with its log-probability, and retires the row at a stop token or at its length. So on CUDA a step
+is recorded once for each batch size and replayed; and a run of steps can be queued while the last one is still at
+work, because what the CPU does not know yet (tokens, positions, who has ended) it need not tell the device.
+
+Suffixes as in `architecture`; Z: slots, A: steps ahead, X: several columns.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from rstar2.engine.embedded import sampler
+from rstar2.engine.embedded.architecture import Batch, Kernels, Span, forward
+from rstar2.engine.embedded.kernels_cpu import CpuKernels
+from rstar2.engine.embedded.options import PREFILL_TILE, Limits
+from rstar2.engine.embedded.scheduler import PrefillChunk
+from rstar2.engine.embedded.sequence import Sequence as Rollout
+from rstar2.engine.embedded.slots import SlotTables
+from rstar2.engine.embedded.weights import Weights
+
+_T = TypeVar("_T")
+_SMALL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
+_BATCH_STEP = 256
+"""Beyond the small sizes. Rows of padding cost little: their attention ends at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a run of decode steps made: for each row, as many values as it has tokens."""
+
+    token_ids: list[list[int]]
+    log_probs: list[list[float]]
+    entropies: list[list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeHandle:
+    """Steps that are queued, and where their output will be."""
+
+    num_rows: int
+    output_3AB: Tensor
+    event: Any
+    """None where the steps were done at once."""
+
+    def wait(self) -> Sampled:
+        if self.event is not None:
+            self.event.synchronize()
+        token_ids, log_probs, entropies = self.output_3AB.numpy()[:, :, : self.num_rows].transpose(0, 2, 1)
+        counts = (token_ids >= 0).sum(-1).tolist()
+        return Sampled(
+            _cut_rows(token_ids.astype(np.int64).tolist(), counts),
+            _cut_rows(log_probs.tolist(), counts),
+            _cut_rows(entropies.tolist(), counts),
+        )
+
+
+class Runner:
+    def __init__(self, weights: Weights, limits: Limits) -> None:
+        self._weights, self._limits = weights, limits
+        self.is_asynchronous = weights.device.type == "cuda"
+        self._kernels = _make_kernels(weights, limits)
+        self._slots = SlotTables(limits, weights.device)
+        self._rows = _Rows(limits, _batch_size(limits.max_running), weights.device)
+        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self._graph_pool: Any = None
+
+    @torch.inference_mode()
+    def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
+        token_ids: list[int] = []
+        spans: list[Span] = []
+        for chunk in chunks:
+            start = len(token_ids)
+            token_ids += chunk.sequence.token_ids[chunk.start : chunk.end]
+            spans.append(Span(start, len(token_ids), chunk.start))
+        block_size = self._limits.block_size
+        table = np.zeros((len(chunks), max(-(-chunk.end // block_size) for chunk in chunks)), dtype=np.int32)
+        for row, chunk in enumerate(chunks):
+            blocks = chunk.sequence.blocks[: table.shape[1]]
+            table[row, : len(blocks)] = blocks
+        positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks])
+        rows = np.repeat(np.arange(len(chunks)), [chunk.end - chunk.start for chunk in chunks])
+        slots = table[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
+        batch = Batch(
+            positions_T=self._to_device(positions),
+            slots_T=self._to_device(slots),
+            table_RP=self._to_device(table),
+            spans=tuple(spans),
+            tiles=self._to_device(_tiles(spans)) if self.is_asynchronous else None,
+        )
+        forward(self._weights, self._kernels, self._to_device(np.array(token_ids)), batch)
+
+    @torch.inference_mode()
+    def start_decode(self, sequences: Sequence[Rollout]) -> DecodeHandle:
+        """Queues `steps_ahead` steps for these sequences; on CUDA it returns at once."""
+        num_rows = len(sequences)
+        batch_size = _batch_size(num_rows) if self.is_asynchronous else num_rows
+        is_cut = any(s.sampling.top_k > 0 or s.sampling.top_p < 1 for s in sequences)
+        graph = self._graph(batch_size, is_cut) if self.is_asynchronous else None
+        num_columns = max(len(sequence.blocks) for sequence in sequences)
+        slots_B = self._slots.update(sequences, batch_size)
+        self._rows.take(self._slots, slots_B, num_columns)
+        for _ in range(self._limits.steps_ahead):
+            if graph is not None:
+                graph.replay()
+            else:
+                self._decode_step(batch_size, is_cut, num_columns)
+        self._rows.put_back(self._slots, slots_B)
+        return DecodeHandle(num_rows, *self._rows.fetch_output())
+
+    def warm_up(self, num_sequences: Iterable[int]) -> None:
+        """Records the decode step for these batch sizes now rather than at first use."""
+        if self.is_asynchronous:
+            for batch_size in sorted({_batch_size(number) for number in num_sequences}):
+                self._graph(batch_size, is_cut=False)
+
+    def _decode_step(self, batch_size: int, is_cut: bool, num_columns: int) -> None:
+        rows, block_size = self._rows, self._limits.block_size
+        position_B = rows.position_B[:batch_size]
+        table_BP = rows.table_BP[:batch_size, :num_columns]
+        is_alive_B = position_B >= 0
+        block_B = table_BP.gather(1, (position_B.clamp(min=0) // block_size)[:, None])[:, 0].long()
+        slots_B = torch.where(is_alive_B, block_B * block_size + position_B % block_size, -1)
+        batch = Batch(position_B, slots_B, table_BP)
+        hidden_BH = forward(self._weights, self._kernels, rows.token_B[:batch_size], batch)
+        logits_BV = F.linear(hidden_BH, self._weights.head)
+        inverse_temperature_B = rows.inverse_temperature_B[:batch_size]
+        if is_cut:
+            top_k_B, top_p_B = rows.top_k_B[:batch_size], rows.top_p_B[:batch_size]
+            logits_BV = sampler.cut(logits_BV, inverse_temperature_B, top_k_B, top_p_B)
+        uniform_B = sampler.uniform(rows.seed_B[:batch_size], position_B)
+        token_B, log_prob_B, entropy_B = self._kernels.draw(logits_BV, uniform_B, inverse_temperature_B)
+        rows.advance(batch_size, is_alive_B, token_B, log_prob_B, entropy_B)
+
+    def _graph(self, batch_size: int, is_cut: bool) -> torch.cuda.CUDAGraph:
+        """The step of one batch size, recorded. Its rows are empty while recording: nothing is stored."""
+        key = (batch_size, is_cut)
+        if key not in self._graphs:
+            self._rows.clear()
+            num_columns = self._limits.max_blocks_per_sequence
+            stream = torch.cuda.Stream(self._weights.device)
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream), torch.inference_mode():
+                self._decode_step(batch_size, is_cut, num_columns)  # compiles kernels, and makes the libraries ready
+            torch.cuda.current_stream().wait_stream(stream)
+            self._rows.clear()
+            graph = torch.cuda.CUDAGraph()
+            # thread_local: a trainer may allocate from its own thread at the same time.
+            with torch.inference_mode(), torch.cuda.graph(graph, self._graph_pool, capture_error_mode="thread_local"):
+                self._decode_step(batch_size, is_cut, num_columns)
+            self._graph_pool = self._graph_pool or graph.pool()
+            self._graphs[key] = graph
+        return self._graphs[key]
+
+    def _to_device(self, array: Any) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory().to(self._weights.device, non_blocking=True) if self.is_asynchronous else tensor
+
+
+class _Rows:
+    """The batch at work: compact copies of its slots' tables, at fixed addresses, and the buffer of its output."""
+
+    def __init__(self, limits: Limits, size: int, device: torch.device) -> None:
+        def column(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.zeros((size, *shape), dtype=dtype, device=device)
+
+        self.token_B = column(torch.int64)
+        self.position_B = column(torch.int64)
+        self.fixed_BX = column(torch.int64, SlotTables.NUM_FIXED_INTEGERS)
+        self.inverse_temperature_B = column(torch.float32)
+        self.top_p_B = column(torch.float32)
+        self.table_BP = column(torch.int32, limits.max_blocks_per_sequence)
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+        # float64 holds every token id exactly, so one buffer and one copy carry all three.
+        self.output_3AB = torch.zeros((3, limits.steps_ahead, size), dtype=torch.float64, device=device)
+        self.last_position_B, self.seed_B, self.top_k_B = self.fixed_BX[:, :3].unbind(1)
+        self.stop_BX = self.fixed_BX[:, 3:]
+
+    def take(self, slots: SlotTables, slots_B: Tensor, num_columns: int) -> None:
+        size = len(slots_B)
+        self.token_B[:size] = slots.token_Z[slots_B]
+        self.position_B[:size] = slots.position_Z[slots_B]
+        self.fixed_BX[:size] = slots.fixed_ZX[slots_B]
+        self.inverse_temperature_B[:size] = slots.inverse_temperature_Z[slots_B]
+        self.top_p_B[:size] = slots.top_p_Z[slots_B]
+        self.table_BP[:size, :num_columns] = slots.table_ZP[slots_B, :num_columns]
+        self.step.zero_()
+
+    def put_back(self, slots: SlotTables, slots_B: Tensor) -> None:
+        slots.token_Z[slots_B] = self.token_B[: len(slots_B)]
+        slots.position_Z[slots_B] = self.position_B[: len(slots_B)]
+
+    def advance(self, size: int, is_alive_B: Tensor, token_B: Tensor, log_prob_B: Tensor, entropy_B: Tensor) -> None:
+        """Writes what was sampled, and moves each living row on or retires it."""
+        shown_B = torch.where(is_alive_B, token_B, -1)
+        sampled_3B = torch.stack((shown_B.double(), log_prob_B.double(), entropy_B.double()))
+        self.output_3AB[:, :, :size].index_copy_(1, self.step, sampled_3B[:, None])
+        self.step += 1
+        position_B = self.position_B[:size]
+        is_stop_B = (token_B[:, None] == self.stop_BX[:size]).any(-1)
+        goes_on_B = is_alive_B & ~is_stop_B & (position_B + 1 < self.last_position_B[:size])
+        position_B.copy_(torch.where(goes_on_B, position_B + 1, -1))
+        # A row that has ended computes nonsense: its token must stay an id that can be looked up.
+        self.token_B[:size].copy_(torch.where(is_alive_B, token_B, self.token_B[:size]))
+
+    def fetch_output(self) -> tuple[Tensor, Any]:
+        """A host copy, and the event after which it is complete."""
+        if self.output_3AB.device.type != "cuda":
+            return self.output_3AB.clone(), None
+        host = torch.empty_like(self.output_3AB, device="cpu", pin_memory=True)
+        host.copy_(self.output_3AB, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return host, event
+
+    def clear(self) -> None:
+        self.position_B.fill_(-1)
+        self.step.zero_()
+
+
+def _make_kernels(weights: Weights, limits: Limits) -> Kernels:
+    if weights.device.type == "cuda":
+        from rstar2.engine.embedded.kernels_cuda import CudaKernels
+
+        return CudaKernels(weights, limits)
+    return CpuKernels(weights, limits)
+
+
+def _batch_size(num_rows: int) -> int:
+    for size in _SMALL_BATCHES:
+        if num_rows <= size:
+            return size
+    return -(-num_rows // _BATCH_STEP) * _BATCH_STEP
+
+
+def _tiles(spans: Sequence[Span]) -> Any:
+    tiles = [
+        (row, start, span.end) for row, span in enumerate(spans) for start in range(span.start, span.end, PREFILL_TILE)
+    ]
+    return np.array(tiles, dtype=np.int32)
+
+
+def _cut_rows(rows: list[list[_T]], counts: list[int]) -> list[list[_T]]:
+    return [row[:count] for row, count in zip(rows, counts, strict=True)]

@@ -1,0 +1,57 @@
+"""From logits to a token, its log-probability and the entropy of the distribution it was drawn from.
+
+Invariant: a draw depends on its row alone. The uniform number is a hash of the sequence's seed and the position, so the
+same seed gives the same tokens whatever else is in the batch, on a CPU as on a GPU, up to rounding of the logits.
+
+Suffixes: B rows, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+_MASK_53 = (1 << 53) - 1
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN, _MIX_1, _MIX_2 = (_signed(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def uniform(seed_B: Tensor, position_B: Tensor) -> Tensor:
+    """In [0, 1), by SplitMix64 of seed and position; integer arithmetic wraps around as it should."""
+    z_B = seed_B + (position_B + 1) * _GOLDEN
+    z_B = (z_B ^ ((z_B >> 30) & ((1 << 34) - 1))) * _MIX_1
+    z_B = (z_B ^ ((z_B >> 27) & ((1 << 37) - 1))) * _MIX_2
+    z_B = z_B ^ ((z_B >> 31) & ((1 << 33) - 1))
+    return ((z_B >> 11) & _MASK_53).double() * 2.0**-53
+
+
+def draw(logits_BV: Tensor, uniform_B: Tensor, inverse_temperature_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """By inversion: the first token at which the cumulated probability passes the uniform number."""
+    is_greedy_B = inverse_temperature_B == 0
+    scale_B = torch.where(is_greedy_B, 1.0, inverse_temperature_B)
+    log_probs_BV = (logits_BV.float() * scale_B[:, None]).log_softmax(-1)
+    probs_BV = log_probs_BV.exp()
+    greedy_B = logits_BV.argmax(-1)
+    drawn_B = torch.searchsorted(probs_BV.cumsum(-1), uniform_B.float()[:, None], right=True)[:, 0]
+    # Rounding may leave the cumulated probabilities short of the number: then it is the likeliest token.
+    is_lost_B = drawn_B >= logits_BV.shape[-1]
+    token_B = torch.where(is_greedy_B | is_lost_B, greedy_B, drawn_B)
+    entropy_B = torch.special.entr(probs_BV).sum(-1)
+    return token_B, log_probs_BV.gather(-1, token_B[:, None])[:, 0], entropy_B
+
+
+def cut(logits_BV: Tensor, inverse_temperature_B: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> Tensor:
+    """Minus infinity for what lies beyond the `top_k` likeliest tokens or, of those, beyond the first that together
+    have `top_p`; `top_k` 0 cuts nothing, and the likeliest token always stays."""
+    sorted_BV, order_BV = logits_BV.float().sort(dim=-1, descending=True, stable=True)
+    rank_V = torch.arange(logits_BV.shape[-1], device=logits_BV.device)
+    top_k_B = torch.where(top_k_B > 0, top_k_B, logits_BV.shape[-1])
+    sorted_BV = sorted_BV.masked_fill(rank_V >= top_k_B[:, None], -torch.inf)
+    scale_B = torch.where(inverse_temperature_B == 0, 1.0, inverse_temperature_B)
+    probs_BV = (sorted_BV * scale_B[:, None]).softmax(-1)
+    mass_before_BV = probs_BV.cumsum(-1) - probs_BV
+    sorted_BV = sorted_BV.masked_fill((mass_before_BV >= top_p_B[:, None]) & (rank_V > 0), -torch.inf)
+    return torch.empty_like(sorted_BV).scatter_(-1, order_BV, sorted_BV)

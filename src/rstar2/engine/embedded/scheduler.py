@@ -1,0 +1,148 @@
+"""What the engine does next: which prompts advance, which sequences decode, who must give way. No clock, no I/O.
+
+Invariant: every block that the planned work writes is allocated before the plan is returned, for all its decode steps
+and those still in flight. So nothing can run out of cache in the middle of the work.
+
+The next plan may be made before the tokens of the last are known. Freed blocks may be given to others at once: work
+runs in the order of the plans, and a sequence that has ended writes nothing any more.
+
+A plan counts its prefill as done, and its full blocks as findable, at once: work runs in the order of the plans, and
+within one forward pass each layer stores all keys and values before any attention reads them. So rollouts of a group
+that arrive together compute their common prompt once.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from rstar2.engine.embedded.blocks import BlockManager
+from rstar2.engine.embedded.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    sequence: Sequence
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """First the chunks, in one forward pass; then the decode steps."""
+
+    prefill: tuple[PrefillChunk, ...]
+    decode: tuple[Sequence, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.prefill or self.decode)
+
+
+class Scheduler:
+    def __init__(self, blocks: BlockManager, *, max_running: int, max_prefill_tokens: int, steps_ahead: int) -> None:
+        self.blocks = blocks
+        self.steps_ahead = steps_ahead
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        """In the order of admission: the last one gives way first."""
+        self.num_preemptions = 0
+        self.num_recomputed_tokens = 0
+        self.num_prefill_tokens = 0
+        self._max_prefill_tokens = max_prefill_tokens
+        self._free_slots = list(reversed(range(max_running)))
+
+    def add(self, sequence: Sequence) -> None:
+        assert self.blocks.num_blocks_for(sequence.max_total_tokens - 1) <= self.blocks.num_blocks
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> list[int]:
+        """It has ended or was cancelled: its blocks are free, and findable while their place is not needed. They are
+        given up last; the result is what `BlockManager.unkeep` takes once nobody will come back for them."""
+        if not sequence.is_running:
+            self.waiting.remove(sequence)
+            return []
+        self._offer(sequence)
+        kept = self.blocks.keep(sequence.blocks)
+        self._vacate(sequence)
+        return kept
+
+    def plan(self) -> Plan:
+        has_preempted = self._reserve_decode_steps()
+        chunks = self._plan_prefill(may_admit=not has_preempted)
+        decode = tuple(sequence for sequence in self.running if sequence.can_decode)
+        for sequence in decode:
+            sequence.num_steps_in_flight += self.steps_ahead
+        return Plan(tuple(chunks), decode)
+
+    def _reserve_decode_steps(self) -> bool:
+        """Room for the next steps of each decoding sequence, the oldest first; the youngest give way."""
+        num_preemptions_before = self.num_preemptions
+        for sequence in self.running.copy():
+            if not (sequence.is_running and sequence.can_decode):
+                continue
+            num_missing = self._num_missing_blocks(sequence)
+            while num_missing > self.blocks.num_free and sequence.is_running:
+                self._preempt(self.running[-1])
+            if sequence.is_running and num_missing > 0:
+                sequence.blocks += self.blocks.allocate(num_missing)
+        return self.num_preemptions > num_preemptions_before
+
+    def _num_missing_blocks(self, sequence: Sequence) -> int:
+        num_tokens = sequence.num_tokens_after(self.steps_ahead)
+        return self.blocks.num_blocks_for(num_tokens) - len(sequence.blocks)
+
+    def _plan_prefill(self, *, may_admit: bool) -> list[PrefillChunk]:
+        budget = self._max_prefill_tokens
+        chunks: list[PrefillChunk] = []
+        for sequence in self.running:
+            budget -= self._prefill(sequence, budget, chunks)
+        while may_admit and self.waiting and self._free_slots and budget > 0:
+            sequence = self.waiting[0]
+            if not self._admit(sequence):
+                break
+            budget -= self._prefill(sequence, budget, chunks)
+        return chunks
+
+    def _prefill(self, sequence: Sequence, budget: int, chunks: list[PrefillChunk]) -> int:
+        num_tokens = min(budget, sequence.num_to_prefill)
+        if num_tokens > 0:
+            start, end = sequence.num_computed, sequence.num_computed + num_tokens
+            chunks.append(PrefillChunk(sequence, start, end))
+            sequence.num_computed = end
+            self.num_prefill_tokens += num_tokens
+            self._offer(sequence)
+        return num_tokens
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """The head of the queue starts if its whole prompt fits, and then each running sequence could still grow."""
+        cached = self.blocks.match(sequence.token_ids, len(sequence.token_ids) - 1)
+        num_missing = self._num_missing_blocks(sequence) - len(cached)
+        num_free_after = self.blocks.num_free - self.blocks.num_unused(cached) - num_missing
+        if num_free_after < len(self.running):
+            return False
+        self.blocks.take(cached)
+        sequence.blocks = cached + self.blocks.allocate(num_missing)
+        sequence.num_computed = len(cached) * self.blocks.block_size
+        sequence.cache_epoch = self.blocks.epoch
+        sequence.slot = self._free_slots.pop()
+        self.num_recomputed_tokens += max(0, sequence.num_lost_tokens - sequence.num_computed)
+        sequence.num_lost_tokens = 0
+        self.running.append(self.waiting.popleft())
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.num_preemptions += 1
+        sequence.num_lost_tokens = sequence.num_computed
+        self._offer(sequence)
+        self._vacate(sequence)
+        self.waiting.appendleft(sequence)
+
+    def _vacate(self, sequence: Sequence) -> None:
+        self.blocks.free(sequence.blocks)
+        self.running.remove(sequence)
+        self._free_slots.append(sequence.slot)
+        sequence.slot = -1
+        sequence.blocks = []
+        sequence.num_computed = 0
+
+    def _offer(self, sequence: Sequence) -> None:
+        if sequence.cache_epoch == self.blocks.epoch:
+            self.blocks.offer(sequence.token_ids, sequence.blocks, sequence.num_computed)

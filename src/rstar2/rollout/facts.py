@@ -1,0 +1,126 @@
+"""What a scheduler is told. Time is data: every fact says when it was seen, in seconds since any fixed moment.
+
+Invariant: a rollout is submitted once and ends once. In between it alternates: it runs on an engine (`TokensGrown`),
+its turn ends (`TurnEnded`), a tool is called (`ToolCalled`) and returns (`ToolReturned`). Token counts are of the whole
+context: prompt, sampled tokens and tool responses.
+"""
+
+from dataclasses import dataclass
+
+from rstar2.engine import EngineLoad
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpeed:
+    """What moving a rollout costs and what crowding an engine costs; from a roofline, or measured."""
+
+    prefill_token_s: float
+    """To compute one token of a context that is not in the cache."""
+    step_s: float
+    """One decoding step of an almost empty engine: reading the weights, and overhead."""
+    cached_token_s: float
+    """What each token in the contexts of the running rollouts adds to a decoding step."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSpec:
+    """A rollout to be run. Rollouts of one problem share their prompt, so also its place in a cache."""
+
+    rollout: str
+    problem: str
+    num_prompt_tokens: int
+    max_response_tokens: int
+    stage: str = ""
+    """Lengths are learned for each stage of a curriculum apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineJoined:
+    at_s: float
+    engine: str
+    num_cache_tokens: int
+    speed: EngineSpeed
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLost:
+    """The engine is gone, and with it the cache of every rollout that was there."""
+
+    at_s: float
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReported:
+    at_s: float
+    engine: str
+    load: EngineLoad
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutsSubmitted:
+    """In the order in which they want to be started, the siblings of a problem side by side."""
+
+    at_s: float
+    rollouts: tuple[RolloutSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokensGrown:
+    at_s: float
+    rollout: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    """The engine is done with this turn. `ToolCalled` or `RolloutEnded` follows."""
+
+    at_s: float
+    rollout: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCancelled:
+    """A turn stopped in its middle because the scheduler asked for it. It wants to go on from the tokens it has."""
+
+    at_s: float
+    rollout: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalled:
+    at_s: float
+    rollout: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReturned:
+    """The next turn can begin; `num_tokens` includes the response."""
+
+    at_s: float
+    rollout: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutEnded:
+    at_s: float
+    rollout: str
+    num_tokens: int
+
+
+Fact = (
+    EngineJoined
+    | EngineLost
+    | EngineReported
+    | RolloutsSubmitted
+    | TokensGrown
+    | TurnEnded
+    | TurnCancelled
+    | ToolCalled
+    | ToolReturned
+    | RolloutEnded
+)

@@ -1,0 +1,256 @@
+"""How much cache rollouts will need: response lengths, learned while they run.
+
+Symbols (docs/scheduler.md uses the same). The logarithm of a response's length is normal: `mu` for its problem, spread
+`sigma` within a problem; the `mu` of the problems are normal around `m` with spread `tau`. Each stage of a curriculum
+has its own `m`, `tau`, `sigma`. A running rollout of x tokens is evidence that its length is above x, and a response that
+was cut off at its limit likewise, so early, short endings do not make everything look short. Turns correct the chance
+to end: those of number t end `rate(t)` times as often as their lengths alone say.
+
+Invariant: a forecast never exceeds the rollout's response limit, whatever was learned.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import log_ndtr
+
+from rstar2.rollout.facts import RolloutSpec
+from rstar2.rollout.turn_rates import TurnRates
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+FIRST_MEDIAN_SHARE = 1 / 3
+"""The first guess of the median length, of the response limit."""
+FIRST_DEVIATION = 0.4
+"""How far off the first guess of the median may be, as a standard deviation of its logarithm."""
+FIRST_SPREAD = 0.6
+"""The first guess of `sigma` and `tau`: two in three lengths within a factor of 1.8 of their middle."""
+PRIOR_WEIGHT = 8.0
+"""How many problems, or responses, the first guess counts for."""
+DRIFT = 0.3
+"""How far a problem's `mu` moves from one submission to the next, because the policy learns."""
+NUM_HORIZONS = 24
+"""Moments in the future at which the need for cache is forecast."""
+REFRESH_EVERY = 32
+"""Endings between two updates of what is learned; or a 64th of all endings so far, if that is more."""
+NEWTON_STEPS = 3
+
+
+@dataclass(slots=True)
+class Stage:
+    """What is known of the lengths of one stage."""
+
+    m: float
+    m_deviation: float = FIRST_DEVIATION
+    tau: float = FIRST_SPREAD
+    sigma: float = FIRST_SPREAD
+
+
+class NeedModel:
+    def __init__(self) -> None:
+        self.version = 0
+        """Grows when what is forecast has changed."""
+        self._turns = TurnRates()
+        self._num_ended = 0
+        self._num_since_refresh = 0
+        self._stages: list[Stage] = []
+        self._stage_numbers: dict[str, int] = {}
+        self._history: dict[str, tuple[float, float]] = {}
+        """`mu` and its variance, of problems that were submitted before."""
+        # One entry per rollout of the last submission, or still alive then.
+        self._rows: dict[str, int] = {}
+        self._specs: list[RolloutSpec] = []
+        self._tokens = np.zeros(0)
+        self._turn = np.zeros(0, dtype=np.int64)
+        self._turn_tokens = np.zeros(0)
+        """How long the response was when the turn began."""
+        self._has_ended = np.zeros(0, dtype=bool)
+        self._limit = np.zeros(0)
+        self._problem = np.zeros(0, dtype=np.int64)
+        self._mu = np.zeros(0)
+        self._spread = np.zeros(0)
+        """Of the forecast: `sigma`, and what is not known of `mu`."""
+        self._rate = np.zeros(0)
+        # One entry per problem of these rollouts.
+        self._problem_rows: dict[str, int] = {}
+        self._problem_stage = np.zeros(0, dtype=np.int64)
+        self._problem_prior_mu = np.zeros(0)
+        self._problem_prior_variance = np.zeros(0)
+        """Not a number where there is no history: then `m` and `tau` of the stage say it."""
+        self._problem_mu = np.zeros(0)
+        self._problem_variance = np.zeros(0)
+        self._problem_tokens = np.zeros(0)
+
+    def submit(self, specs: Sequence[RolloutSpec]) -> None:
+        """New rollouts to be forecast. What has been learned of problems so far becomes their history."""
+        for problem, row in self._problem_rows.items():
+            self._history[problem] = (float(self._problem_mu[row]), float(self._problem_variance[row]) + DRIFT**2)
+        for spec in specs:
+            if spec.stage not in self._stage_numbers:
+                self._stage_numbers[spec.stage] = len(self._stages)
+                self._stages.append(Stage(m=float(np.log(spec.max_response_tokens * FIRST_MEDIAN_SHARE))))
+        alive = np.flatnonzero(~self._has_ended)
+        self._specs = [self._specs[row] for row in alive] + list(specs)
+        self._rows = {spec.rollout: row for row, spec in enumerate(self._specs)}
+        fresh = np.zeros(len(specs))
+        self._tokens = np.concatenate([self._tokens[alive], fresh])
+        self._turn = np.concatenate([self._turn[alive], fresh.astype(np.int64)])
+        self._turn_tokens = np.concatenate([self._turn_tokens[alive], fresh])
+        self._has_ended = np.zeros(len(self._specs), dtype=bool)
+        self._limit = np.array([spec.max_response_tokens for spec in self._specs], dtype=np.float64)
+        self._enter_problems()
+        self._refresh()
+
+    def observe(self, rollout: str, num_response_tokens: int) -> None:
+        """The rollout has come so far."""
+        self._tokens[self._rows[rollout]] = num_response_tokens
+
+    def begin_turn(self, rollout: str) -> None:
+        """The rollout has not ended with its last turn."""
+        row = self._rows[rollout]
+        self._count_turn(row, has_ended=False)
+        self._turn[row] += 1
+        self._rate[row] = self._turns.rate(int(self._turn[row]))
+
+    def end(self, rollout: str, num_response_tokens: int) -> None:
+        row = self._rows[rollout]
+        self._tokens[row] = num_response_tokens
+        self._has_ended[row] = True
+        self._count_turn(row, has_ended=bool(num_response_tokens < self._limit[row]))
+        self._num_ended += 1
+        self._num_since_refresh += 1
+        if self._num_since_refresh >= max(REFRESH_EVERY, self._num_ended // 64):
+            self._refresh()
+
+    def expected_tokens(self, problems: Iterable[str]) -> Floats:
+        """The mean length of a new response to each of these problems."""
+        return self._problem_tokens[[self._problem_rows[problem] for problem in problems]]
+
+    def expected_tokens_left(self, rollout: str) -> float:
+        """The mean of what a rollout that has come so far will still grow by."""
+        row = self._rows[rollout]
+        ahead = np.linspace(0.0, max(0.0, self._limit[row] - self._tokens[row]), NUM_HORIZONS)
+        return float(np.trapezoid(self._alive(np.array([row]), ahead)[0], ahead))
+
+    def horizons(self) -> Floats:
+        """Steps from now at which forecasts are made: dense near the present, up to the longest response."""
+        return float(self._limit.max(initial=1.0)) * np.linspace(0.0, 1.0, NUM_HORIZONS) ** 1.5
+
+    def forecast(self, rollouts: Iterable[str], horizons: Floats) -> tuple[Floats, Floats]:
+        """Mean and variance of the own tokens that these rollouts, all running, hold together at each horizon."""
+        rows = np.fromiter((self._rows[rollout] for rollout in rollouts), dtype=np.int64)
+        if not rows.size:
+            return np.zeros(len(horizons)), np.zeros(len(horizons))
+        alive = self._alive(rows, horizons)
+        held = self._tokens[rows, None] + horizons
+        mean = held * alive
+        return mean.sum(axis=0), (mean * held * (1 - alive)).sum(axis=0)
+
+    def _alive(self, rows: Ints, horizons: Floats) -> Floats:
+        """The chance that each rollout still runs after each horizon."""
+        tokens = np.concatenate([self._tokens[rows, None], self._tokens[rows, None] + horizons], axis=1)
+        log_alive = log_ndtr((self._mu[rows, None] - np.log(tokens + 1)) / self._spread[rows, None])
+        alive = np.exp(self._rate[rows, None] * (log_alive[:, 1:] - log_alive[:, :1]))
+        alive[tokens[:, 1:] >= self._limit[rows, None]] = 0.0
+        return np.asarray(alive)
+
+    def _count_turn(self, row: int, *, has_ended: bool) -> None:
+        expected = self._expected_endings(np.array([row]))[0]
+        self._turns.count(int(self._turn[row]), float(expected), has_ended=has_ended)
+        self._turn_tokens[row] = self._tokens[row]
+
+    def _expected_endings(self, rows: Ints) -> Floats:
+        """How often each rollout was to be expected to end since its turn began."""
+        tokens = np.stack([self._turn_tokens[rows], self._tokens[rows]])
+        log_alive = log_ndtr((self._mu[rows] - np.log(tokens + 1)) / self._spread[rows])
+        return np.asarray(log_alive[0] - log_alive[1])
+
+    def _enter_problems(self) -> None:
+        self._problem_rows = {}
+        for spec in self._specs:
+            self._problem_rows.setdefault(spec.problem, len(self._problem_rows))
+        self._problem = np.array([self._problem_rows[spec.problem] for spec in self._specs], dtype=np.int64)
+        self._problem_stage = np.zeros(len(self._problem_rows), dtype=np.int64)
+        self._problem_stage[self._problem] = [self._stage_numbers[spec.stage] for spec in self._specs]
+        history = [self._history.get(problem, (np.nan, np.nan)) for problem in self._problem_rows]
+        self._problem_prior_mu, self._problem_prior_variance = np.array(history).reshape(-1, 2).T
+        m = np.array([stage.m for stage in self._stages])[self._problem_stage]
+        self._problem_mu = np.where(np.isnan(self._problem_prior_mu), m, self._problem_prior_mu)
+
+    def _refresh(self) -> None:
+        """Learn from all that has ended or come so far."""
+        self._num_since_refresh = 0
+        self.version += 1
+        started = np.flatnonzero(self._tokens > 0)
+        sigma = np.array([stage.sigma for stage in self._stages])[self._problem_stage]
+        self._learn_problems(started, sigma)
+        for number in range(len(self._stages)):
+            self._learn_stage(number, started)
+        # An error in `m` is the same for all, so it does not average out: forecasts err on the long side.
+        caution = np.array([stage.m_deviation for stage in self._stages])[self._problem_stage]
+        unknown = self._problem_variance / (self._problem_variance + sigma**2)
+        self._mu = (self._problem_mu + caution * unknown)[self._problem]
+        self._spread = np.sqrt(sigma**2 + self._problem_variance)[self._problem]
+        running = started[~self._has_ended[started]]
+        self._turns.learn(self._turn[running], self._expected_endings(running))
+        self._rate = self._turns.rates(self._turn)
+        self._problem_tokens = self._mean_tokens(np.sqrt(sigma**2 + self._problem_variance))
+
+    def _learn_problems(self, started: Ints, sigma: Floats) -> None:
+        """The most likely `mu` of each problem, and its variance, by Newton's method from the last ones."""
+        m = np.array([stage.m for stage in self._stages])[self._problem_stage]
+        tau = np.array([stage.tau for stage in self._stages])[self._problem_stage]
+        is_new = np.isnan(self._problem_prior_mu)
+        prior_mu = np.where(is_new, m, self._problem_prior_mu)
+        prior_variance = np.where(is_new, tau**2, self._problem_prior_variance)
+        problem, spread = self._problem[started], sigma[self._problem[started]]
+        for _ in range(NEWTON_STEPS):
+            z, is_ended, mills = self._residuals(started, spread)
+            slope = np.where(is_ended, z, mills) / spread
+            curvature = np.where(is_ended, 1.0, mills * (mills - z)) / spread**2
+            precision = 1 / prior_variance + np.bincount(problem, curvature, len(prior_mu))
+            pull = (prior_mu - self._problem_mu) / prior_variance + np.bincount(problem, slope, len(prior_mu))
+            # Far from the solution a full step can overshoot.
+            self._problem_mu = self._problem_mu + np.clip(pull / precision, -1.0, 1.0)
+            self._problem_variance = 1 / precision
+
+    def _learn_stage(self, number: int, started: Ints) -> None:
+        """One step of expectation maximization for `m`, `tau` and `sigma`."""
+        stage = self._stages[number]
+        has_started = np.bincount(self._problem[started], minlength=len(self._problem_mu)) > 0
+        problems = np.flatnonzero((self._problem_stage == number) & has_started)
+        rows = started[self._problem_stage[self._problem[started]] == number]
+        if not rows.size:
+            return
+        z, is_ended, mills = self._residuals(rows, np.full(rows.size, stage.sigma))
+        squares = stage.sigma**2 * np.where(is_ended, z**2, 1 + z * mills) + self._problem_variance[self._problem[rows]]
+        prior = PRIOR_WEIGHT * FIRST_SPREAD**2
+        stage.sigma = float(np.sqrt((prior + squares.sum()) / (PRIOR_WEIGHT + rows.size)))
+        mu, variance = self._problem_mu[problems], self._problem_variance[problems]
+        first = float(np.log(self._limit[rows].max() * FIRST_MEDIAN_SHARE))
+        stage.m = float((PRIOR_WEIGHT * first + mu.sum()) / (PRIOR_WEIGHT + mu.size))
+        # What problems that differ by tau, each known up to its own variance, say together about their middle.
+        known = np.maximum(0.0, 1 - variance / stage.tau**2).sum() / stage.tau**2
+        stage.m_deviation = float((1 / FIRST_DEVIATION**2 + known) ** -0.5)
+        scatter = ((mu - stage.m) ** 2 + variance).sum()
+        stage.tau = float(np.sqrt((prior + scatter) / (PRIOR_WEIGHT + mu.size)))
+
+    def _residuals(self, rows: Ints, spread: Floats) -> tuple[Floats, Bools, Floats]:
+        """Of these rollouts: (log length - mu) / sigma; whether that is where it ended; and, for the others, by how many
+        sigma the mean of all longer lengths lies above mu."""
+        z = (np.log(self._tokens[rows] + 1) - self._problem_mu[self._problem[rows]]) / spread
+        is_ended = self._has_ended[rows] & (self._tokens[rows] < self._limit[rows])
+        mills = np.exp(-0.5 * z**2 - 0.5 * np.log(2 * np.pi) - log_ndtr(-z))
+        return z, is_ended, mills
+
+    def _mean_tokens(self, spread: Floats) -> Floats:
+        """The mean length of each problem's responses, limit included."""
+        limit = np.zeros(len(self._problem_mu))
+        limit[self._problem] = self._limit
+        grid = limit[:, None] * (np.arange(NUM_HORIZONS) + 0.5) / NUM_HORIZONS
+        alive = np.exp(log_ndtr((self._problem_mu[:, None] - np.log(grid)) / spread[:, None]))
+        return np.asarray(alive.mean(axis=1) * limit)

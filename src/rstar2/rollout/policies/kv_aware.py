@@ -1,0 +1,270 @@
+"""`kv-aware`: admission by expected need, long rollouts first, moves where they pay, and an overflow that costs little.
+
+- A rollout starts where the forecast of all that live there, and of it, stays within the cache (`room`, `need`).
+- It stays with its cache. Back from its tool it goes on at once, unless nothing waits to start any more and an engine is
+  so much emptier that the time saved on each token to come outweighs computing its context again.
+- If an engine fills up all the same, places are given up, the smallest contexts first, because they are the cheapest to
+  compute again: caches of rollouts that wait for a tool are evicted, running turns cancelled. They go on, before
+  anything new starts, wherever there is room.
+- What a lost engine held goes on in the same way.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rstar2.errors import UserError
+from rstar2.rollout.decisions import Cancel, Decision, Evict, KeepWaiting, Move, Resume, Start
+from rstar2.rollout.facts import (
+    EngineJoined,
+    EngineLost,
+    EngineReported,
+    Fact,
+    RolloutEnded,
+    RolloutSpec,
+    RolloutsSubmitted,
+    TokensGrown,
+    ToolCalled,
+    ToolReturned,
+    TurnCancelled,
+    TurnEnded,
+)
+from rstar2.rollout.need import NeedModel
+from rstar2.rollout.room import EngineRoom
+from rstar2.rollout.waiting import WaitingQueue
+
+
+BACKFILL=__import__('os').environ.get('BF')
+@dataclass(frozen=True, slots=True)
+class KvAwareSettings:
+    deviations: float = 1.0
+    """Standard deviations of the forecast that are kept free."""
+    admission_share: float = 0.95
+    """Of the cache: what forecasts may fill."""
+    overflow_share: float = 0.985
+    """Of the cache: beyond this, places are given up."""
+    max_overtakes: int = 16_384
+    """The aging bound: one step of the report."""
+    prompt_weight: float = 2.0
+    """How many tokens of expected length a shared prompt's token is worth when an engine chooses what to start."""
+    move_gain: float = 2.0
+    """A move must save so many times what it costs."""
+
+
+class KvAware:
+    wants_reports = True
+
+    def __init__(self, settings: KvAwareSettings | None = None) -> None:
+        self._settings = settings or KvAwareSettings()
+        self._need = NeedModel()
+        self._need_version = -1
+        self._waiting = WaitingQueue(self._settings.max_overtakes, self._settings.prompt_weight)
+        self._rooms: dict[str, EngineRoom] = {}
+        self._num_homes = 0
+        self._specs: dict[str, RolloutSpec] = {}
+        self._tokens: dict[str, int] = {}
+        """Own tokens of every rollout that has started."""
+        self._engine_of: dict[str, str] = {}
+        """Where each rollout has its place."""
+        self._at_tool: set[str] = set()
+        self._being_cancelled: set[str] = set()
+        self._displaced: dict[str, str] = {}
+        """Rollouts that have started but have no place, and where they had one; those not at a tool want to go on."""
+
+    def handle(self, fact: Fact) -> Sequence[Decision]:
+        match fact:
+            case TokensGrown():
+                self._grow(fact.rollout, fact.num_tokens)
+                return ()
+            case EngineReported():
+                return self._reported(fact)
+            case TurnEnded():
+                self._grow(fact.rollout, fact.num_tokens)
+                self._being_cancelled.discard(fact.rollout)
+                return ()
+            case ToolCalled():
+                self._at_tool.add(fact.rollout)
+                return ()
+            case ToolReturned():
+                return self._tool_returned(fact)
+            case RolloutEnded():
+                return self._ended(fact)
+            case TurnCancelled():
+                return self._cancelled(fact)
+            case RolloutsSubmitted():
+                return self._submitted(fact.rollouts)
+            case EngineJoined():
+                self._rooms[fact.engine] = EngineRoom(fact.engine, fact.num_cache_tokens, fact.speed)
+                return self._fill((fact.engine,))
+            case EngineLost():
+                return self._lost(fact.engine)
+
+    def _submitted(self, specs: Sequence[RolloutSpec]) -> list[Decision]:
+        room = max((room.num_cache_tokens for room in self._rooms.values()), default=0)
+        for spec in specs:
+            if spec.num_prompt_tokens + spec.max_response_tokens > room:
+                raise UserError(
+                    f"rollout {spec.rollout} may need {spec.num_prompt_tokens + spec.max_response_tokens} tokens of "
+                    f"cache, but no engine has more than {room}; lower max_response_tokens"
+                )
+            self._specs[spec.rollout] = spec
+        self._need.submit(specs)
+        self._waiting.submit(specs, self._choose_homes(specs))
+        self._need_version = -1
+        started = self._fill(self._rooms)
+        running = {decision.rollout for decision in started}
+        return [*started, *(KeepWaiting(spec.rollout) for spec in specs if spec.rollout not in running)]
+
+    def _choose_homes(self, specs: Sequence[RolloutSpec]) -> dict[str, str]:
+        """Problems take turns over the engines, so that each gets as many."""
+        engines = list(self._rooms)
+        homes: dict[str, str] = {}
+        for spec in specs:
+            if spec.problem not in homes:
+                homes[spec.problem] = engines[self._num_homes % len(engines)]
+                self._num_homes += 1
+        return homes
+
+    def _grow(self, rollout: str, num_tokens: int) -> None:
+        num_own = num_tokens - self._specs[rollout].num_prompt_tokens
+        self._tokens[rollout] = num_own
+        self._need.observe(rollout, num_own)
+        engine = self._engine_of.get(rollout)
+        if engine is not None:
+            self._rooms[engine].grow(rollout, num_own)
+
+    def _reported(self, fact: EngineReported) -> list[Decision]:
+        room = self._rooms[fact.engine]
+        limit = self._settings.overflow_share * room.num_cache_tokens
+        excess = room.num_used_tokens - limit
+        return self._give_up(room, excess) if excess > 0 else self._fill((fact.engine,))
+
+    def _give_up(self, room: EngineRoom, excess: float) -> list[Decision]:
+        decisions: list[Decision] = []
+        for rollout, num_own in sorted(room.residents.items(), key=lambda resident: resident[1]):
+            if excess <= 0:
+                break
+            if rollout in self._at_tool:
+                self._displace(rollout)
+                decisions.append(Evict(rollout, room.engine))
+            elif rollout in self._being_cancelled:
+                pass
+            else:
+                self._being_cancelled.add(rollout)
+                decisions.append(Cancel(rollout, room.engine))
+            excess -= num_own
+        return decisions
+
+    def _displace(self, rollout: str) -> None:
+        engine = self._engine_of.pop(rollout)
+        self._rooms[engine].remove(self._specs[rollout])
+        self._displaced[rollout] = engine
+
+    def _tool_returned(self, fact: ToolReturned) -> list[Decision]:
+        rollout = fact.rollout
+        self._at_tool.remove(rollout)
+        self._grow(rollout, fact.num_tokens)
+        self._need.begin_turn(rollout)
+        engine = self._engine_of.get(rollout)
+        if engine is None:
+            return self._fill(self._by_room()) or [KeepWaiting(rollout)]
+        target = self._better_engine(rollout, engine)
+        if target is None:
+            return [Resume(rollout, engine)]
+        self._displace(rollout)
+        del self._displaced[rollout]
+        self._settle(rollout, target)
+        return [Move(rollout, engine, target)]
+
+    def _better_engine(self, rollout: str, engine: str) -> str | None:
+        """Where the rollout would gain more than the move costs. While rollouts wait to start, every engine is kept
+        full, and there is nothing to gain."""
+        if self._waiting.num_waiting or self._displaced or len(self._rooms) < 2:
+            return None
+        here = self._rooms[engine]
+        there = min(self._rooms.values(), key=lambda room: room.num_used_tokens)
+        context = self._specs[rollout].num_prompt_tokens + self._tokens[rollout]
+        num_fewer = here.num_used_tokens - there.num_used_tokens - context
+        if num_fewer <= 0:
+            return None
+        saved_s = self._need.expected_tokens_left(rollout) * num_fewer * there.speed.cached_token_s
+        cost_s = context * there.speed.prefill_token_s
+        return there.engine if saved_s > self._settings.move_gain * cost_s else None
+
+    def _ended(self, fact: RolloutEnded) -> list[Decision]:
+        rollout = fact.rollout
+        spec = self._specs.pop(rollout)
+        self._need.end(rollout, fact.num_tokens - spec.num_prompt_tokens)
+        del self._tokens[rollout]
+        engine = self._engine_of.pop(rollout)
+        self._rooms[engine].remove(spec)
+        return self._fill((engine,))
+
+    def _cancelled(self, fact: TurnCancelled) -> list[Decision]:
+        self._being_cancelled.discard(fact.rollout)
+        self._grow(fact.rollout, fact.num_tokens)
+        self._displace(fact.rollout)
+        return self._fill(self._by_room()) or [KeepWaiting(fact.rollout)]
+
+    def _lost(self, engine: str) -> list[Decision]:
+        for rollout in list(self._rooms[engine].residents):
+            self._being_cancelled.discard(rollout)
+            self._displace(rollout)
+        del self._rooms[engine]
+        return self._fill(self._by_room())
+
+    def _by_room(self) -> list[str]:
+        """The engines, the emptiest first."""
+        return sorted(self._rooms, key=lambda engine: self._rooms[engine].num_used_tokens)
+
+    def _fill(self, engines: Iterable[str]) -> list[Decision]:
+        """Let these engines take in turns what they have room for: first what was displaced, then what is new."""
+        decisions: list[Decision] = []
+        open_engines = list(engines)
+        while open_engines:
+            taken = [(engine, self._take_one(self._rooms[engine])) for engine in open_engines]
+            decisions += [decision for _, decision in taken if decision is not None]
+            open_engines = [engine for engine, decision in taken if decision is not None]
+        return decisions
+
+    def _take_one(self, room: EngineRoom) -> Decision | None:
+        rollout = next((rollout for rollout in self._displaced if rollout not in self._at_tool), None)
+        if rollout is not None:
+            if not self._admit(rollout, room):
+                return None
+            source = self._displaced.pop(rollout)
+            return Resume(rollout, source) if source == room.engine else Move(rollout, source, room.engine)
+        if not self._waiting.num_waiting:
+            return None
+        if self._need_version != self._need.version:
+            self._need_version = self._need.version
+            self._waiting.expect(self._need.expected_tokens(self._waiting.problems))
+        spec = self._waiting.best_for(room.engine, room.prompts_held)
+        self._tokens[spec.rollout] = 0
+        if not self._admit(spec.rollout, room):
+            if not BACKFILL: return None
+            specs = self._waiting.longest_first()
+            lo, hi = 0, len(specs)
+            while lo < hi:
+                mid = (lo + hi) // 2
+                self._tokens[specs[mid].rollout] = 0
+                if room.fits(specs[mid], self._need, self._settings.admission_share, self._settings.deviations):
+                    hi = mid
+                else:
+                    lo = mid + 1
+            if lo == len(specs): return None
+            spec = specs[lo]
+            if not self._admit(spec.rollout, room):
+                return None
+        self._waiting.take(spec)
+        return Start(spec.rollout, room.engine)
+
+    def _admit(self, rollout: str, room: EngineRoom) -> bool:
+        settings = self._settings
+        if not room.fits(self._specs[rollout], self._need, settings.admission_share, settings.deviations):
+            return False
+        self._settle(rollout, room.engine)
+        return True
+
+    def _settle(self, rollout: str, engine: str) -> None:
+        self._rooms[engine].add(self._specs[rollout], self._tokens[rollout])
+        self._engine_of[rollout] = engine

@@ -1,0 +1,92 @@
+"""What the policies without admission share: every rollout is sent to an engine at once, and stays there.
+
+The engine queues what does not fit. What a lost engine held is placed again by the same rule; a rollout that was at its
+tool then moves when the tool returns.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from rstar2.errors import InfrastructureError
+from rstar2.rollout.decisions import Decision, Move, Resume, Start
+from rstar2.rollout.facts import (
+    EngineJoined,
+    EngineLost,
+    Fact,
+    RolloutEnded,
+    RolloutsSubmitted,
+    ToolReturned,
+    TurnEnded,
+)
+
+
+class StickyPolicy(ABC):
+    wants_reports = False
+
+    def __init__(self) -> None:
+        self.engines: list[str] = []
+        self.num_inflight: dict[str, int] = {}
+        """Turns that were sent to each engine and have not ended."""
+        self.engine_of: dict[str, str] = {}
+        self._generating: dict[str, None] = {}
+        self._lost_from: dict[str, str] = {}
+
+    @abstractmethod
+    def place(self, rollouts: Sequence[str]) -> Sequence[str]:
+        """An engine for each of these rollouts."""
+
+    def handle(self, fact: Fact) -> Sequence[Decision]:
+        match fact:
+            case RolloutsSubmitted():
+                return self._start([spec.rollout for spec in fact.rollouts])
+            case TurnEnded():
+                del self._generating[fact.rollout]
+                self.num_inflight[self.engine_of[fact.rollout]] -= 1
+            case ToolReturned():
+                return (self.resume(fact.rollout),)
+            case RolloutEnded():
+                del self.engine_of[fact.rollout]
+            case EngineJoined():
+                self.engines.append(fact.engine)
+                self.num_inflight[fact.engine] = 0
+            case EngineLost():
+                return self._place_again(fact.engine)
+            case _:
+                pass
+        return ()
+
+    def resume(self, rollout: str) -> Decision:
+        engine = self.engine_of[rollout]
+        self._generating[rollout] = None
+        self.num_inflight[engine] += 1
+        source = self._lost_from.pop(rollout, None)
+        return Resume(rollout, engine) if source is None else Move(rollout, source, engine)
+
+    def _start(self, rollouts: Sequence[str]) -> list[Decision]:
+        decisions: list[Decision] = []
+        for rollout, engine in zip(rollouts, self._placed(rollouts), strict=True):
+            self.engine_of[rollout] = engine
+            self._generating[rollout] = None
+            decisions.append(Start(rollout, engine))
+        return decisions
+
+    def _place_again(self, lost: str) -> list[Decision]:
+        self.engines.remove(lost)
+        del self.num_inflight[lost]
+        stranded = [rollout for rollout, engine in self.engine_of.items() if engine == lost]
+        at_tool = [rollout for rollout in stranded if rollout not in self._generating]
+        interrupted = [rollout for rollout in stranded if rollout in self._generating]
+        decisions: list[Decision] = []
+        for rollout, engine in zip(interrupted, self._placed(interrupted), strict=True):
+            self.engine_of[rollout] = engine
+            decisions.append(Move(rollout, lost, engine))
+        for rollout, engine in zip(at_tool, self._placed(at_tool), strict=True):
+            self.engine_of[rollout] = engine
+            self.num_inflight[engine] -= 1
+            self._lost_from.setdefault(rollout, lost)
+        return decisions
+
+    def _placed(self, rollouts: Sequence[str]) -> Sequence[str]:
+        if not self.engines:
+            raise InfrastructureError(f"no engine is left for {len(rollouts)} rollouts")
+        return self.place(rollouts)
