@@ -22,7 +22,8 @@ def is_open(fd):
         return False
     return True
 print([
-    sorted(os.listdir("/tmp")), os.getcwd(), oct(facts.st_mode), usage.f_bfree, usage.f_ffree, sorted(os.environ.items()),
+    sorted(os.listdir("/tmp")), os.getcwd(), oct(facts.st_mode), usage.f_bfree, usage.f_ffree,
+    sorted(os.environ.items()),
     os.umask(0o022), [fd for fd in range(256) if is_open(fd)], os.getpriority(os.PRIO_PROCESS, 0), os.getppid(),
     [str(signal.getsignal(number)) for number in range(1, 65)], signal.pthread_sigmask(signal.SIG_BLOCK, []),
     [resource.getrlimit(kind) for kind in range(16)], threading.active_count(), sys.path, sys.argv,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from sandbox_attacks import MIB, Mode, S, limits
 
@@ -42,7 +43,7 @@ async def pool_of_sleepers(mode: Mode) -> list[str]:
 async def absurd_limits(mode: Mode) -> list[str]:
     """What a caller asks for may be refused or clamped, never break the executor for others."""
     huge = 1 << 70
-    asked = (
+    asked: tuple[dict[str, Any], ...] = (
         *({name: huge} for name in ("memory_bytes", "output_bytes", "num_processes", "file_bytes")),
         *({name: 1} for name in ("memory_bytes", "output_bytes", "num_processes", "file_bytes")),
         *({name: value} for name in ("wall_s", "cpu_s") for value in (1e-9, 1e18, float("inf"))),

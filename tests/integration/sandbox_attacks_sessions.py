@@ -103,16 +103,18 @@ threading.Thread(target=wait_for_resume, daemon=True).start()
 states = {1, os.getpid()}
 """
 OUTLIVERS = """
-import os, time
+import os, select, time
 states.add(os.getpid())
 time.sleep(0.2)
 others = []
 for pid in range(2, os.getpid()):
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        process = os.pidfd_open(pid)  # fails for the id of a thread, which kill would take
+    except OSError:
         continue
-    others.append(pid)
+    if not select.select([process], [], [], 0)[0]:  # not merely waiting to be reaped
+        others.append(pid)
+    os.close(process)
 print(len(others))
 """
 ODD_TREE = "import os\nos.mkdir('d')\nopen('d/f', 'w').close()\nos.chmod('d', 0o444)\nprint('made')"

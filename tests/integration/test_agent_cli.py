@@ -72,9 +72,11 @@ def test_solve_as_json_is_the_trace_and_nothing_else(shell: Shell, script: str) 
     assert "What is 6 * 7?" in trace.prompt_text
 
 
-def test_solve_reads_standard_input(shell: Shell, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_solve_reads_standard_input(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "script.txt"
+    script.write_text(ANSWER)
     monkeypatch.setattr(sys, "stdin", io.StringIO("Six times seven?\n"))
-    _, out, _ = shell("solve", "-", "--script", script, "--json")
+    _, out, _ = shell("solve", "-", "--script", str(script), "--json")
     assert "Six times seven?" in decode(Trace, out.strip().encode()).prompt_text
 
 

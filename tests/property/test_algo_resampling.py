@@ -6,7 +6,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rstar2.algo import Mode, error_penalties, format_penalties, group_advantages, quotas, resample, rewards_are_equal
@@ -34,12 +34,14 @@ def choose(rewards: np.ndarray, penalties: np.ndarray, group_size: int, mode: Mo
     return resample(rewards, penalties, num_kept=group_size, mode=mode, rng=np.random.default_rng(seed))
 
 
+@settings(deadline=None)
 @given(groups(scored_only=True), CHOOSING_MODES, SEEDS)
 def test_exactly_g_of_2g_are_kept(group: tuple[int, np.ndarray, np.ndarray], mode: Mode, seed: int) -> None:
     group_size, rewards, penalties = group
     assert choose(rewards, penalties, group_size, mode, seed).sum() == group_size
 
 
+@settings(deadline=None)
 @given(groups(), MODES, SEEDS)
 def test_what_has_no_reward_is_never_kept_and_nothing_else_is_lost(
     group: tuple[int, np.ndarray, np.ndarray], mode: Mode, seed: int
@@ -51,6 +53,7 @@ def test_what_has_no_reward_is_never_kept_and_nothing_else_is_lost(
     assert kept.sum() == (scored.sum() if mode is Mode.OFF else min(group_size, scored.sum()))
 
 
+@settings(deadline=None)
 @given(groups(), BY_CLASS_MODES, SEEDS)
 def test_classes_are_kept_in_proportion_and_none_is_lost(
     group: tuple[int, np.ndarray, np.ndarray], mode: Mode, seed: int
@@ -68,6 +71,7 @@ def test_classes_are_kept_in_proportion_and_none_is_lost(
         assert not rewards_are_equal(rewards[kept])
 
 
+@settings(deadline=None)
 @given(st.integers(0, 64), st.integers(0, 64), st.integers(1, 40))
 def test_quotas_are_exact_and_possible(num_successes: int, num_failures: int, num_kept: int) -> None:
     kept_successes, kept_failures = quotas(num_successes, num_failures, num_kept)
@@ -79,6 +83,7 @@ def test_quotas_are_exact_and_possible(num_successes: int, num_failures: int, nu
         assert quotas(num_failures, num_successes, num_kept) == (kept_failures, kept_successes)
 
 
+@settings(deadline=None)
 @given(groups(), BY_CLASS_MODES, SEEDS, st.data())
 def test_failures_are_never_weighted(
     group: tuple[int, np.ndarray, np.ndarray], mode: Mode, seed: int, data: st.DataObject
@@ -94,6 +99,7 @@ def test_failures_are_never_weighted(
     np.testing.assert_array_equal(first, third)
 
 
+@settings(deadline=None)
 @given(groups(), SEEDS)
 def test_release_never_prefers_a_higher_penalty(group: tuple[int, np.ndarray, np.ndarray], seed: int) -> None:
     group_size, rewards, penalties = group
@@ -102,6 +108,7 @@ def test_release_never_prefers_a_higher_penalty(group: tuple[int, np.ndarray, np
     assert max(penalties[kept & successes], default=0) <= min(penalties[~kept & successes], default=2)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1))
 def test_penalties_stay_within_their_bounds(pairs: list[tuple[int, int]]) -> None:
     first, second = np.array(pairs).T
@@ -110,6 +117,7 @@ def test_penalties_stay_within_their_bounds(pairs: list[tuple[int, int]]) -> Non
         assert ((penalties >= 0) & (penalties <= 1)).all()
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-10, 10, width=16), min_size=2, max_size=32))
 def test_advantages_are_centred_and_scaled(rewards: list[float]) -> None:
     advantages = group_advantages(rewards)

@@ -113,6 +113,17 @@ def test_malformed_calls_come_back_beside_the_good_ones() -> None:
     assert "not run: its JSON is malformed" in trace.turns[0].appended_text
 
 
+def test_a_call_that_is_never_closed_says_just_that() -> None:
+    trace = roll(scripted('<tool_call>{"name": "fake", "arguments": {"x": ""}}', ANSWER))
+    assert "not run: it is not closed by </tool_call>. Write" in trace.results[0].text
+
+
+def test_a_call_that_the_budget_cut_off_is_no_malformed_call() -> None:
+    trace = roll(scripted(calling("a")), max_response_tokens=15)
+    assert (trace.outcome, trace.num_tool_calls, trace.num_tool_errors) == (Outcome.TRUNCATED, 0, 0)
+    assert "<tool_call>" in trace.turns[0].text
+
+
 def test_at_the_turn_limit_the_pending_call_is_run_and_one_turn_to_answer_is_granted() -> None:
     tool = FakeTool()
     trace = roll(scripted(calling("a"), calling("b"), ANSWER), tool, max_turns=2)

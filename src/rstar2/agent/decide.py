@@ -24,7 +24,8 @@ class AgentLimits:
     """Of one attempt at one call, whatever the tool does: above the sandbox's own queue and wall-clock limits."""
 
     def __post_init__(self) -> None:
-        for name, least in (("max_turns", 1), ("max_response_tokens", 1), ("max_tool_output_tokens", 16)):
+        least_of = {"max_turns": 1, "max_response_tokens": 1, "max_tool_output_tokens": 16, "max_fault_retries": 0}
+        for name, least in least_of.items():
             if getattr(self, name) < least:
                 raise UserError(f"{name} must be at least {least}, not {getattr(self, name)}")
 

@@ -14,12 +14,12 @@ from rstar2.agent.decide import AgentLimits, End, after_calls, after_turn
 from rstar2.agent.events import Ended, Observer
 from rstar2.agent.generate import TurnRequest, generate_turn
 from rstar2.agent.incremental import Transcript, append_to
-from rstar2.agent.parse import parse_calls
+from rstar2.agent.parse import ParsedCall, parse_calls
 from rstar2.agent.run_calls import run_calls
 from rstar2.agent.tool import Tool, by_name
 from rstar2.engine.protocol import Engine, Sampling
 from rstar2.errors import InfrastructureError
-from rstar2.records import Outcome, Problem, Trace
+from rstar2.records import Outcome, Problem, StopReason, Trace, Turn
 
 
 def nobody(event: object) -> None:
@@ -81,7 +81,7 @@ class Agent:
         except InfrastructureError as error:
             return transcript, End(Outcome.INFRASTRUCTURE_FAULT, f"the engine failed: {error}")
         num_tokens_left -= len(turn.token_ids)
-        parsed = parse_calls(turn.text, {name: tool.schema for name, tool in tools.items()})
+        parsed = self._calls_of(turn, tools)
         turn = replace(turn, calls=tuple(item.call for item in parsed))
         end = after_turn(turn.stop_reason, len(parsed), num_turns, num_tokens_left, self.limits)
         if end is not None:
@@ -96,3 +96,10 @@ class Agent:
             return transcript.with_turn(turn), end
         turn = replace(turn, appended_ids=appendix.token_ids, appended_text=appendix.text)
         return transcript.with_turn(turn), None
+
+    def _calls_of(self, turn: Turn, tools: Mapping[str, Tool]) -> tuple[ParsedCall, ...]:
+        """None of a turn that was cut off: a call that could not be finished is no malformed call."""
+        if turn.stop_reason is not StopReason.END_OF_TURN:
+            return ()
+        text = turn.text.removesuffix(self.chat.end_of_turn)
+        return parse_calls(text, {name: tool.schema for name, tool in tools.items()})

@@ -6,7 +6,6 @@ not matter: each keeps its chance wherever it stands.
 """
 
 from enum import StrEnum
-from typing import assert_never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -88,18 +87,12 @@ def resample(
 def _success_order(
     penalties: NDArray[np.float64], mode: Mode, rng: np.random.Generator, epsilon: float
 ) -> NDArray[np.intp]:
-    match mode:
-        case Mode.PAPER:
-            # The order of independent exponential clocks with rates w is that of drawing one by one with weights w and
-            # no replacement (Efraimidis and Spirakis, 2006).
-            return np.argsort(rng.exponential(size=len(penalties)) * (penalties + epsilon), kind="stable")
-        case Mode.RELEASE:
-            # List order may be the order of finishing, which would favour the short among equals.
-            return np.lexsort((rng.random(len(penalties)), penalties))
-        case Mode.RANDOM | Mode.OFF:
-            raise AssertionError(f"{mode} does not rank successes")
-        case _:
-            assert_never(mode)
+    if mode is Mode.RELEASE:
+        # List order may be the order of finishing, which would favour the short among equals.
+        return np.lexsort((rng.random(len(penalties)), penalties))
+    # The order of independent exponential clocks with rates w is that of drawing one by one with weights w and no
+    # replacement (Efraimidis and Spirakis, 2006).
+    return np.argsort(rng.exponential(size=len(penalties)) * (penalties + epsilon), kind="stable")
 
 
 def _check(rewards: NDArray[np.float64], penalties: NDArray[np.float64], num_kept: int, epsilon: float) -> None:

@@ -1,18 +1,20 @@
 /* The fast path of the sandbox: fork a warm interpreter in half a millisecond, collect what it prints.
  *
- * Three functions, each with a twin in pure Python (`pyfork.py`) that behaves the same and is slower:
+ * Beside `latest_pid`, a helper of sessions, two functions, of which the second has a twin in pure Python (`pyfork.py`)
+ * that behaves the same and is slower:
  *
  *   rebase(maps_fd)   Fork costs what its page tables cost. All private memory of the warm template is copied into one
  *                     sealed memfd and mapped back over itself, so a fork inherits file mappings, whose page tables
  *                     are not copied. From then on the template must not touch its heap: it parks in C.
- *   park(...)         The template's loop: one message, one slot.
- *   serve(...)        A slot's loop: one request, one forked child, one reply.
+ *   park(...)         The template's loop: one message, one slot. And the slot's loop: one request, one forked child,
+ *                     one reply.
  *
- * A slot rehearses one program before it serves, so that its children find the pages that every program reads already
- * mapped. The kernel would map sixteen around each; `exact_faults` keeps it to the one, because each mapped page is
- * copied and torn down again with every fork (0.8 ms against 0.5 ms for fork and exit alone).
+ * What a slot has mapped is copied and torn down with every fork, so it is kept to what programs need. After the slot
+ * has confined itself, in Python, its memory is put back to the image: nothing of that work stays mapped. Then it
+ * rehearses one program, so that its children find the pages that every program reads already there. The kernel would
+ * map sixteen around each; `exact_faults` keeps it to the one.
  *
- * Invariant of serve: when a reply is sent, every process that the execution started is dead and reaped, and nothing
+ * Invariant of a slot: when a reply is sent, every process that the execution started is dead and reaped, and nothing
  * of its code or output is left in memory that a later child inherits.
  */
 #define _GNU_SOURCE
@@ -208,7 +210,7 @@ static PyObject *rebase(PyObject *self, PyObject *args)
 
 /* While the returned descriptor is open, a read fault in the image maps one page and not its neighbours. Watching for
  * write protection has this side effect, and none other here: nothing is ever protected. -1 where it is not to be had. */
-static int exact_faults(void)
+static int exact_faults(const struct region *regions, int num_regions)
 {
     int watch = syscall(SYS_userfaultfd, O_CLOEXEC);
     struct uffdio_api api = {.api = UFFD_API};
@@ -217,9 +219,9 @@ static int exact_faults(void)
             close(watch);
         return -1;
     }
-    for (int i = 0; i < num_image_regions; i++) {
+    for (int i = 0; i < num_regions; i++) {
         struct uffdio_register part = {
-            .range = {image_regions[i].start, image_regions[i].end - image_regions[i].start},
+            .range = {regions[i].start, regions[i].end - regions[i].start},
             .mode = UFFDIO_REGISTER_MODE_WP,
         };
         ioctl(watch, UFFDIO_REGISTER, &part); /* a part that is refused is merely mapped more generously */
@@ -227,7 +229,7 @@ static int exact_faults(void)
     return watch;
 }
 
-/* ---- park ---- */
+/* ---- messages ---- */
 
 enum { MAX_FDS = 4, MAX_MESSAGE = 64 };
 
@@ -252,54 +254,7 @@ static ssize_t receive_with_fds(int socket, char *message, int *fds, int *num_fd
     return got;
 }
 
-/* park(control_fd, own_pid_namespace_fd, slot_main): forks slot_main(message, fds, watch) for each message until the
- * other side is gone; `watch` is the descriptor of exact_faults, for the slot to close. Answers each with the new process's id, or minus an errno. */
-static PyObject *park(PyObject *self, PyObject *args)
-{
-    int control, own_namespace;
-    PyObject *slot_main;
-    if (!PyArg_ParseTuple(args, "iiO", &control, &own_namespace, &slot_main))
-        return NULL;
-    char message[MAX_MESSAGE];
-    int fds[MAX_FDS], num_fds;
-    for (;;) {
-        ssize_t length = receive_with_fds(control, message, fds, &num_fds);
-        if (length <= 0)
-            break;
-        struct {
-            uint32_t serial;
-            int32_t pid;
-        } answer = {0};
-        if (length >= (ssize_t)sizeof answer.serial) /* the serial number is the message's last field */
-            memcpy(&answer.serial, message + length - sizeof answer.serial, sizeof answer.serial);
-        if (own_namespace >= 0 && unshare(CLONE_NEWPID))
-            answer.pid = -errno;
-        else {
-            pid_t pid = _Fork();
-            if (pid == 0) {
-                close(control);
-                int watch = exact_faults();
-                PyObject *list = PyTuple_New(num_fds);
-                for (int i = 0; i < num_fds; i++)
-                    PyTuple_SET_ITEM(list, i, PyLong_FromLong(fds[i]));
-                PyObject *result = PyObject_CallFunction(slot_main, "y#Oi", message, length, list, watch);
-                if (!result)
-                    PyErr_Print();
-                _exit(result ? 0 : 113);
-            }
-            answer.pid = pid > 0 ? pid : -errno;
-            if (own_namespace >= 0 && setns(own_namespace, CLONE_NEWPID))
-                _exit(114);
-        }
-        for (int i = 0; i < num_fds; i++)
-            close(fds[i]);
-        if (send(control, &answer, sizeof answer, MSG_NOSIGNAL) < 0)
-            break;
-    }
-    Py_RETURN_NONE;
-}
-
-/* ---- serve ---- */
+/* ---- slots ---- */
 
 static int receive_all(int socket, void *buffer, size_t length)
 {
@@ -578,20 +533,9 @@ static int take_twisters(struct slot *slot, PyObject *pairs)
     return 0;
 }
 
-/* serve(socket, run, uid, pid_namespace, base_data_bytes, base_address_bytes, twisters): answers requests until the
- * caller is gone or the scratch directory is no longer as it was. uid < 0: stay who we are. `twisters` are the
- * addresses of words and position of each generator to reseed. Never returns. */
-static PyObject *serve(PyObject *self, PyObject *args)
+/* Answers requests until the caller is gone or the scratch directory is no longer as it was. */
+static void serve(struct slot *slot)
 {
-    struct slot *slot = map_memory(sizeof *slot, 1);
-    unsigned long long base_data, base_address;
-    PyObject *twisters;
-    if (!PyArg_ParseTuple(args, "iOipKKO", &slot->socket, &slot->run, &slot->uid, &slot->pid_namespace, &base_data,
-                          &base_address, &twisters) ||
-        take_twisters(slot, twisters))
-        return NULL;
-    slot->base_data_bytes = base_data;
-    slot->base_address_bytes = base_address;
     slot->code = map_memory(MAX_CODE, 1);
     slot->input = map_memory(MAX_STDIN, 0);
     for (int i = 0; i < NUM_STREAMS; i++)
@@ -626,13 +570,102 @@ static PyObject *serve(PyObject *self, PyObject *args)
         if (reply.flags & SCRATCH_DIRTY)
             break;
     }
-    _exit(0);
+}
+
+/* Confine, forget the confining, rehearse, serve. Nothing here returns to Python. */
+static void run_slot(PyObject *slot_main, PyObject *rehearse, struct slot *slot, const char *message, ssize_t length,
+                     const int *fds, int num_fds)
+{
+    /* On the stack, because these variables lie in the image and are put back with it. */
+    const struct region *regions = image_regions;
+    const int num_regions = num_image_regions;
+    int watch = exact_faults(regions, num_regions);
+    PyObject *list = PyTuple_New(num_fds);
+    for (int i = 0; i < num_fds; i++)
+        PyTuple_SET_ITEM(list, i, PyLong_FromLong(fds[i]));
+    PyObject *settings = PyObject_CallFunction(slot_main, "y#O", message, length, list);
+    unsigned long long base_data, base_address;
+    if (!settings || !PyArg_ParseTuple(settings, "iipKK", &slot->socket, &slot->uid, &slot->pid_namespace, &base_data,
+                                       &base_address)) {
+        PyErr_Print();
+        _exit(113);
+    }
+    slot->base_data_bytes = base_data;
+    slot->base_address_bytes = base_address;
+    /* Back to the image: the interpreter is again as it was inside rebase(), ready to be called into. */
+    for (int i = 0; i < num_regions; i++)
+        madvise((void *)regions[i].start, regions[i].end - regions[i].start, MADV_DONTNEED);
+    PyObject_CallNoArgs(rehearse);
+    if (watch >= 0)
+        close(watch);
+    serve(slot);
+}
+
+/* park(control_fd, own_pid_namespace_fd, slot_main, rehearse, run, twisters)
+ *
+ * For each message forks a slot, until the other side is gone; answers with its process id, or minus an errno.
+ * slot_main(message, fds) confines the slot and returns (socket, uid, is in a process namespace of its own, and the
+ * bytes of data and of address space that are the interpreter's own); uid < 0: stay who we are. Then the slot serves:
+ * run(source) is called in a child for each request. `twisters` are the addresses of words and position of each
+ * generator to reseed. */
+static PyObject *park(PyObject *self, PyObject *args)
+{
+    int control, own_namespace;
+    PyObject *slot_main, *rehearse, *twisters;
+    struct slot *slot = map_memory(sizeof *slot, 1);
+    if (!PyArg_ParseTuple(args, "iiOOOO", &control, &own_namespace, &slot_main, &rehearse, &slot->run, &twisters) ||
+        take_twisters(slot, twisters))
+        return NULL;
+    char message[MAX_MESSAGE];
+    int fds[MAX_FDS], num_fds;
+    for (;;) {
+        ssize_t length = receive_with_fds(control, message, fds, &num_fds);
+        if (length <= 0)
+            break;
+        struct {
+            uint32_t serial;
+            int32_t pid;
+        } answer = {0};
+        if (length >= (ssize_t)sizeof answer.serial) /* the serial number is the message's last field */
+            memcpy(&answer.serial, message + length - sizeof answer.serial, sizeof answer.serial);
+        if (own_namespace >= 0 && unshare(CLONE_NEWPID))
+            answer.pid = -errno;
+        else {
+            pid_t pid = _Fork();
+            if (pid == 0) {
+                close(control);
+                run_slot(slot_main, rehearse, slot, message, length, fds, num_fds);
+                _exit(0);
+            }
+            answer.pid = pid > 0 ? pid : -errno;
+            if (own_namespace >= 0 && setns(own_namespace, CLONE_NEWPID))
+                _exit(114);
+        }
+        for (int i = 0; i < num_fds; i++)
+            close(fds[i]);
+        if (send(control, &answer, sizeof answer, MSG_NOSIGNAL) < 0)
+            break;
+    }
+    Py_RETURN_NONE;
+}
+
+/* The id that the next process of this namespace would get, by making one that shares our memory and ends at once. */
+static PyObject *latest_pid(PyObject *self, PyObject *unused)
+{
+    pid_t pid = vfork();
+    if (pid == 0)
+        _exit(0);
+    if (pid < 0)
+        return PyErr_SetFromErrno(PyExc_OSError);
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+        ;
+    return PyLong_FromLong(pid);
 }
 
 static PyMethodDef methods[] = {
     {"rebase", rebase, METH_VARARGS, "Move all private memory into one sealed file mapping; returns its size."},
     {"park", park, METH_VARARGS, "Fork a slot for each message until the other side is gone."},
-    {"serve", serve, METH_VARARGS, "Run requests in forked children; never returns."},
+    {"latest_pid", latest_pid, METH_NOARGS, "The newest process id of this namespace, taken and given back."},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_fork", "The fast path of the sandbox.", -1, methods};

@@ -29,7 +29,9 @@ PRINT = "print(1+1)"
 NUMPY = "import numpy as np\nprint(np.arange(10).sum())"
 SYMPY = "import sympy\nx = sympy.symbols('x')\nprint(sympy.solve(x**2 - 5*x + 6, x))"
 EXPECTED = {PRINT: "2\n", NUMPY: "45\n", SYMPY: "[2, 3]\n"}
-CELLS = tuple(f"import sympy\nv{number} = sympy.Integer({number}) ** 2\nprint(v{number})" for number in range(10))
+CELLS = tuple(
+    f"import numpy, sympy\nv{number} = sympy.Integer({number}) ** 2\nprint(v{number})" for number in range(10)
+)
 NUM_IN_FLIGHT = 45_000
 
 

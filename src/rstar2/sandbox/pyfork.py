@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +36,28 @@ _MAX_FDS = 4
 _CUT_FLAGS = (Flag.STDOUT_CUT, Flag.STDERR_CUT, Flag.VALUE_CUT)
 
 
-def park(control_fd: int, own_namespace_fd: int, slot_main: Callable[[bytes, tuple[int, ...], int], None]) -> None:
+SlotFacts = tuple[int, int, bool, int, int]
+"""Socket, uid (< 0: stay who we are), whether in a process namespace of its own, bytes of data and of address space
+that are the interpreter's own."""
+
+
+def park(
+    control_fd: int,
+    own_namespace_fd: int,
+    slot_main: Callable[[bytes, tuple[int, ...]], SlotFacts],
+    rehearse: Callable[[], None],
+    run: Callable[[bytes], int],
+    twisters: tuple[tuple[int, int], ...],  # noqa: ARG001 - here their own seed functions are called
+) -> None:
     """Fork a slot for each message until the other side is gone."""
     control = socket.socket(fileno=control_fd)
+
+    def serve_as_slot(message: bytes, fds: tuple[int, ...]) -> None:
+        control.close()
+        facts = slot_main(message, fds)
+        rehearse()
+        _serve(facts, run)
+
     while True:
         message, ancillary, _, _ = control.recvmsg(64, socket.CMSG_SPACE(4 * _MAX_FDS))
         if not message:
@@ -46,7 +66,7 @@ def park(control_fd: int, own_namespace_fd: int, slot_main: Callable[[bytes, tup
         for _, _, data in ancillary:
             fds.frombytes(data[: len(data) - len(data) % 4])
         try:
-            answer = _fork_slot(control, own_namespace_fd, slot_main, message, tuple(fds))
+            answer = _fork_slot(own_namespace_fd, lambda: serve_as_slot(message, tuple(fds)))  # noqa: B023
         except OSError as error:
             answer = -(error.errno or 1)
         for fd in fds:
@@ -54,13 +74,7 @@ def park(control_fd: int, own_namespace_fd: int, slot_main: Callable[[bytes, tup
         control.send(SLOT_ANSWER.pack(SLOT_MESSAGE.unpack(message)[2], answer))
 
 
-def _fork_slot(
-    control: socket.socket,
-    own_namespace_fd: int,
-    slot_main: Callable[[bytes, tuple[int, ...], int], None],
-    message: bytes,
-    fds: tuple[int, ...],
-) -> int:
+def _fork_slot(own_namespace_fd: int, become_slot: Callable[[], None]) -> int:
     if own_namespace_fd >= 0:
         linux.unshare(linux.CLONE_NEWPID)
     try:
@@ -71,8 +85,9 @@ def _fork_slot(
     if pid:
         return pid
     try:
-        control.close()
-        slot_main(message, fds, -1)
+        become_slot()
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(113)
 
@@ -111,16 +126,9 @@ class _Slot:
     scratch: tuple[int, ...]
 
 
-def serve(
-    socket_fd: int,
-    run: Callable[[bytes], int],
-    uid: int,
-    pid_namespace: bool,
-    base_data_bytes: int,
-    base_address_bytes: int,
-    twisters: tuple[tuple[int, int], ...],  # noqa: ARG001 - here their own seed functions are called
-) -> None:
+def _serve(facts: SlotFacts, run: Callable[[bytes], int]) -> None:
     """Answer requests until the caller is gone or the scratch directory is no longer as it was. Never returns."""
+    socket_fd, uid, pid_namespace, base_data_bytes, base_address_bytes = facts
     caller = socket.socket(fileno=socket_fd)
     slot = _Slot(caller, run, uid, pid_namespace, base_data_bytes, base_address_bytes, _scratch_state())
     with contextlib.suppress(OSError):

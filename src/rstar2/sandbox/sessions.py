@@ -20,6 +20,7 @@ from rstar2.sandbox.slot import MemoryAccount, SlotChannel, kill_quietly, socket
 _FIRST_SESSION_NUMBER = 0x8000
 _TEMPLATE_WAIT_S = 30.0
 _STATE_LOST = -1
+_SPARE_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +95,16 @@ class _Tree:
 
 
 class SessionKeeper:
-    """Makes trees, and takes the least recently used ones down when there are too many."""
+    """Makes trees, one ahead of need, and takes the least recently used ones down when there are too many."""
 
     def __init__(self, host: Host, *, max_live: int) -> None:
         self._host = host
         self._max_live = max_live
         self._trees: set[_Tree] = set()
+        self._spare: _Tree | None = None
         self._next_number = 0
         self._open: set[LocalSession] = set()
+        self._is_closed = False
 
     @property
     def num_open(self) -> int:
@@ -109,7 +112,7 @@ class SessionKeeper:
 
     @property
     def num_live(self) -> int:
-        return len(self._trees)
+        return len(self._trees) - (self._spare is not None)
 
     def open(self, cells: tuple[_Cell, ...] = (), tree: _Tree | None = None) -> "LocalSession":
         session = LocalSession(self, cells, tree)
@@ -119,7 +122,35 @@ class SessionKeeper:
     def forget(self, session: "LocalSession") -> None:
         self._open.discard(session)
 
-    async def make_tree(self, limits: Limits) -> _Tree:
+    async def take_tree(self, limits: Limits) -> _Tree:
+        """The spare, if its limits allow for what is asked; the next spare is made while the caller works."""
+        spare, self._spare = self._spare, None
+        is_fit = (
+            limits.memory_bytes <= _SPARE_LIMITS.memory_bytes and limits.num_processes <= _SPARE_LIMITS.num_processes
+        )
+        if spare is not None and not (
+            is_fit and spare.channel.is_open and limits.file_bytes <= _SPARE_LIMITS.file_bytes
+        ):
+            self.end_tree(spare)
+            spare = None
+        tree = spare or await self._make_tree(limits)
+        asyncio.get_running_loop().call_soon(self._make_spare)
+        return tree
+
+    def _make_spare(self) -> None:
+        if self._spare is None and not self._is_closed:
+            making = asyncio.create_task(self._make_tree(_SPARE_LIMITS), name="make a spare session")
+            making.add_done_callback(self._keep_spare)
+
+    def _keep_spare(self, making: "asyncio.Task[_Tree]") -> None:
+        if making.cancelled() or making.exception() is not None:
+            return
+        if self._spare is None and not self._is_closed:
+            self._spare = making.result()
+        else:
+            self.end_tree(making.result())
+
+    async def _make_tree(self, limits: Limits) -> _Tree:
         self._evict()
         number = _FIRST_SESSION_NUMBER + self._next_number % 0x7000
         self._next_number += 1
@@ -170,11 +201,15 @@ class SessionKeeper:
         tree.sessions.clear()
 
     def _evict(self) -> None:
-        idle = sorted((tree for tree in self._trees if not tree.lock.locked()), key=lambda tree: tree.last_used)
+        idle = sorted(
+            (tree for tree in self._trees if tree.sessions and not tree.lock.locked()), key=lambda tree: tree.last_used
+        )
         for tree in idle[: max(0, len(self._trees) - self._max_live + 1)]:
             self.end_tree(tree)
 
     async def close(self) -> None:
+        self._is_closed = True
+        self._spare = None
         for tree in list(self._trees):
             self._on_lost(tree)
 
@@ -238,7 +273,7 @@ class LocalSession:
             return self.tree
         self._leave_tree()
         most = max((cell.limits.memory_bytes for cell in self._cells), default=0)
-        tree = await self._keeper.make_tree(replace(limits, memory_bytes=max(limits.memory_bytes, most)))
+        tree = await self._keeper.take_tree(replace(limits, memory_bytes=max(limits.memory_bytes, most)))
         rebuilt: list[_Cell] = []
         async with tree.lock:
             state = 0

@@ -69,7 +69,8 @@ def main() -> None:
     program = confine.seccomp_program(settings.layers) if seccomp.is_supported() else b""
     implementation: Any = fast_fork if settings.fast and fast_fork is not None else pyfork
 
-    def slot_main(message: bytes, fds: tuple[int, ...], watch: int) -> None:
+    def slot_main(message: bytes, fds: tuple[int, ...]) -> tuple[int, int, bool, int, int]:
+        """In a new slot: give up everything that it need not have. A session's slot does not return."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         kind, uid, _ = wire.SLOT_MESSAGE.unpack(message)
         if group_fd >= 0:
@@ -78,15 +79,10 @@ def main() -> None:
         confine.enter_slot(settings.layers, program, fds[1] if len(fds) > 1 else None)
         for fd in (statm_fd, own_pid_namespace):
             os.close(fd)
-        shared = (uid, settings.layers.namespaces, base_data_bytes, base_address_bytes)
-        if kind == wire.KIND_STATELESS:
-            inside.rehearse()
-        if watch >= 0:
-            os.close(watch)
-        if kind == wire.KIND_STATELESS:
-            implementation.serve(fds[0], inside.run_program, *shared, twisters)
-        else:
-            session_tree.serve(fds[0], *shared)
+        facts = (fds[0], uid, settings.layers.namespaces, base_data_bytes, base_address_bytes)
+        if kind == wire.KIND_SESSION:
+            session_tree.serve(*facts)
+        return facts
 
     inside.prepare()
     twisters = inside.find_twisters()
@@ -98,7 +94,8 @@ def main() -> None:
     if implementation is fast_fork and is_single_threaded:
         fast_fork.rebase(maps_fd)
     os.close(maps_fd)
-    implementation.park(control, own_pid_namespace if settings.layers.namespaces else -1, slot_main)
+    namespace = own_pid_namespace if settings.layers.namespaces else -1
+    implementation.park(control, namespace, slot_main, inside.rehearse, inside.run_program, twisters)
     if group_fd >= 0 and settings.service_group is not None and os.getppid() != host_pid:
         _remove_group(group_fd, Path(settings.service_group).name)
     os._exit(0)

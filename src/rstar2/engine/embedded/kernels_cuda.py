@@ -21,6 +21,9 @@ _CONTEXT_TILE = 64
 _MIN_DOT = 16
 """The smallest side of a matrix that Triton multiplies."""
 _VOCABULARY_TILE = 4096
+_MAX_SPLITS = 16
+_ENOUGH_PROGRAMS = 2048
+"""Of decode attention, at two warps each: about what an H200's 132 multiprocessors hold at once."""
 _LOG2_E = 1.4426950408889634
 
 
@@ -66,7 +69,7 @@ class CudaKernels:
         keys, values = self._cache[layer_index]
         sizes: dict[str, Any] = {"K": shape.num_kv_heads, "D": shape.head_dim, "S": self._block_size}
         has_norms = layer.q_norm is not None
-        _rotate_and_store_kernel[(num_tokens, shape.num_heads + shape.num_kv_heads)](
+        _rotate_and_store_kernel[(num_tokens,)](
             qkv_TX,
             batch.positions_T,
             batch.slots_T,
@@ -78,29 +81,26 @@ class CudaKernels:
             qkv_TX.stride(0),
             shape.norm_eps,
             N=shape.num_heads,
+            HEAD_TILE=triton.next_power_of_2(shape.num_heads + shape.num_kv_heads),
             HAS_NORMS=has_norms,
             **sizes,
-            num_warps=1,
+            num_warps=2,
         )
         out_TX = qkv_TX.new_empty((num_tokens, shape.num_heads * shape.head_dim))
-        common = (qkv_TX, out_TX, keys, values, batch.table_RP, batch.positions_T)
-        strides = (qkv_TX.stride(0), batch.table_RP.stride(0), self._score_scale)
         if batch.tiles is None:
-            _attend_rows_kernel[(num_tokens, shape.num_kv_heads)](
-                *common,
-                *strides,
-                G=self._group_size,
-                G_TILE=max(_MIN_DOT, triton.next_power_of_2(self._group_size)),
-                L_TILE=_CONTEXT_TILE,
-                **sizes,
-                num_warps=2,
-                num_stages=4,
-            )
+            self._attend_rows(qkv_TX, out_TX, keys, values, batch, sizes)
         else:
             _attend_tiles_kernel[(len(batch.tiles), shape.num_heads)](
-                *common,
+                qkv_TX,
+                out_TX,
+                keys,
+                values,
+                batch.table_RP,
+                batch.positions_T,
                 batch.tiles,
-                *strides,
+                qkv_TX.stride(0),
+                batch.table_RP.stride(0),
+                self._score_scale,
                 G=self._group_size,
                 Q_TILE=PREFILL_TILE,
                 L_TILE=_CONTEXT_TILE,
@@ -109,6 +109,36 @@ class CudaKernels:
                 num_stages=2,
             )
         return out_TX
+
+    def _attend_rows(
+        self, qkv_BX: Tensor, out_BX: Tensor, keys: Tensor, values: Tensor, batch: Batch, sizes: dict[str, Any]
+    ) -> None:
+        shape, num_rows = self._shape, len(qkv_BX)
+        num_splits = _num_splits(num_rows * shape.num_kv_heads)
+        partial_shape = (num_rows, shape.num_heads, num_splits, shape.head_dim + 2)
+        target = out_BX if num_splits == 1 else out_BX.new_empty(partial_shape, dtype=torch.float32)
+        _attend_rows_kernel[(num_rows, shape.num_kv_heads, num_splits)](
+            qkv_BX,
+            target,
+            keys,
+            values,
+            batch.table_RP,
+            batch.positions_T,
+            qkv_BX.stride(0),
+            batch.table_RP.stride(0),
+            self._score_scale,
+            G=self._group_size,
+            G_TILE=max(_MIN_DOT, triton.next_power_of_2(self._group_size)),
+            L_TILE=_CONTEXT_TILE,
+            NUM_SPLITS=num_splits,
+            **sizes,
+            num_warps=2,
+            num_stages=4,
+        )
+        if num_splits > 1:
+            _combine_kernel[(num_rows * shape.num_heads,)](
+                target, out_BX, NUM_SPLITS=num_splits, D=shape.head_dim, num_warps=1
+            )
 
     def draw(
         self, logits_BV: Tensor, uniform_B: Tensor, inverse_temperature_B: Tensor
@@ -128,6 +158,14 @@ class CudaKernels:
             num_warps=8,
         )
         return token_B, log_prob_B, entropy_B
+
+
+def _num_splits(num_programs: int) -> int:
+    """Into how many parts each row's context is cut, so that few rows still fill the GPU."""
+    num_splits = 1
+    while num_splits < _MAX_SPLITS and 2 * num_splits * num_programs <= _ENOUGH_PROGRAMS:
+        num_splits *= 2
+    return num_splits
 
 
 @triton.jit
@@ -171,41 +209,45 @@ def _rotate_and_store_kernel(
     qkv_stride,
     eps,
     N: tl.constexpr,
+    HEAD_TILE: tl.constexpr,
     HAS_NORMS: tl.constexpr,
     K: tl.constexpr,
     D: tl.constexpr,
     S: tl.constexpr,
 ):
-    """One token and one head: a query is rotated in place; a key is rotated into the cache, its value beside it."""
+    """One token, all heads: queries are rotated in place; keys are rotated into the cache, values beside them."""
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
     position = tl.load(positions + token)
     if position >= 0:
-        half = tl.arange(0, D // 2)
-        source = qkv + token * qkv_stride + head * D
-        first = tl.load(source + half)
-        second = tl.load(source + D // 2 + half)
+        head = tl.arange(0, HEAD_TILE)[:, None]
+        half = tl.arange(0, D // 2)[None, :]
+        is_head = head < N + K
+        is_query = head < N
+        is_key = is_head & (head >= N)
+        source = qkv + token * qkv_stride + head * D + half
+        first = tl.load(source, is_head, other=0.0)
+        second = tl.load(source + D // 2, is_head, other=0.0)
         if HAS_NORMS:
             first32, second32 = first.to(tl.float32), second.to(tl.float32)
-            scale = tl.rsqrt((tl.sum(first32 * first32, 0) + tl.sum(second32 * second32, 0)) / D + eps)
-            norm = q_norm if head < N else k_norm
-            first = (first32 * scale).to(first.dtype) * tl.load(norm + half)
-            second = (second32 * scale).to(second.dtype) * tl.load(norm + D // 2 + half)
+            mean = (tl.sum(first32 * first32, 1) + tl.sum(second32 * second32, 1)) / D
+            scale = tl.rsqrt(mean + eps)[:, None]
+            first_norm = tl.where(is_query, tl.load(q_norm + half), tl.load(k_norm + half))
+            second_norm = tl.where(is_query, tl.load(q_norm + D // 2 + half), tl.load(k_norm + D // 2 + half))
+            first = (first32 * scale).to(first.dtype) * first_norm
+            second = (second32 * scale).to(second.dtype) * second_norm
         cos = tl.load(rotary + position * D + half).to(tl.float32)
         sin = tl.load(rotary + position * D + D // 2 + half).to(tl.float32)
         first32, second32 = first.to(tl.float32), second.to(tl.float32)
         rotated_first = (first32 * cos - second32 * sin).to(first.dtype)
         rotated_second = (second32 * cos + first32 * sin).to(first.dtype)
-        if head < N:
-            tl.store(source + half, rotated_first)
-            tl.store(source + D // 2 + half, rotated_second)
-        else:
-            slot = tl.load(slots + token)
-            place = (((slot // S) * K + head - N) * S + slot % S) * D
-            tl.store(keys + place + half, rotated_first)
-            tl.store(keys + place + D // 2 + half, rotated_second)
-            column = tl.arange(0, D)
-            tl.store(values + place + column, tl.load(source + K * D + column))
+        tl.store(source, rotated_first, is_query)
+        tl.store(source + D // 2, rotated_second, is_query)
+        slot = tl.load(slots + token)
+        place = (((slot // S) * K + head - N) * S + slot % S) * D + half
+        tl.store(keys + place, rotated_first, is_key)
+        tl.store(keys + place + D // 2, rotated_second, is_key)
+        tl.store(values + place, tl.load(source + K * D, is_key), is_key)
+        tl.store(values + place + D // 2, tl.load(source + K * D + D // 2, is_key), is_key)
 
 
 @triton.jit
@@ -222,13 +264,16 @@ def _attend_rows_kernel(
     G: tl.constexpr,
     G_TILE: tl.constexpr,
     L_TILE: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
     K: tl.constexpr,
     D: tl.constexpr,
     S: tl.constexpr,
 ):
-    """One row's one query token, for all the query heads that share a key-value head."""
+    """One row's one query token, for all the query heads that share a key-value head, over one part of its context.
+    With several parts `out` takes each part's unnormalized sum, its total and its highest score."""
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
+    split = tl.program_id(2)
     position = tl.load(positions + row).to(tl.int32)
     if position >= 0:
         group = tl.arange(0, G_TILE)
@@ -238,7 +283,8 @@ def _attend_rows_kernel(
         highest_G = tl.full((G_TILE,), -1e30, tl.float32)
         total_G = tl.zeros((G_TILE,), tl.float32)
         out_GD = tl.zeros((G_TILE, D), tl.float32)
-        for start in range(0, position + 1, L_TILE):
+        part = tl.cdiv(tl.cdiv(position + 1, L_TILE), NUM_SPLITS) * L_TILE
+        for start in range(split * part, tl.minimum(split * part + part, position + 1), L_TILE):
             context = start + tl.arange(0, L_TILE)
             is_past = context <= position
             block = tl.load(table + row * table_stride + context // S, is_past, other=0).to(tl.int64)
@@ -253,8 +299,28 @@ def _attend_rows_kernel(
             v_LD = tl.load(values + place[:, None] + column[None, :], is_past[:, None], other=0.0)
             out_GD = out_GD * shrink_G[:, None] + tl.dot(weights_GL.to(v_LD.dtype), v_LD, input_precision="ieee")
             highest_G = new_highest_G
-        out_GD = (out_GD / total_G[:, None]).to(q_GD.dtype)
-        tl.store(out + row * (K * G * D) + query_place, out_GD, group[:, None] < G)
+        if NUM_SPLITS == 1:
+            out_GD = (out_GD / total_G[:, None]).to(q_GD.dtype)
+            tl.store(out + row * (K * G * D) + query_place, out_GD, group[:, None] < G)
+        else:
+            partial = out + ((row * (K * G) + kv_head * G + group) * NUM_SPLITS + split) * (D + 2)
+            tl.store(partial[:, None] + column[None, :], out_GD, group[:, None] < G)
+            tl.store(partial + D, total_G, group < G)
+            tl.store(partial + D + 1, highest_G, group < G)
+
+
+@triton.jit
+def _combine_kernel(partials, out, NUM_SPLITS: tl.constexpr, D: tl.constexpr):
+    """One row's one query head: its parts brought to the same highest score and added up."""
+    row_head = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, NUM_SPLITS)
+    column = tl.arange(0, D)
+    partial = partials + (row_head * NUM_SPLITS + split) * (D + 2)
+    highest = tl.load(partial + D + 1)
+    scale = tl.exp2(highest - tl.max(highest, 0))
+    total = tl.sum(tl.load(partial + D) * scale, 0)
+    summed = tl.sum(tl.load(partial[:, None] + column[None, :]) * scale[:, None], 0)
+    tl.store(out + row_head * D + column, (summed / total).to(out.dtype.element_ty))
 
 
 @triton.jit

@@ -9,6 +9,7 @@
 - What a lost engine held goes on in the same way.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -33,10 +34,9 @@ from rstar2.rollout.room import EngineRoom
 from rstar2.rollout.waiting import WaitingQueue
 
 
-BACKFILL=__import__('os').environ.get('BF')
 @dataclass(frozen=True, slots=True)
 class KvAwareSettings:
-    deviations: float = 1.0
+    deviations: float = 2.5
     """Standard deviations of the forecast that are kept free."""
     admission_share: float = 0.95
     """Of the cache: what forecasts may fill."""
@@ -46,7 +46,7 @@ class KvAwareSettings:
     """The aging bound: one step of the report."""
     prompt_weight: float = 2.0
     """How many tokens of expected length a shared prompt's token is worth when an engine chooses what to start."""
-    move_gain: float = 2.0
+    move_gain: float = 4.0
     """A move must save so many times what it costs."""
 
 
@@ -183,11 +183,14 @@ class KvAware:
         here = self._rooms[engine]
         there = min(self._rooms.values(), key=lambda room: room.num_used_tokens)
         context = self._specs[rollout].num_prompt_tokens + self._tokens[rollout]
-        num_fewer = here.num_used_tokens - there.num_used_tokens - context
-        if num_fewer <= 0:
+        num_fewer_read = here.num_used_tokens - there.num_used_tokens - context
+        if num_fewer_read <= 0:
             return None
-        saved_s = self._need.expected_tokens_left(rollout) * num_fewer * there.speed.cached_token_s
-        cost_s = context * there.speed.prefill_token_s
+        # Its own steps get shorter by what it no longer shares an engine with, those of its neighbours by what it holds;
+        # its prefill holds up everyone who runs there.
+        num_fewer_read += context * (len(here.residents) - 1 - len(there.residents))
+        saved_s = self._need.expected_tokens_left(rollout) * num_fewer_read * there.speed.cached_token_s
+        cost_s = context * there.speed.prefill_token_s * (len(there.residents) + 1)
         return there.engine if saved_s > self._settings.move_gain * cost_s else None
 
     def _ended(self, fact: RolloutEnded) -> list[Decision]:
@@ -229,8 +232,9 @@ class KvAware:
     def _take_one(self, room: EngineRoom) -> Decision | None:
         rollout = next((rollout for rollout in self._displaced if rollout not in self._at_tool), None)
         if rollout is not None:
-            if not self._admit(rollout, room):
+            if not self._fits(self._specs[rollout], room):
                 return None
+            self._settle(rollout, room.engine)
             source = self._displaced.pop(rollout)
             return Resume(rollout, source) if source == room.engine else Move(rollout, source, room.engine)
         if not self._waiting.num_waiting:
@@ -239,31 +243,24 @@ class KvAware:
             self._need_version = self._need.version
             self._waiting.expect(self._need.expected_tokens(self._waiting.problems))
         spec = self._waiting.best_for(room.engine, room.prompts_held)
-        self._tokens[spec.rollout] = 0
-        if not self._admit(spec.rollout, room):
-            if not BACKFILL: return None
-            specs = self._waiting.longest_first()
-            lo, hi = 0, len(specs)
-            while lo < hi:
-                mid = (lo + hi) // 2
-                self._tokens[specs[mid].rollout] = 0
-                if room.fits(specs[mid], self._need, self._settings.admission_share, self._settings.deviations):
-                    hi = mid
-                else:
-                    lo = mid + 1
-            if lo == len(specs): return None
-            spec = specs[lo]
-            if not self._admit(spec.rollout, room):
+        if not self._fits(spec, room):
+            backfill = self._longest_that_fits(room)
+            if backfill is None:
                 return None
+            spec = backfill
+        self._tokens[spec.rollout] = 0
+        self._settle(spec.rollout, room.engine)
         self._waiting.take(spec)
         return Start(spec.rollout, room.engine)
 
-    def _admit(self, rollout: str, room: EngineRoom) -> bool:
-        settings = self._settings
-        if not room.fits(self._specs[rollout], self._need, settings.admission_share, settings.deviations):
-            return False
-        self._settle(rollout, room.engine)
-        return True
+    def _longest_that_fits(self, room: EngineRoom) -> RolloutSpec | None:
+        """Shorter rollouts fit where longer ones do not, because they end before the cache is at its fullest."""
+        specs = self._waiting.longest_first()
+        place = bisect_left(specs, True, key=lambda spec: self._fits(spec, room))
+        return specs[place] if place < len(specs) else None
+
+    def _fits(self, spec: RolloutSpec, room: EngineRoom) -> bool:
+        return room.fits(spec, self._need, self._settings.admission_share, self._settings.deviations)
 
     def _settle(self, rollout: str, engine: str) -> None:
         self._rooms[engine].add(self._specs[rollout], self._tokens[rollout])

@@ -1,0 +1,30 @@
+"""A discrete-event simulator of rollouts on engines, running the policies of `rstar2.rollout.policies` unchanged.
+
+Promise: the same workload, policy, engines and seed give the same result; no policy sees a length before it happened.
+"""
+
+from rstar2.rollout.simulator.bound import lower_bound_s
+from rstar2.rollout.simulator.generators import SHAPES, generate
+from rstar2.rollout.simulator.hardware import HARDWARE, QWEN3_14B, EngineModel, read_measured, roofline, write_measured
+from rstar2.rollout.simulator.replay import replay
+from rstar2.rollout.simulator.simulate import Fleet, SimulationResult, simulate
+from rstar2.rollout.simulator.workload import PlannedRollout, PlannedTurn, Workload
+
+__all__ = [
+    "HARDWARE",
+    "QWEN3_14B",
+    "SHAPES",
+    "EngineModel",
+    "Fleet",
+    "PlannedRollout",
+    "PlannedTurn",
+    "SimulationResult",
+    "Workload",
+    "generate",
+    "lower_bound_s",
+    "read_measured",
+    "replay",
+    "roofline",
+    "simulate",
+    "write_measured",
+]

@@ -1,0 +1,68 @@
+"""The same workload through several policies: what `rstar2 simulate` prints."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+from rstar2.rollout.policies import make_policy
+from rstar2.rollout.simulator.bound import lower_bound_s
+from rstar2.rollout.simulator.simulate import Fleet, SimulationResult, simulate
+from rstar2.rollout.simulator.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    workload: str
+    lower_bound_s: float
+    results: dict[str, SimulationResult]
+    """By policy."""
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "lower_bound_s": round(self.lower_bound_s, 3),
+            "policies": {
+                policy: {
+                    "makespan_s": round(result.makespan_s, 3),
+                    "recomputed_tokens": result.recomputed_tokens,
+                    "generated_tokens": result.generated_tokens,
+                    "idle_share": round(result.idle_share, 4),
+                    "preemptions": result.preemptions,
+                }
+                for policy, result in self.results.items()
+            },
+        }
+
+
+def compare(
+    workloads: Sequence[Workload],
+    policies: Sequence[str],
+    fleet: Fleet,
+    *,
+    keeps_spans: bool,
+    num_processes: int,
+    on_done: Callable[[str, str], None],
+) -> list[Comparison]:
+    """Every workload through every policy, on so many processes; `on_done` hears of each as it is finished."""
+    for policy in policies:
+        make_policy(policy)
+    with ProcessPoolExecutor(num_processes) as pool:
+        futures = {
+            (number, policy): pool.submit(_simulate, workload, policy, fleet, keeps_spans)
+            for number, workload in enumerate(workloads)
+            for policy in policies
+        }
+        for (number, policy), future in futures.items():
+            name = workloads[number].name
+            future.add_done_callback(lambda _, name=name, policy=policy: on_done(name, policy))
+        return [
+            Comparison(
+                workload.name,
+                lower_bound_s(workload, fleet.model, fleet.num_engines),
+                {policy: futures[number, policy].result() for policy in policies},
+            )
+            for number, workload in enumerate(workloads)
+        ]
+
+
+def _simulate(workload: Workload, policy: str, fleet: Fleet, keeps_spans: bool) -> SimulationResult:
+    return simulate(workload, make_policy(policy), fleet, keeps_spans=keeps_spans)

@@ -1,0 +1,81 @@
+"""SmolLM2 itself: exact tokens on a real vocabulary, and `rstar2 solve` from the embedded engine."""
+
+import json
+from pathlib import Path
+
+import pytest
+from fake_openai_server import FakeServer, serving
+from typer import Typer
+from typer.testing import CliRunner
+
+from rstar2.agent import Agent, ChatFormat, HfTokenizer, Transcript
+from rstar2.agent.chat_template import ASSISTANT_OPENING, system_text
+from rstar2.cli.solve import solve_command
+from rstar2.engine.scripted import ScriptedEngine, replies
+from rstar2.models import get_model
+from rstar2.records import Trace
+from rstar2.records.codec import decode
+
+pytestmark = pytest.mark.integration
+
+QUESTIONS = ["Two  spaces,\n\ntwo lines?", "Ünïcode 漢字 🙂 12345?", "<|im_end|>"]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    """In the user's own data home: it is got once for all tests that want it."""
+    return get_model("smollm2-135m").folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> HfTokenizer:
+    return HfTokenizer.load(folder)
+
+
+async def test_a_conversation_has_the_ids_of_one_tokenization(tokenizer: HfTokenizer) -> None:
+    chat = ChatFormat.of(tokenizer)
+    assert chat.end_of_turn == "<|im_end|>"
+    said = ["I add\n\n them. ", "  It is 42.\n", "Bye"]
+    engine = ScriptedEngine(replies(said), tokenizer, chat.end_of_turn_id)
+    transcript = Transcript.start(chat, QUESTIONS[0], [])
+    for question in QUESTIONS[1:]:
+        transcript, _ = await Agent(engine, chat).converse(transcript, [], session="s")
+        transcript = transcript.with_user_turn(chat, question)
+    messages = [{"role": "system", "content": system_text([])}]
+    for question, answer in zip(QUESTIONS, said, strict=True):
+        messages.append({"role": "user", "content": chat.harmless(question)})
+        messages.append({"role": "assistant", "content": ASSISTANT_OPENING + answer})
+    rendering = tokenizer.render(messages[:-1]) + ASSISTANT_OPENING
+    assert tokenizer.decode(transcript.token_ids) == rendering
+    assert list(transcript.token_ids) == tokenizer.encode(rendering)
+
+
+def solve(*arguments: str) -> Trace:
+    app = Typer()
+    app.command()(solve_command)
+    result = CliRunner().invoke(app, ["What is 6 * 7?", "--json", *arguments])
+    assert result.exit_code in (0, 1), (result.stderr, result.exception)
+    return decode(Trace, result.stdout.strip().encode())
+
+
+def test_solve_from_the_embedded_engine(tokenizer: HfTokenizer) -> None:
+    trace = solve("--model", "smollm2-135m", "--max-tokens", "12", "--temperature", "0")
+    again = solve("--model", "smollm2-135m", "--max-tokens", "12", "--temperature", "0")
+    assert trace.token_ids == again.token_ids
+    assert 0 < trace.num_response_tokens <= 12
+    assert len(trace.turns[0].log_probs) == len(trace.turns[0].token_ids)
+    assert all(value <= 0 for value in trace.turns[0].log_probs)
+    assert tokenizer.decode(trace.token_ids) == trace.text
+    assert trace.model == "smollm2-135m"
+
+
+def test_solve_through_a_server_in_token_ids(folder: Path, tokenizer: HfTokenizer) -> None:
+    call = json.dumps(
+        {"name": "execute_python_code_with_standard_io", "arguments": {"code": "print(6 * 7)", "input": ""}}
+    )
+    texts = [f"So.</reason><tool_call>{call}</tool_call><|im_end|>", r"<answer>\boxed{42}</answer><|im_end|>"]
+    with serving(FakeServer(token_replies=[tokenizer.encode(text) for text in texts])) as server:
+        trace = solve("--base-url", server.url, "--tokenizer", str(folder))
+    assert trace.answer == "42"
+    assert tuple(server.requests[1]["prompt"]) == trace.token_ids[: -len(trace.turns[1].token_ids)]
+    assert tokenizer.decode(trace.token_ids) == trace.text
