@@ -265,7 +265,10 @@ def report(
     notes: dict[str, str],
     log_prob_mismatch: dict[str, float],
 ) -> None:
-    rates = {name: statistics.median(o.tokens_per_s for o in runs) for name, runs in outcomes.items() if runs}
+    middle = {
+        name: sorted(runs, key=lambda run: run.wall_s)[(len(runs) - 1) // 2] for name, runs in outcomes.items() if runs
+    }
+    rates = {name: outcome.tokens_per_s for name, outcome in middle.items()}
     facts = {
         "machine": torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or "cpu",
         "num_threads": torch.get_num_threads(),
@@ -286,15 +289,15 @@ def report(
     for name, value in facts.items():
         print(f"{name:18} {value}")
     print(f"\n{'engine':44}{'rollouts':>9}{'tokens/s':>11}{'made/s':>11}{'wall s':>9}{'ratio':>8}")
-    for name, runs in outcomes.items():
-        if name in notes or not runs:
+    for name in outcomes:
+        if name not in middle:
             print(f"{name:44} {notes.get(name, 'not run')}")
             continue
-        middle = sorted(runs, key=lambda outcome: outcome.wall_s)[len(runs) // 2]
-        ratio = rates.get("embedded", float("nan")) / rates[name]
+        outcome = middle[name]
         print(
-            f"{name:44}{middle.num_rollouts:9}{middle.tokens_per_s:11,.0f}"
-            f"{middle.num_made_tokens / middle.wall_s:11,.0f}{middle.wall_s:9.2f}{ratio:8.1f}"
+            f"{name:44}{outcome.num_rollouts:9}{outcome.tokens_per_s:11,.0f}"
+            f"{outcome.num_made_tokens / outcome.wall_s:11,.0f}{outcome.wall_s:9.2f}"
+            f"{rates.get('embedded', float('nan')) / rates[name]:8.1f}"
         )
 
 

@@ -72,7 +72,7 @@ def simulate_command(
             Fleet(model, engines),
             keeps_spans=chart is not None,
             num_processes=processes,
-            on_done=lambda _workload, _policy: bars.advance(task),
+            on_done=lambda: bars.advance(task),
         )
     if chart is not None:
         _write_charts(chart, comparisons, model)

@@ -2,8 +2,8 @@
 
 Symbols (docs/scheduler.md uses the same). The logarithm of a response's length is normal: `mu` for its problem, spread
 `sigma` within a problem; the `mu` of the problems are normal around `m` with spread `tau`. Each stage of a curriculum
-has its own `m`, `tau`, `sigma`. A running rollout of x tokens is evidence that its length is above x, and a response that
-was cut off at its limit likewise, so early, short endings do not make everything look short. Turns correct the chance
+has its own `m`, `tau`, `sigma`. A running rollout of x tokens is evidence that its length is above x, and a response
+that was cut off at its limit likewise, so early, short endings do not make everything look short. Turns correct the chance
 to end: those of number t end `rate(t)` times as often as their lengths alone say.
 
 Invariant: a forecast never exceeds the rollout's response limit, whatever was learned.
@@ -38,6 +38,25 @@ NUM_HORIZONS = 24
 REFRESH_EVERY = 32
 """Endings between two updates of what is learned; or a 64th of all endings so far, if that is more."""
 NEWTON_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Mean and variance of a number of tokens, at each horizon along the last axis."""
+
+    mean: Floats
+    variance: Floats
+
+    def __add__(self, other: "Forecast") -> "Forecast":
+        """Of the sum of independent numbers."""
+        return Forecast(self.mean + other.mean, self.variance + other.variance)
+
+    def take(self, rows: Ints) -> "Forecast":
+        return Forecast(self.mean[rows], self.variance[rows])
+
+    @classmethod
+    def zero(cls, num_rows: int) -> "Forecast":
+        return cls(np.zeros((num_rows, NUM_HORIZONS)), np.zeros((num_rows, NUM_HORIZONS)))
 
 
 @dataclass(slots=True)
@@ -82,8 +101,13 @@ class NeedModel:
         self._problem_prior_variance = np.zeros(0)
         """Not a number where there is no history: then `m` and `tau` of the stage say it."""
         self._problem_mu = np.zeros(0)
+        self._problem_mu_cautious = np.zeros(0)
         self._problem_variance = np.zeros(0)
+        self._problem_spread = np.zeros(0)
+        self._problem_limit = np.zeros(0)
         self._problem_tokens = np.zeros(0)
+        self._horizons = np.zeros(NUM_HORIZONS)
+        """Steps from now at which forecasts are made: dense near the present, up to the longest response."""
 
     def submit(self, specs: Sequence[RolloutSpec]) -> None:
         """New rollouts to be forecast. What has been learned of problems so far becomes their history."""
@@ -136,19 +160,27 @@ class NeedModel:
         ahead = np.linspace(0.0, max(0.0, self._limit[row] - self._tokens[row]), NUM_HORIZONS)
         return float(np.trapezoid(self._alive(np.array([row]), ahead)[0], ahead))
 
-    def horizons(self) -> Floats:
-        """Steps from now at which forecasts are made: dense near the present, up to the longest response."""
-        return float(self._limit.max(initial=1.0)) * np.linspace(0.0, 1.0, NUM_HORIZONS) ** 1.5
-
-    def forecast(self, rollouts: Iterable[str], horizons: Floats) -> tuple[Floats, Floats]:
-        """Mean and variance of the own tokens that these rollouts, all running, hold together at each horizon."""
+    def forecast(self, rollouts: Iterable[str]) -> Forecast:
+        """Of the own tokens that these rollouts, all running, hold together."""
         rows = np.fromiter((self._rows[rollout] for rollout in rollouts), dtype=np.int64)
-        if not rows.size:
-            return np.zeros(len(horizons)), np.zeros(len(horizons))
-        alive = self._alive(rows, horizons)
-        held = self._tokens[rows, None] + horizons
-        mean = held * alive
-        return mean.sum(axis=0), (mean * held * (1 - alive)).sum(axis=0)
+        alive = self._alive(rows, self._horizons)
+        held = self._tokens[rows, None] + self._horizons
+        deviation = held * np.sqrt(alive * (1 - alive))
+        # Siblings err together, as far as their problem is not known: their deviations add up, not their variances.
+        problems, group = np.unique(self._problem[rows], return_inverse=True)
+        shared = self._problem_variance[problems] / self._problem_spread[problems] ** 2
+        together = (group == np.arange(len(problems))[:, None]).astype(np.float64) @ deviation
+        variance = (1 - shared[group]) @ deviation**2 + shared @ together**2
+        return Forecast((held * alive).sum(axis=0), variance)
+
+    def forecast_new(self, problems: Iterable[str]) -> Forecast:
+        """Of the own tokens of a new response to each of these problems."""
+        rows = np.array([self._problem_rows[problem] for problem in problems], dtype=np.int64)
+        mu, spread, limit = self._problem_mu_cautious[rows], self._problem_spread[rows], self._problem_limit[rows]
+        alive = np.exp(log_ndtr((mu[:, None] - np.log(self._horizons + 1)) / spread[:, None]))
+        alive[self._horizons >= limit[:, None]] = 0.0
+        mean = self._horizons * alive
+        return Forecast(mean, mean * self._horizons * (1 - alive))
 
     def _alive(self, rows: Ints, horizons: Floats) -> Floats:
         """The chance that each rollout still runs after each horizon."""
@@ -176,6 +208,9 @@ class NeedModel:
         self._problem = np.array([self._problem_rows[spec.problem] for spec in self._specs], dtype=np.int64)
         self._problem_stage = np.zeros(len(self._problem_rows), dtype=np.int64)
         self._problem_stage[self._problem] = [self._stage_numbers[spec.stage] for spec in self._specs]
+        self._problem_limit = np.zeros(len(self._problem_rows))
+        self._problem_limit[self._problem] = self._limit
+        self._horizons = float(self._limit.max(initial=1.0)) * np.linspace(0.0, 1.0, NUM_HORIZONS) ** 1.5
         history = [self._history.get(problem, (np.nan, np.nan)) for problem in self._problem_rows]
         self._problem_prior_mu, self._problem_prior_variance = np.array(history).reshape(-1, 2).T
         m = np.array([stage.m for stage in self._stages])[self._problem_stage]
@@ -193,12 +228,14 @@ class NeedModel:
         # An error in `m` is the same for all, so it does not average out: forecasts err on the long side.
         caution = np.array([stage.m_deviation for stage in self._stages])[self._problem_stage]
         unknown = self._problem_variance / (self._problem_variance + sigma**2)
-        self._mu = (self._problem_mu + caution * unknown)[self._problem]
-        self._spread = np.sqrt(sigma**2 + self._problem_variance)[self._problem]
+        self._problem_mu_cautious = self._problem_mu + caution * unknown
+        self._problem_spread = np.sqrt(sigma**2 + self._problem_variance)
+        self._mu = self._problem_mu_cautious[self._problem]
+        self._spread = self._problem_spread[self._problem]
         running = started[~self._has_ended[started]]
         self._turns.learn(self._turn[running], self._expected_endings(running))
         self._rate = self._turns.rates(self._turn)
-        self._problem_tokens = self._mean_tokens(np.sqrt(sigma**2 + self._problem_variance))
+        self._problem_tokens = self._mean_tokens()
 
     def _learn_problems(self, started: Ints, sigma: Floats) -> None:
         """The most likely `mu` of each problem, and its variance, by Newton's method from the last ones."""
@@ -240,17 +277,15 @@ class NeedModel:
         stage.tau = float(np.sqrt((prior + scatter) / (PRIOR_WEIGHT + mu.size)))
 
     def _residuals(self, rows: Ints, spread: Floats) -> tuple[Floats, Bools, Floats]:
-        """Of these rollouts: (log length - mu) / sigma; whether that is where it ended; and, for the others, by how many
-        sigma the mean of all longer lengths lies above mu."""
+        """Of these rollouts: (log length - mu) / sigma; whether that is where it ended; and, for the others, by how
+        many sigma the mean of all longer lengths lies above mu."""
         z = (np.log(self._tokens[rows] + 1) - self._problem_mu[self._problem[rows]]) / spread
         is_ended = self._has_ended[rows] & (self._tokens[rows] < self._limit[rows])
         mills = np.exp(-0.5 * z**2 - 0.5 * np.log(2 * np.pi) - log_ndtr(-z))
         return z, is_ended, mills
 
-    def _mean_tokens(self, spread: Floats) -> Floats:
+    def _mean_tokens(self) -> Floats:
         """The mean length of each problem's responses, limit included."""
-        limit = np.zeros(len(self._problem_mu))
-        limit[self._problem] = self._limit
-        grid = limit[:, None] * (np.arange(NUM_HORIZONS) + 0.5) / NUM_HORIZONS
-        alive = np.exp(log_ndtr((self._problem_mu[:, None] - np.log(grid)) / spread[:, None]))
-        return np.asarray(alive.mean(axis=1) * limit)
+        grid = self._problem_limit[:, None] * (np.arange(NUM_HORIZONS) + 0.5) / NUM_HORIZONS
+        alive = np.exp(log_ndtr((self._problem_mu[:, None] - np.log(grid)) / self._problem_spread[:, None]))
+        return np.asarray(alive.mean(axis=1) * self._problem_limit)

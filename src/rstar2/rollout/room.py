@@ -4,10 +4,12 @@ A rollout has its place from the moment it is sent there until it ends, moves or
 Siblings hold their prompt once.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from rstar2.rollout.facts import EngineSpeed, RolloutSpec
-from rstar2.rollout.need import Floats, NeedModel
+from rstar2.rollout.need import Bools, Floats, Forecast, NeedModel
 
 
 class EngineRoom:
@@ -21,7 +23,7 @@ class EngineRoom:
         self.num_prompt_tokens = 0
         self.prompts_held: dict[str, int] = {}
         """How many residents share each problem's prompt."""
-        self._forecast: tuple[Floats, Floats] | None = None
+        self._forecast: Forecast | None = None
         self._need_version = -1
 
     @property
@@ -50,16 +52,27 @@ class EngineRoom:
         self.residents[rollout] = num_own_tokens
         self._forecast = None
 
-    def fits(self, spec: RolloutSpec, need: NeedModel, share: float, deviations: float) -> bool:
-        """Whether at every moment to come the mean of what all residents and this rollout will hold, and so many
-        standard deviations, fit into this share of the cache. An empty engine takes anything."""
-        if not self.residents:
-            return True
-        horizons = need.horizons()
+    def forecast(self, need: NeedModel) -> Forecast:
+        """Of what all residents will hold, beside the prompts."""
         if self._forecast is None or self._need_version != need.version:
-            self._forecast = need.forecast(self.residents, horizons)
+            self._forecast = need.forecast(self.residents)
             self._need_version = need.version
-        mean, variance = need.forecast((spec.rollout,), horizons)
-        expected = self._forecast[0] + mean + deviations * np.sqrt(self._forecast[1] + variance)
-        prompt = 0 if spec.problem in self.prompts_held else spec.num_prompt_tokens
-        return bool(expected.max() <= share * self.num_cache_tokens - self.num_prompt_tokens - prompt)
+        return self._forecast
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How full forecasts may make a cache: at every moment to come, the mean and so many standard deviations must fit
+    into this share of it."""
+
+    share: float
+    deviations: float
+
+    def fit(self, room: EngineRoom, forecast: Forecast, num_new_prompt_tokens: Floats) -> Bools:
+        """Whether each forecast, with that many prompt tokens beside those that are there, fits. An empty engine takes
+        anything."""
+        if not room.residents:
+            return np.ones(len(num_new_prompt_tokens), dtype=bool)
+        peak = (forecast.mean + self.deviations * np.sqrt(forecast.variance)).max(axis=-1)
+        spare = self.share * room.num_cache_tokens - room.num_prompt_tokens
+        return np.asarray(peak + num_new_prompt_tokens <= spare)

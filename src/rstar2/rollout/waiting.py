@@ -1,10 +1,11 @@
 """The rollouts that were submitted and not yet started, and which of them an engine should start next.
 
-Long-expected rollouts go first, because what starts last must be short. Among those, an engine prefers problems whose
-prompt it holds or was chosen to hold, by what the prompt would cost in tokens. Siblings start in their order, and of
-equal problems the one with the fewest started siblings, so that something is learned of each; then the oldest.
+Of those that fit, long-expected rollouts go first, because what starts last must be short; shorter ones fit where longer
+ones do not, since they end before the cache is at its fullest. An engine prefers problems whose prompt it holds or was
+chosen to hold, by what the prompt costs in tokens, and problems of which few rollouts have started, because those tell
+most. Siblings start in their order, and of equal problems the one that was submitted first.
 
-Invariant (no starvation): nothing is started while a rollout waits that was submitted `max_overtakes` or more places
+Invariant (no starvation): no rollout is started while another waits that was submitted `max_overtakes` or more places
 before it.
 """
 
@@ -14,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from rstar2.rollout.facts import RolloutSpec
-from rstar2.rollout.need import Bools, Floats
+from rstar2.rollout.need import Floats, Forecast
+from rstar2.rollout.room import EngineRoom, Limits
 
 PROBE_TOKENS = 8192.0
 """What the first start of a problem's is worth in tokens of expected length, for what it will tell of the others; the
@@ -28,48 +30,47 @@ class WaitingQueue:
         self._prompt_weight = prompt_weight
         self._num_submitted = 0
         self._queues: dict[str, deque[tuple[int, RolloutSpec]]] = {}
-        self._home: dict[str, str] = {}
+        self._homes: dict[str, tuple[str, ...]] = {}
         self._rows: dict[str, int] = {}
         self._oldest = np.zeros(0)
-        self._prompt_bonus = np.zeros(0)
+        self._num_prompt = np.zeros(0)
         self._num_started = np.zeros(0)
         self._home_rows: dict[str, list[int]] = {}
-        self._expected = np.zeros(0)
+        self._row_problems: list[str] = []
+        self._lengths = np.zeros(0)
+        self._growth = Forecast.zero(0)
 
-    def submit(self, specs: Sequence[RolloutSpec], homes: Mapping[str, str]) -> None:
-        """`homes` says at which engine the siblings of each new problem should gather."""
+    def submit(self, specs: Sequence[RolloutSpec], homes: Mapping[str, tuple[str, ...]]) -> None:
+        """`homes` says at which engines the siblings of each new problem should gather."""
         for spec in specs:
             self._queues.setdefault(spec.problem, deque()).append((self._num_submitted, spec))
             self._num_submitted += 1
         self.num_waiting += len(specs)
-        self._home.update(homes)
+        self._homes.update(homes)
         self._rebuild()
 
     @property
     def problems(self) -> Iterable[str]:
+        """Those that had rollouts waiting when something was last submitted."""
         return self._rows
 
-    def expect(self, num_tokens: Floats) -> None:
-        """The expected length of a response to each of `problems`."""
-        self._expected = num_tokens
+    def expect(self, lengths: Floats, growth: Forecast) -> None:
+        """For each of `problems`: the mean length of a new response, and how much it will hold as time goes on."""
+        self._lengths, self._growth = lengths, growth
 
-    def longest_first(self) -> list[RolloutSpec]:
-        """The next rollout of each problem, the one with the longest response to be expected first."""
-        rows = np.flatnonzero(self._is_eligible())
-        rows = rows[np.argsort(-self._expected[rows], kind="stable")]
-        return [self._queues[self._row_problems[row]][0][1] for row in rows]
-
-    def best_for(self, engine: str, prompts_held: Iterable[str]) -> RolloutSpec:
-        """Which rollout this engine should start next; there must be one."""
-        score = self._expected + PROBE_TOKENS / (1 + self._num_started)
-        rows = {self._rows[problem] for problem in prompts_held if problem in self._rows}
-        near = list(rows.union(self._home_rows.get(engine, ())))
-        score[near] += self._prompt_bonus[near]
-        score[~self._is_eligible()] = -np.inf
-        return self._queues[self._row_problems[int(score.argmax())]][0][1]
-
-    def _is_eligible(self) -> Bools:
-        return np.asarray((self._oldest < self._oldest.min() + self._max_overtakes) & (self._oldest < np.inf))
+    def best_for(self, room: EngineRoom, forecast: Forecast, limits: Limits) -> RolloutSpec | None:
+        """The rollout that this engine should start next, of those that fit."""
+        rows = np.flatnonzero(self._oldest < self._oldest.min() + self._max_overtakes)
+        is_near = np.zeros(len(self._oldest), dtype=bool)
+        is_near[[self._rows[problem] for problem in room.prompts_held if problem in self._rows]] = True
+        num_prompt = np.where(is_near[rows], 0, self._num_prompt[rows])
+        rows = rows[limits.fit(room, forecast + self._growth.take(rows), num_prompt)]
+        if not rows.size:
+            return None
+        is_near[self._home_rows.get(room.engine, [])] = True
+        score = self._lengths[rows] + PROBE_TOKENS / (1 + self._num_started[rows])
+        score += np.where(is_near[rows], self._prompt_weight * self._num_prompt[rows], 0)
+        return self._queues[self._row_problems[rows[int(score.argmax())]]][0][1]
 
     def take(self, spec: RolloutSpec) -> None:
         """The rollout that `best_for` named has started."""
@@ -83,13 +84,14 @@ class WaitingQueue:
     def _rebuild(self) -> None:
         started = dict(zip(self._rows, self._num_started, strict=True))
         self._queues = {problem: queue for problem, queue in self._queues.items() if queue}
-        self._home = {problem: self._home[problem] for problem in self._queues}
+        self._homes = {problem: self._homes[problem] for problem in self._queues}
         self._row_problems = list(self._queues)
         self._rows = {problem: row for row, problem in enumerate(self._row_problems)}
         heads = [queue[0] for queue in self._queues.values()]
         self._oldest = np.array([ticket for ticket, _ in heads], dtype=np.float64)
-        self._prompt_bonus = self._prompt_weight * np.array([spec.num_prompt_tokens for _, spec in heads])
+        self._num_prompt = np.array([spec.num_prompt_tokens for _, spec in heads], dtype=np.float64)
         self._num_started = np.array([started.get(problem, 0.0) for problem in self._rows])
         self._home_rows = {}
-        for problem, engine in self._home.items():
-            self._home_rows.setdefault(engine, []).append(self._rows[problem])
+        for problem, engines in self._homes.items():
+            for engine in engines:
+                self._home_rows.setdefault(engine, []).append(self._rows[problem])

@@ -201,7 +201,10 @@ static PyObject *rebase(PyObject *self, PyObject *args)
     fcntl(image, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL);
     close(image);
     munmap(text, text_len);
-    image_regions = regions;
+    /* The table was shared so as not to be part of the image; what forks inherit must be their own. */
+    image_regions = map_memory(sizeof *regions * num_regions, 1);
+    memcpy(image_regions, regions, sizeof *regions * num_regions);
+    munmap(regions, sizeof *regions * max_regions);
     num_image_regions = num_regions;
     if (failed)
         _exit(112); /* half of the memory is replaced: nothing can be trusted any more */
@@ -231,7 +234,7 @@ static int exact_faults(const struct region *regions, int num_regions)
 
 /* ---- messages ---- */
 
-enum { MAX_FDS = 4, MAX_MESSAGE = 64 };
+enum { MAX_FDS = 4, MAX_MESSAGE = 64, GOODBYE_BYTES = 1 };
 
 static ssize_t receive_with_fds(int socket, char *message, int *fds, int *num_fds)
 {
@@ -336,7 +339,11 @@ static int feed(int fd, const char *data, size_t length, size_t *done)
 
 static void limit(int kind, rlim_t soft, rlim_t hard)
 {
-    struct rlimit value = {soft, hard};
+    struct rlimit value;
+    if (getrlimit(kind, &value))
+        _exit(115);
+    value.rlim_max = hard < value.rlim_max ? hard : value.rlim_max; /* a lower one of the machine's own holds */
+    value.rlim_cur = soft < value.rlim_max ? soft : value.rlim_max;
     if (setrlimit(kind, &value))
         _exit(115);
 }
@@ -374,11 +381,13 @@ struct slot {
     struct stream streams[NUM_STREAMS];
     struct stat scratch_stat;
     long scratch_files;
+    struct sigaction interrupt; /* Python's, for the programs: the slot itself must not be interrupted by them */
 };
 
 static void run_child(struct slot *slot, const struct request *request, int stdin_fd, int *write_ends)
 {
     setsid();
+    sigaction(SIGINT, &slot->interrupt, NULL);
     dup2(stdin_fd, 0);
     for (int i = 0; i < NUM_STREAMS; i++)
         dup2(write_ends[i], i + 1);
@@ -544,6 +553,8 @@ static void serve(struct slot *slot)
     if (stat(".", &slot->scratch_stat) || statfs(".", &usage))
         _exit(121);
     slot->scratch_files = usage.f_files - usage.f_ffree;
+    struct sigaction ignore = {.sa_handler = SIG_IGN};
+    sigaction(SIGINT, &ignore, &slot->interrupt);
 
     struct request request;
     struct reply reply;
@@ -579,6 +590,7 @@ static void run_slot(PyObject *slot_main, PyObject *rehearse, struct slot *slot,
     /* On the stack, because these variables lie in the image and are put back with it. */
     const struct region *regions = image_regions;
     const int num_regions = num_image_regions;
+    signal(SIGCHLD, SIG_DFL);
     int watch = exact_faults(regions, num_regions);
     PyObject *list = PyTuple_New(num_fds);
     for (int i = 0; i < num_fds; i++)
@@ -601,25 +613,32 @@ static void run_slot(PyObject *slot_main, PyObject *rehearse, struct slot *slot,
     serve(slot);
 }
 
-/* park(control_fd, own_pid_namespace_fd, slot_main, rehearse, run, twisters)
+/* park(control_fd, new_namespaces, slot_main, rehearse, run, twisters)
  *
- * For each message forks a slot, until the other side is gone; answers with its process id, or minus an errno.
+ * For each message forks a slot, as the init of a new process namespace if so asked, until the other side is gone; answers with its process id, or minus an errno.
+ * Returns whether it was told to end, or found itself abandoned.
+ *
  * slot_main(message, fds) confines the slot and returns (socket, uid, is in a process namespace of its own, and the
  * bytes of data and of address space that are the interpreter's own); uid < 0: stay who we are. Then the slot serves:
  * run(source) is called in a child for each request. `twisters` are the addresses of words and position of each
  * generator to reseed. */
 static PyObject *park(PyObject *self, PyObject *args)
 {
-    int control, own_namespace;
+    int control, new_namespaces;
     PyObject *slot_main, *rehearse, *twisters;
     struct slot *slot = map_memory(sizeof *slot, 1);
-    if (!PyArg_ParseTuple(args, "iiOOOO", &control, &own_namespace, &slot_main, &rehearse, &slot->run, &twisters) ||
+    if (!PyArg_ParseTuple(args, "ipOOOO", &control, &new_namespaces, &slot_main, &rehearse, &slot->run, &twisters) ||
         take_twisters(slot, twisters))
         return NULL;
+    /* Slots are reaped by nobody: their end is seen on their sockets. Set here and not in Python, whose own table of
+     * handlers is part of the image and must say what holds for programs. */
+    signal(SIGCHLD, SIG_IGN);
     char message[MAX_MESSAGE];
     int fds[MAX_FDS], num_fds;
     for (;;) {
         ssize_t length = receive_with_fds(control, message, fds, &num_fds);
+        if (length == GOODBYE_BYTES)
+            Py_RETURN_TRUE;
         if (length <= 0)
             break;
         struct {
@@ -628,25 +647,20 @@ static PyObject *park(PyObject *self, PyObject *args)
         } answer = {0};
         if (length >= (ssize_t)sizeof answer.serial) /* the serial number is the message's last field */
             memcpy(&answer.serial, message + length - sizeof answer.serial, sizeof answer.serial);
-        if (own_namespace >= 0 && unshare(CLONE_NEWPID))
-            answer.pid = -errno;
-        else {
-            pid_t pid = _Fork();
-            if (pid == 0) {
-                close(control);
-                run_slot(slot_main, rehearse, slot, message, length, fds, num_fds);
-                _exit(0);
-            }
-            answer.pid = pid > 0 ? pid : -errno;
-            if (own_namespace >= 0 && setns(own_namespace, CLONE_NEWPID))
-                _exit(114);
+        /* The C library does not learn of a raw clone; it does of the slot's own forks, which run the programs. */
+        pid_t pid = new_namespaces ? (pid_t)syscall(SYS_clone, CLONE_NEWPID | SIGCHLD, 0, 0, 0, 0) : _Fork();
+        if (pid == 0) {
+            close(control);
+            run_slot(slot_main, rehearse, slot, message, length, fds, num_fds);
+            _exit(0);
         }
+        answer.pid = pid > 0 ? pid : -errno;
         for (int i = 0; i < num_fds; i++)
             close(fds[i]);
         if (send(control, &answer, sizeof answer, MSG_NOSIGNAL) < 0)
             break;
     }
-    Py_RETURN_NONE;
+    Py_RETURN_FALSE;
 }
 
 /* The id that the next process of this namespace would get, by making one that shares our memory and ends at once. */

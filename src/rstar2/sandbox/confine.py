@@ -41,24 +41,38 @@ def enter_template(layers: Layers) -> None:
     uid, gid = os.getuid(), os.getgid()
     linux.unshare(NAMESPACES | (linux.CLONE_NEWUSER if layers.user_namespace else 0))
     if layers.user_namespace:
-        _map_single_id(uid, gid)
+        proc_fd = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        _map_single_id(uid, gid, proc_fd)
+        os.close(proc_fd)
     linux.sethostname("sandbox")
     rootfs.enter(view, mount_point)
 
 
-def _map_single_id(uid: int, gid: int) -> None:
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{INSIDE_UID} {uid} 1")
-    Path("/proc/self/gid_map").write_text(f"{INSIDE_UID} {gid} 1")
+def _map_single_id(uid: int, gid: int, proc_fd: int) -> None:
+    """In a new user namespace: the one id that exists is `INSIDE_UID`, and outside it is who we were."""
+    for name, content in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{INSIDE_UID} {uid} 1"),
+        ("gid_map", f"{INSIDE_UID} {gid} 1"),
+    ):
+        fd = os.open(f"self/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc_fd)
+        os.write(fd, content.encode())
+        os.close(fd)
 
 
-def enter_slot(layers: Layers, seccomp_program: bytes, memory_group_fd: int | None) -> None:
-    """Once per slot, in the process that is the init of the slot's process namespace. Ends with no way back."""
+def enter_slot(layers: Layers, seccomp_program: bytes, memory_group_fd: int | None, proc_fd: int) -> None:
+    """Once per slot, in the process that is the init of the slot's process namespace. Ends with no way back. `proc_fd`
+    is the machine's /proc, which no path leads to any more."""
     if memory_group_fd is not None:
         os.write(memory_group_fd, b"0")
         os.close(memory_group_fd)
     os.setsid()
     os.umask(0o022)
+    if layers.user_namespace:
+        # One of its own, because Linux counts processes by user: a fork bomb must not use up its neighbours' share.
+        linux.unshare(linux.CLONE_NEWUSER)
+        _map_single_id(INSIDE_UID, INSIDE_UID, proc_fd)
+    os.close(proc_fd)
     if layers.namespaces:
         linux.unshare(linux.CLONE_NEWNS)
         # The scratch root stays the init's: a program can fill it but not change its mode for the next one.

@@ -37,6 +37,7 @@ class Job:
     num_attempts: int = 0
     started_at: float = 0.0
     is_young: bool = True
+    slot: "_Slot | None" = None
 
     @property
     def expires_at(self) -> float:
@@ -96,8 +97,8 @@ class Dispatcher:
         self._next_flow += 1
         return f"#{self._next_flow}"
 
-    def submit(self, request: Request) -> asyncio.Future[Execution]:
-        """Overloaded if the queue is full; otherwise the future always gets a result."""
+    def submit(self, request: Request) -> Job:
+        """Overloaded if the queue is full; otherwise the job's future always gets a result."""
         if self._is_closed:
             raise RuntimeError("the sandbox is closed")
         if self.queue.room <= 0:
@@ -109,21 +110,22 @@ class Dispatcher:
         if len(code) > wire.MAX_CODE_BYTES or len(stdin) > wire.MAX_STDIN_BYTES:
             message = f"code is limited to {wire.MAX_CODE_BYTES} bytes and stdin to {wire.MAX_STDIN_BYTES}"
             future.set_result(Execution(ExecutionStatus.ERROR, message=message, exit_code=None))
-            return future
+            return job
         self.queue.push(flow, job)
         self._next_expiry = min(self._next_expiry, job.expires_at)
         self._pump()
-        return future
+        return job
 
-    def cancel(self, future: asyncio.Future[Execution]) -> None:
-        """End a running execution whose caller went away; a queued one is skipped when its turn comes."""
-        future.cancel()
-        for slot in self._slots:
-            if slot.job is not None and slot.job.future is future:
-                self._release(slot)
-                self._drop_process(slot)
-                self._pump()
-                return
+    def cancel(self, job: Job) -> None:
+        """The caller went away: end the execution, or take it out of the queue."""
+        job.future.cancel()
+        if job.slot is not None:
+            slot = job.slot
+            self._release(slot)
+            self._drop_process(slot)
+            self._pump()
+        else:
+            self.queue.remove(job.flow, job)
 
     def _expected_wait_s(self) -> float:
         return min(30.0, max(0.1, len(self.queue) * 0.001))
@@ -196,8 +198,17 @@ class Dispatcher:
             return False
         assert slot.channel is not None
         limits = job.request.limits
-        slot.memory.set_limit(limits.memory_bytes)
-        slot.job = job
+        try:
+            slot.memory.begin(limits.memory_bytes)
+        except OSError as error:
+            # The group still holds more than the new limit; a new process in it starts from nothing.
+            self._drop_process(slot)
+            if job.num_attempts >= MAX_ATTEMPTS:
+                message = f"the memory limit could not be set: {error}"
+                self._finish(job, Execution(ExecutionStatus.INFRASTRUCTURE, message=message))
+            job.num_attempts += 1
+            return False
+        slot.job, job.slot = job, slot
         job.started_at, job.is_young = time.monotonic(), True
         job.num_attempts += 1
         self._num_young += 1
@@ -210,7 +221,7 @@ class Dispatcher:
         """Take the job out of its slot; the slot is free."""
         job = slot.job
         assert job is not None
-        slot.job = None
+        slot.job = job.slot = None
         if job.is_young:
             self._num_young -= 1
         self._idle.append(slot)

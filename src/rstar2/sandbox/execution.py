@@ -45,10 +45,11 @@ _TOOL_STATUS = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one execution may use. Every field holds for the program and all its children together."""
+    """What one execution may use: the program and all its children together, but for the CPU time."""
 
     wall_s: float = 10.0
     cpu_s: float = 10.0
+    """Of any one process. Linux counts it so; the wall-clock limit bounds the rest."""
     memory_bytes: int = 1 * GIB
     num_processes: int = 32
     output_bytes: int = 1 * MIB
@@ -57,9 +58,22 @@ class Limits:
     """The largest single file in the scratch directory; all of it together is bounded by the sandbox's own setting."""
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"limits.{name} must be positive, not {getattr(self, name)}")
+        for name, (least, most) in _BOUNDS.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ValueError(f"limits.{name} must be between {least:g} and {most:g}, not {value}")
+
+
+MAX_OUTPUT_BYTES = 16 * MIB
+_DAY_S = 86_400.0
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "wall_s": (0.001, _DAY_S),
+    "cpu_s": (0.001, _DAY_S),
+    "memory_bytes": (16 * MIB, 1024 * GIB),
+    "num_processes": (1, 32_768),
+    "output_bytes": (1, MAX_OUTPUT_BYTES),
+    "file_bytes": (1, 1024 * GIB),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,17 @@ class FairQueue(Generic[Item]):
         self._length -= 1
         return item
 
+    def remove(self, flow: str, item: Item) -> None:
+        """Take one item out, if it is there."""
+        items = self._flows.get(flow)
+        if items is None or item not in items:
+            return
+        items.remove(item)
+        self._length -= 1
+        if not items:
+            del self._flows[flow]
+            self._turns.remove(flow)
+
     def take_expired(self, is_expired: Callable[[Item], bool]) -> list[Item]:
         """Remove and return every item that the caller calls expired."""
         taken: list[Item] = []

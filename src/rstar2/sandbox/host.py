@@ -12,8 +12,9 @@ from rstar2.sandbox.confine import Layers
 from rstar2.sandbox.isolation import Guarantee
 from rstar2.sandbox.templates import OwnTemplates, TemplateConfig, TemplateSource
 
-_FIRST_UID, _NUM_UIDS = 0x5253_0000, 0xF000
-"""Host uids that no person or service has; a slot's programs run under the one of its number."""
+_FIRST_UID, _NUM_UIDS = 0x4000_0000, 0x10000
+"""Host uids that no person has, in blocks of which each service takes one; a slot's programs run under the uid of its
+number. Linux counts processes by uid, so two services must not share them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,8 @@ class Host:
         template = self.templates.current
         if template is None:
             return False
-        uid = _FIRST_UID + number % _NUM_UIDS if self.layers.distinct_uid else -1
+        block = os.getpid() % 0x3FFF
+        uid = _FIRST_UID + block * _NUM_UIDS + number % _NUM_UIDS if self.layers.distinct_uid else -1
         fds = [their_end.fileno()] if group is None else [their_end.fileno(), group.procs_fd]
         try:
             template.fork_slot(kind, uid, fds, on_answer)

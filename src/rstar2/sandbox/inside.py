@@ -12,18 +12,20 @@ import ast
 import atexit
 import builtins
 import ctypes
+import io
 import linecache
 import os
 import random
+import signal
 import sys
 import threading
 import traceback
 import types
 
 EXIT_OK, EXIT_RAISED = 0, 1
-EXIT_OUT_OF_MEMORY = 251
-"""An uncaught MemoryError; the host shows it as the 1 that Python exits with."""
 VALUE_FD = 3
+TAG_VALUE, TAG_OUT_OF_MEMORY = b"v", b"m"
+"""The first byte on `VALUE_FD`: the value's text follows, or the program ended with an uncaught MemoryError."""
 CELL_NAME = "<cell>"
 
 _FUTURE_FLAGS = 0
@@ -32,25 +34,51 @@ for _name in __future__.all_feature_names:
 
 _main = types.ModuleType("__main__")
 _num_inherited_exit_handlers = 0
+_num_inherited_log_handlers = 0
+_carried_flags = 0
+"""A `from __future__` of one cell holds in the next ones, as in a notebook."""
 
 
 def prepare() -> None:
     """In the template, last of all: streams, a fresh `__main__`, and a walk down the paths that programs take."""
-    global _num_inherited_exit_handlers
+    global _num_inherited_exit_handlers, _num_inherited_log_handlers
+    # Handlers that the libraries registered need not run for a program that registers none of its own, and a rehearsal
+    # that ran them would shut the libraries' thread pools down for good.
+    _num_inherited_exit_handlers = atexit._ncallbacks()
+    _num_inherited_log_handlers = _num_log_handlers()
     _rehearse_with_null_streams()
     open_standard_streams()
     new_main()
     sys.argv[:] = [""]
-    # Handlers that the libraries registered need not run for a program that registers none of its own.
-    _num_inherited_exit_handlers = atexit._ncallbacks()
+    sys.orig_argv[:] = [sys.executable]
 
 
 def open_standard_streams() -> None:
-    """Line buffered, so that what was printed before a kill is not lost in a buffer."""
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
-    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+    """Line buffered, so that what was printed before a kill is not lost in a buffer. Opened on a pipe, as a program's
+    will be: a stream remembers whether it could seek when it was opened. Newlines are left alone, as Python does."""
+    saved = [os.dup(fd) for fd in range(3)]
+    read_end, write_end = os.pipe()
+    for fd, end in enumerate((read_end, write_end, write_end)):
+        os.dup2(end, fd)
+    open_stdin()
+    sys.stdout = open(1, "w", encoding="utf-8", newline="\n", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(  # noqa: SIM115
+        2, "w", encoding="utf-8", errors="backslashreplace", newline="\n", buffering=1, closefd=False
+    )
+    for stream, name in ((sys.stdout, "<stdout>"), (sys.stderr, "<stderr>")):
+        stream.buffer.raw.name = name  # type: ignore[attr-defined]
+    for fd, old in enumerate(saved):
+        os.dup2(old, fd)
+        os.close(old)
+    os.close(read_end)
+    os.close(write_end)
+    sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr  # type: ignore[misc]
+
+
+def open_stdin() -> None:
+    sys.stdin = open(0, encoding="utf-8", newline="\n", closefd=False)  # noqa: SIM115
+    sys.stdin.buffer.raw.name = "<stdin>"  # type: ignore[attr-defined]
+    sys.__stdin__ = sys.stdin  # type: ignore[misc]
 
 
 def new_main() -> types.ModuleType:
@@ -58,6 +86,7 @@ def new_main() -> types.ModuleType:
     global _main
     _main = types.ModuleType("__main__")
     _main.__dict__["__builtins__"] = builtins
+    _main.__annotations__ = {}
     sys.modules["__main__"] = _main
     return _main
 
@@ -90,9 +119,15 @@ def reseed() -> None:
         sys.modules["sympy.core.random"].rng.seed()
 
 
+def run_reseeded(source: bytes) -> int:
+    """`run_program` for where the generators cannot be reseeded in place."""
+    reseed()
+    return run_program(source)
+
+
 def find_twisters() -> tuple[tuple[int, int], ...]:
     """Addresses of words and position of the loaded Mersenne twisters, for reseeding them in place. Where memory does
-    not look as expected, none: the caller's `run` must then reseed by name."""
+    not look as expected, none: programs must then be run by `run_reseeded`."""
     pairs = []
     generators = [random._inst]
     if "sympy.core.random" in sys.modules:
@@ -121,42 +156,62 @@ def run_program(source: bytes) -> int:
     code = run_cell(source, _main.__dict__, CELL_NAME)
     if threading.active_count() > 1 or _has_exit_work():
         code = _run_exit_work() or code
+    _let_go(_main.__dict__)
     for stream in (sys.stdout, sys.stderr):
         try:
-            if stream is not None:
+            if stream is not None and not stream.closed:
                 stream.flush()
         except (OSError, ValueError):
             code = code or 120  # as CPython exits when a standard stream cannot be flushed
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
     return code
 
 
 def run_cell(source: bytes, namespace: dict[str, object], name: str) -> int:
-    """Run statements in a namespace and show the value of a last expression on `VALUE_FD`."""
+    """Run statements in a namespace and show the value of a last expression on `VALUE_FD`. Returns the exit code, or
+    minus the signal that Python would end by."""
+    global _carried_flags
+    # Not splitlines: a form feed or U+2028 ends no line of a program.
+    lines = io.StringIO(source.decode("utf-8", "replace"), newline=None).readlines()
+    linecache.cache[name] = (len(source), None, lines, name)
     try:
-        tree: ast.Module = compile(source, name, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)  # type: ignore[assignment]
+        tree: ast.Module = compile(source, name, "exec", ast.PyCF_ONLY_AST | _carried_flags, dont_inherit=True)
         last = tree.body[-1] if tree.body else None
         if isinstance(last, ast.Expr):
             tree.body.pop()
-        flags = 0
         if tree.body:
-            body = compile(tree, name, "exec", dont_inherit=True)
-            flags = body.co_flags & _FUTURE_FLAGS
+            body = compile(tree, name, "exec", _carried_flags, dont_inherit=True)
+            _carried_flags |= body.co_flags & _FUTURE_FLAGS
             exec(body, namespace)
         if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), name, "eval", flags, dont_inherit=True), namespace)
-            if value is not None:
+            expression = compile(ast.Expression(last.value), name, "eval", _carried_flags, dont_inherit=True)
+            value = eval(expression, namespace)
+            if value is not None and not source.rstrip().endswith(b";"):
                 namespace["_"] = value
                 _write_value(repr(value))
     except SystemExit as error:
         return _exit_code(error)
     except BaseException as error:
-        _show(error, source, name)
-        return EXIT_OUT_OF_MEMORY if isinstance(error, MemoryError) else EXIT_RAISED
+        _show(error, name)
+        if isinstance(error, MemoryError):
+            os.write(VALUE_FD, TAG_OUT_OF_MEMORY)
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else EXIT_RAISED
     return EXIT_OK
 
 
+def _let_go(namespace: dict[str, object]) -> None:
+    """What the interpreter does with `__main__` at its end: finalizers run, open files are flushed, generators closed.
+    Names with one leading underscore go first, `__builtins__` stays."""
+    for is_private in (True, False):
+        for name in list(namespace):
+            if name != "__builtins__" and (name[:1] == "_" and name[1:2] != "_") == is_private:
+                namespace[name] = None
+
+
 def _write_value(text: str) -> None:
-    data = memoryview(text.encode("utf-8", "backslashreplace"))
+    data = memoryview(TAG_VALUE + text.encode("utf-8", "backslashreplace"))
     while data:
         data = data[os.write(VALUE_FD, data) :]
 
@@ -165,33 +220,56 @@ def _exit_code(error: SystemExit) -> int:
     if error.code is None:
         return EXIT_OK
     if isinstance(error.code, int):
-        return error.code & 0xFF
+        return error.code & 0xFF if -(2**63) <= error.code < 2**63 else 0xFF
     print(error.code, file=sys.stderr)
     return EXIT_RAISED
 
 
-def _show(error: BaseException, source: bytes, name: str) -> None:
+def _show(error: BaseException, name: str) -> None:
     """The traceback from the program's own first frame on, with its source lines."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
     try:
-        text = source.decode("utf-8", "replace")
-        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-        if sys.stdout is not None:
+        if isinstance(error, SyntaxError) and error.text is None and error.filename == name and error.lineno:
+            error.text = linecache.getline(name, error.lineno)
+        if sys.stdout is not None and not sys.stdout.closed:
             sys.stdout.flush()
         error.__traceback__ = frames
-        if sys.excepthook is sys.__excepthook__:
-            traceback.print_exception(type(error), error, frames)
+        if sys.excepthook is sys.__excepthook__ and not (isinstance(error, SyntaxError) and frames is None):
+            text = "".join(traceback.format_exception(type(error), error, frames))
+            sys.stderr.write(text.removesuffix("\n") + _suggestion(error) + "\n")
         else:
             sys.excepthook(type(error), error, frames)
     except BaseException:
         os.write(2, f"{type(error).__name__}: the traceback could not be printed\n".encode())
 
 
+def _suggestion(error: BaseException) -> str:
+    """Before 3.12 only the interpreter's own display knows what a misspelt name might have meant."""
+    if sys.version_info >= (3, 12) or not isinstance(error, NameError | AttributeError):
+        return ""
+    stream, shown = sys.stderr, io.StringIO()
+    sys.stderr = shown
+    try:
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    finally:
+        sys.stderr = stream
+    _, mark, rest = shown.getvalue().rstrip("\n").rpartition(". Did you mean: ")
+    return mark + rest if mark else ""
+
+
+def _num_log_handlers() -> int:
+    return len(getattr(sys.modules.get("logging"), "_handlerList", ()))
+
+
 def _has_exit_work() -> bool:
     processes = sys.modules.get("multiprocessing.process")
-    return bool(atexit._ncallbacks() > _num_inherited_exit_handlers or (processes is not None and processes._children))
+    return bool(
+        atexit._ncallbacks() > _num_inherited_exit_handlers
+        or (processes is not None and processes._children)
+        or _num_log_handlers() > _num_inherited_log_handlers
+    )
 
 
 def _run_exit_work() -> int:
@@ -201,6 +279,6 @@ def _run_exit_work() -> int:
         if _has_exit_work():
             atexit._run_exitfuncs()
     except BaseException as error:
-        _show(error, b"", CELL_NAME)
+        _show(error, CELL_NAME)
         return EXIT_RAISED
     return EXIT_OK

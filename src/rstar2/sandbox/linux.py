@@ -4,7 +4,9 @@ No policy lives here: what is called, and in which order, is decided in `confine
 """
 
 import ctypes
+import errno
 import os
+import signal
 import struct
 
 CLONE_NEWNS = 0x00020000
@@ -17,16 +19,23 @@ CLONE_NEWNET = 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_NOATIME, MS_BIND, MS_REC, MS_PRIVATE = 32, 1024, 4096, 16384, 1 << 18
 MNT_DETACH = 2
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 4, 24, 38, 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 
 CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN, CAP_SYS_NICE = 5, 6, 7, 21, 23
 _CAP_VERSION_3 = 0x20080522
-_SYS_SECCOMP, _SYS_PIVOT_ROOT = 317, 155  # x86_64, the only architecture the filter is written for
+_SYS_SECCOMP, _SYS_PIVOT_ROOT, _SYS_CLONE, _SYS_MOUNT_SETATTR = (
+    317,
+    155,
+    56,
+    442,
+)  # x86_64, the only architecture the filter is written for
 _SECCOMP_SET_MODE_FILTER = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc_holding_gil = ctypes.PyDLL(None, use_errno=True)
 
 
 def _check(result: int, what: str) -> int:
@@ -40,8 +49,16 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), f"unshare({flags:#x})")
 
 
-def setns(fd: int, kind: int) -> None:
-    _check(_libc.setns(fd, kind), "setns")
+def fork_into_new_pid_namespace() -> int:
+    """`os.fork`, with the child as the init of a new process namespace; an unprivileged process could not return from
+    `unshare` to its own."""
+    ctypes.pythonapi.PyOS_BeforeFork()
+    pid: int = _libc_holding_gil.syscall(_SYS_CLONE, CLONE_NEWPID | signal.SIGCHLD, 0, 0, 0, 0)
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+    else:
+        ctypes.pythonapi.PyOS_AfterFork_Parent()
+    return _check(pid, "clone")
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
@@ -51,12 +68,19 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, options
 
 
 def bind_read_only(source: str, target: str) -> None:
-    """A bind mount is made read-only by a second call; the flags of the source that a user namespace may not clear
-    are kept by asking the mount itself."""
+    """With all that is mounted below it. An old kernel can only do the top, and then nothing may be mounted below."""
     mount(source, target, None, MS_BIND | MS_REC)
+    attributes = struct.pack("=QQQQ", MS_RDONLY | MS_NOSUID, 0, 0, 0)
+    result = _libc.syscall(
+        _SYS_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(target), _AT_RECURSIVE, attributes, ctypes.c_size_t(len(attributes))
+    )
+    if result == 0:
+        return
+    if ctypes.get_errno() != errno.ENOSYS:
+        _check(result, f"mount_setattr {target}")
+    unmount_detached(target)
+    mount(source, target, None, MS_BIND)
     kept = os.statvfs(target).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME)
-    if not os.path.isdir(target):  # noqa: PTH112 - device nodes must stay usable as devices
-        kept &= ~MS_NOEXEC
     mount(None, target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | kept)
 
 

@@ -59,18 +59,18 @@ class LocalExecutor:
 
     async def run(self, request: Request) -> Execution:
         dispatcher = self._dispatcher or await self._running()
-        future = dispatcher.submit(request)
+        job = dispatcher.submit(request)
         try:
-            return await future
+            return await job.future
         except asyncio.CancelledError:
-            dispatcher.cancel(future)
+            dispatcher.cancel(job)
             raise
 
     async def run_many(self, requests: Iterable[Request]) -> AsyncIterator[tuple[int, Execution]]:
         dispatcher = await self._running()
         flow = dispatcher.new_flow()
         finished: asyncio.Queue[tuple[int, Execution]] = asyncio.Queue()
-        futures = []
+        jobs = []
 
         def deliver(index: int, future: asyncio.Future[Execution]) -> None:
             if not future.cancelled():
@@ -78,15 +78,15 @@ class LocalExecutor:
 
         try:
             for index, request in enumerate(requests):
-                future = dispatcher.submit(request if request.flow else replace(request, flow=flow))
-                futures.append(future)
-                future.add_done_callback(lambda done, index=index: deliver(index, done))  # type: ignore[misc]
-            for _ in range(len(futures)):
+                job = dispatcher.submit(request if request.flow else replace(request, flow=flow))
+                jobs.append(job)
+                job.future.add_done_callback(lambda done, index=index: deliver(index, done))  # type: ignore[misc]
+            for _ in range(len(jobs)):
                 yield await finished.get()
         finally:
-            for future in futures:
-                if not future.done():
-                    dispatcher.cancel(future)
+            for job in jobs:
+                if not job.future.done():
+                    dispatcher.cancel(job)
 
     async def session(self) -> Session:
         await self._running()

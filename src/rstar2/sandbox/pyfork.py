@@ -6,6 +6,7 @@ it to: the whole attack suite runs on both.
 
 import array
 import contextlib
+import mmap
 import os
 import resource
 import select
@@ -18,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rstar2.sandbox import inside, linux
+from rstar2.sandbox.execution import MAX_OUTPUT_BYTES
 from rstar2.sandbox.wire import (
+    GOODBYE,
     MAX_CODE_BYTES,
-    MAX_OUTPUT_BYTES,
     MAX_STDIN_BYTES,
     REPLY,
     REQUEST,
@@ -43,76 +45,90 @@ that are the interpreter's own."""
 
 def park(
     control_fd: int,
-    own_namespace_fd: int,
+    new_namespaces: bool,
     slot_main: Callable[[bytes, tuple[int, ...]], SlotFacts],
     rehearse: Callable[[], None],
     run: Callable[[bytes], int],
     twisters: tuple[tuple[int, int], ...],  # noqa: ARG001 - here their own seed functions are called
-) -> None:
-    """Fork a slot for each message until the other side is gone."""
+) -> bool:
+    """Fork a slot for each message, as the init of a new process namespace if so asked. Returns whether it was told to
+    end, or found itself abandoned."""
     control = socket.socket(fileno=control_fd)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # slots are reaped by nobody; their end is seen on their sockets
 
     def serve_as_slot(message: bytes, fds: tuple[int, ...]) -> None:
-        control.close()
-        facts = slot_main(message, fds)
-        rehearse()
-        _serve(facts, run)
+        try:
+            control.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            facts = slot_main(message, fds)
+            rehearse()
+            _serve(facts, run)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(113)
 
     while True:
         message, ancillary, _, _ = control.recvmsg(64, socket.CMSG_SPACE(4 * _MAX_FDS))
         if not message:
-            return
+            return False
+        if message == GOODBYE:
+            return True
         fds = array.array("i")
         for _, _, data in ancillary:
             fds.frombytes(data[: len(data) - len(data) % 4])
         try:
-            answer = _fork_slot(own_namespace_fd, lambda: serve_as_slot(message, tuple(fds)))  # noqa: B023
+            pid = linux.fork_into_new_pid_namespace() if new_namespaces else os.fork()
+            if pid == 0:
+                serve_as_slot(message, tuple(fds))
         except OSError as error:
-            answer = -(error.errno or 1)
+            pid = -(error.errno or 1)
         for fd in fds:
             os.close(fd)
-        control.send(SLOT_ANSWER.pack(SLOT_MESSAGE.unpack(message)[2], answer))
+        control.send(SLOT_ANSWER.pack(SLOT_MESSAGE.unpack(message)[2], pid))
 
 
-def _fork_slot(own_namespace_fd: int, become_slot: Callable[[], None]) -> int:
-    if own_namespace_fd >= 0:
-        linux.unshare(linux.CLONE_NEWPID)
-    try:
-        pid = os.fork()
-    finally:
-        if own_namespace_fd >= 0 and os.getpid() != 1:
-            linux.setns(own_namespace_fd, linux.CLONE_NEWPID)
-    if pid:
-        return pid
-    try:
-        become_slot()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(113)
+class _Buffer:
+    """Memory that is not part of Python's heap. Unless `inherited`, forks do not have it at all."""
+
+    def __init__(self, num_bytes: int, *, inherited: bool) -> None:
+        self._map = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if not inherited:
+            self._map.madvise(mmap.MADV_DONTFORK)
+        self.view = memoryview(self._map)
+
+    def clear(self) -> None:
+        self._map.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass
 class _Stream:
-    fd: int
-    limit: int
-    data: bytearray
+    buffer: _Buffer
+    fd: int = -1
+    limit: int = 0
+    length: int = 0
     cut: bool = False
+
+    def start(self, fd: int, limit: int) -> None:
+        self.fd, self.limit, self.length, self.cut = fd, limit, 0, False
 
     def drain(self) -> bool:
         """Read what is there; False when the writers are all gone."""
         while True:
-            room = self.limit - len(self.data)
+            room = self.limit - self.length
             try:
-                piece = os.read(self.fd, min(room, 1 << 16) or 1)
+                if room:
+                    got = os.readv(self.fd, [self.buffer.view[self.length : self.limit]])
+                else:
+                    got = len(os.read(self.fd, 1))
             except BlockingIOError:
                 return True
-            if not piece:
+            if not got:
                 return False
             if not room:
                 self.cut = True
                 return True
-            self.data += piece
+            self.length += got
 
 
 @dataclass(frozen=True)
@@ -124,67 +140,89 @@ class _Slot:
     base_data_bytes: int
     base_address_bytes: int
     scratch: tuple[int, ...]
+    code: _Buffer
+    stdin: _Buffer
+    streams: tuple[_Stream, ...]
 
 
 def _serve(facts: SlotFacts, run: Callable[[bytes], int]) -> None:
-    """Answer requests until the caller is gone or the scratch directory is no longer as it was. Never returns."""
+    """Answer requests until the caller is gone or the scratch directory is no longer as it was. Never returns.
+
+    A later child inherits this interpreter's heap and frames, so nothing of a request or a reply ever enters them."""
     socket_fd, uid, pid_namespace, base_data_bytes, base_address_bytes = facts
     caller = socket.socket(fileno=socket_fd)
-    slot = _Slot(caller, run, uid, pid_namespace, base_data_bytes, base_address_bytes, _scratch_state())
-    with contextlib.suppress(OSError):
-        while (header_bytes := _receive(caller, REQUEST.size)) is not None:
-            header = RequestHeader.unpack(header_bytes)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it has the uid of its programs, they could send it
+    slot = _Slot(
+        *(caller, run, uid, pid_namespace, base_data_bytes, base_address_bytes, _scratch_state()),
+        code=_Buffer(MAX_CODE_BYTES, inherited=True),
+        stdin=_Buffer(MAX_STDIN_BYTES, inherited=False),
+        streams=tuple(_Stream(_Buffer(MAX_OUTPUT_BYTES, inherited=False)) for _ in range(3)),
+    )
+    header_bytes = bytearray(REQUEST.size)
+    with contextlib.suppress(OSError, EOFError):
+        while True:
+            _receive(caller, memoryview(header_bytes))
+            header = RequestHeader.unpack(bytes(header_bytes))
             if header.code_len > MAX_CODE_BYTES or header.stdin_len > MAX_STDIN_BYTES:
                 os._exit(122)
             if header.output_bytes > MAX_OUTPUT_BYTES:
                 os._exit(122)
-            code, stdin = _receive(caller, header.code_len), _receive(caller, header.stdin_len)
-            if code is None or stdin is None:
-                break
-            reply, flags = _execute(slot, header, code, stdin)
-            del code, stdin  # a later child inherits this memory
-            caller.sendall(reply)
+            _receive(caller, slot.code.view[: header.code_len])
+            _receive(caller, slot.stdin.view[: header.stdin_len])
+            numbers, flags = _execute(slot, header)
+            _send(caller, numbers, slot.streams)
+            for buffer in (slot.stdin, *(stream.buffer for stream in slot.streams)):
+                buffer.clear()
             if Flag.SCRATCH_DIRTY in flags:
                 break
     os._exit(0)
 
 
-def _receive(caller: socket.socket, length: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < length:
-        piece = caller.recv(min(length - len(data), 1 << 20))
-        if not piece:
-            return None
-        data += piece
-    return bytes(data)
+def _receive(caller: socket.socket, place: memoryview) -> None:
+    while place:
+        got = caller.recv_into(place)
+        if not got:
+            raise EOFError
+        place = place[got:]
+
+
+def _send(caller: socket.socket, numbers: bytes, streams: tuple[_Stream, ...]) -> None:
+    caller.sendall(numbers)
+    for stream in streams:
+        caller.sendall(stream.buffer.view[: stream.length])
 
 
 def _scratch_state() -> tuple[int, ...]:
-    usage, facts = os.statvfs("."), Path().stat()
+    """Empty where it cannot even be looked at, which equals no state that a slot starts with."""
+    try:
+        usage, facts = os.statvfs("."), Path().stat()
+    except OSError:
+        return ()
     return usage.f_files - usage.f_ffree, facts.st_mode, facts.st_mtime_ns, facts.st_ctime_ns
 
 
-def _execute(slot: _Slot, header: RequestHeader, code: bytes, stdin: bytes) -> tuple[bytes, Flag]:
+def _execute(slot: _Slot, header: RequestHeader) -> tuple[bytes, Flag]:
     input_read, input_write = os.pipe()
     pipes = [os.pipe() for _ in range(3)]
-    for read_end, _ in pipes:
+    for (read_end, _), stream in zip(pipes, slot.streams, strict=True):
         os.set_blocking(read_end, False)
+        stream.start(read_end, header.output_bytes)
     started, cpu_before = time.monotonic(), _children_cpu_s()
     child = os.fork()
     if child == 0:
-        _run_child(slot, header, code, input_read, [write_end for _, write_end in pipes])
+        _run_child(slot, header, input_read, [write_end for _, write_end in pipes])
+    slot.code.clear()
     os.close(input_read)
     for _, write_end in pipes:
         os.close(write_end)
-    streams = [_Stream(read_end, header.output_bytes, bytearray()) for read_end, _ in pipes]
-    flags = _collect(slot, header, child, input_write, stdin, streams, started)
+    flags = _collect(slot, header, child, input_write, started)
     _kill_all(slot, child)
     _, status, used = os.wait4(child, 0)
     if slot.pid_namespace:
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.wait()
-    for stream, flag in zip(streams, _CUT_FLAGS, strict=True):
+    for stream, flag in zip(slot.streams, _CUT_FLAGS, strict=True):
         if not stream.cut:
             stream.drain()
         os.close(stream.fd)
@@ -192,15 +230,15 @@ def _execute(slot: _Slot, header: RequestHeader, code: bytes, stdin: bytes) -> t
             flags |= flag
     if _scratch_state() != slot.scratch:
         flags |= Flag.SCRATCH_DIRTY
-    lengths = [len(stream.data) for stream in streams]
+    lengths = [stream.length for stream in slot.streams]
     wall_us, cpu_us = (time.monotonic() - started) * 1e6, (_children_cpu_s() - cpu_before) * 1e6
-    numbers = REPLY.pack(status, flags, *lengths, int(wall_us), int(cpu_us), used.ru_maxrss)
-    return b"".join([numbers, *(bytes(stream.data) for stream in streams)]), flags
+    return REPLY.pack(status, flags, *lengths, int(wall_us), int(cpu_us), used.ru_maxrss), flags
 
 
-def _run_child(slot: _Slot, header: RequestHeader, code: bytes, stdin_fd: int, write_ends: list[int]) -> None:
+def _run_child(slot: _Slot, header: RequestHeader, stdin_fd: int, write_ends: list[int]) -> None:
     try:
         os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.dup2(stdin_fd, 0)
         for number, write_end in enumerate(write_ends, start=1):
             os.dup2(write_end, number, inheritable=number != _VALUE_FD)
@@ -210,7 +248,7 @@ def _run_child(slot: _Slot, header: RequestHeader, code: bytes, stdin_fd: int, w
             os.setresgid(slot.uid, slot.uid, slot.uid)
             os.setresuid(slot.uid, slot.uid, slot.uid)
         inside.reseed()
-        os._exit(slot.run(code))
+        os._exit(slot.run(bytes(slot.code.view[: header.code_len])))
     finally:
         os._exit(117)
 
@@ -225,8 +263,11 @@ def apply_limits(header: RequestHeader, base_data_bytes: int, base_address_bytes
     }
     if header.address_bytes:
         pairs[resource.RLIMIT_AS] = (base_address_bytes + header.address_bytes,) * 2
-    for kind, values in pairs.items():
-        resource.setrlimit(kind, values)
+    for kind, (soft, hard) in pairs.items():
+        _, most = resource.getrlimit(kind)
+        if most != resource.RLIM_INFINITY:  # a lower one of the machine's own holds
+            soft, hard = min(soft, most), min(hard, most)
+        resource.setrlimit(kind, (soft, hard))
 
 
 def _collect(
@@ -234,8 +275,6 @@ def _collect(
     header: RequestHeader,
     child: int,
     input_write: int,
-    stdin: bytes,
-    streams: list[_Stream],
     started: float,
 ) -> Flag:
     """Feed stdin and drain output until the child ends, a limit is hit or the caller is gone."""
@@ -245,10 +284,10 @@ def _collect(
     poller.register(child_fd, select.POLLIN)
     poller.register(slot.caller, select.POLLIN | select.POLLRDHUP)
     poller.register(input_write, select.POLLOUT)
-    open_streams = {stream.fd: stream for stream in streams}
+    open_streams = {stream.fd: stream for stream in slot.streams}
     for fd in open_streams:
         poller.register(fd, select.POLLIN)
-    pending: memoryview | None = memoryview(stdin)
+    pending: memoryview | None = slot.stdin.view[: header.stdin_len]
     deadline, old_at = started + header.wall_ms / 1000, started + _YOUNG_S
     try:
         while True:
@@ -274,7 +313,7 @@ def _collect(
                     del open_streams[fd]
                 elif fd == child_fd:
                     return Flag(0)
-            if any(stream.cut for stream in streams):
+            if any(stream.cut for stream in slot.streams):
                 return Flag(0)
     finally:
         os.close(child_fd)

@@ -56,9 +56,10 @@ _ALLOWED = {
     },
     "socket pairs": {
         "sendto": 44, "recvfrom": 45, "sendmsg": 46, "recvmsg": 47, "shutdown": 48, "getsockname": 51,
-        "getpeername": 52, "socketpair": 53, "setsockopt": 54, "getsockopt": 55,
+        "getpeername": 52, "getsockopt": 55,
     },
 }  # fmt: skip
+_SOCKETPAIR, _SETSOCKOPT = 53, 54
 _CLONE, _CLONE3, _PRCTL, _SETPRIORITY, _PRLIMIT64 = 56, 435, 157, 141, 302
 
 _AUDIT_ARCH_X86_64 = 0xC000003E
@@ -71,12 +72,16 @@ _SAFE_PRCTL = (
     _PR_SET_NO_NEW_PRIVS, _PR_SET_VMA,
 )  # fmt: skip
 _PRIO_PROCESS, _PRIO_PGRP = 0, 1
+_AF_UNIX, _SOCK_STREAM, _SOCK_SEQPACKET, _SOCKET_TYPE_MASK, _SOL_SOCKET, _SO_PASSCRED = 1, 1, 5, 0xF, 1, 16
 
-_LOAD, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _AND, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-_NUMBER, _ARCH, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24
+_NUMBER, _ARCH, _ARGUMENT_0, _ARGUMENT_1, _ARGUMENT_2 = 0, 4, 16, 24, 32
 _DENY = _ERRNO | errno.EPERM
 _ABSENT = _ERRNO | errno.ENOSYS
+_UNSUPPORTED = _ERRNO | errno.EOPNOTSUPP
+_EXTENDED_ATTRIBUTES = range(188, 200)
+"""Answered as by a file system without them, which is what `shutil.copy2` can live with."""
 
 _Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
 
@@ -138,7 +143,30 @@ def _special_cases(owner_may_renice: bool) -> list[_Instruction]:
             (_RETURN, 0, 0, _ALLOW),
             (_RETURN, 0, 0, _DENY),
         ]
+    # Unix streams only: the kernel gives a name to a datagram socket that asks for credentials, and all slots share one
+    # network namespace, so it would be a mailbox for others. Other families load kernel modules.
+    socketpair = [
+        (_LOAD, 0, 0, _ARGUMENT_0),
+        (_JEQ, 0, 4, _AF_UNIX),
+        (_LOAD, 0, 0, _ARGUMENT_1),
+        (_AND, 0, 0, _SOCKET_TYPE_MASK),
+        (_JEQ, 2, 0, _SOCK_STREAM),
+        (_JEQ, 1, 0, _SOCK_SEQPACKET),
+        (_RETURN, 0, 0, _DENY),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+    # A session's controller, which lives under the same filter, asks for the credentials of its cells.
+    setsockopt = [
+        (_LOAD, 0, 0, _ARGUMENT_1),
+        (_JEQ, 0, 2, _SOL_SOCKET),
+        (_LOAD, 0, 0, _ARGUMENT_2),
+        (_JEQ, 1, 0, _SO_PASSCRED),
+        (_RETURN, 0, 0, _DENY),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
     return [
+        *on_call(_SOCKETPAIR, socketpair),
+        *on_call(_SETSOCKOPT, setsockopt),
         *on_call(_CLONE, clone),
         *on_call(_CLONE3, [(_RETURN, 0, 0, _ABSENT)]),  # its flags lie in memory, where no filter can read them
         *on_call(_PRCTL, prctl),
@@ -153,7 +181,7 @@ def compile_filter(*, distinct_uid: bool) -> bytes:
     allowed = sorted(allowed_numbers())
     ranges: list[tuple[int, int]] = []
     for number in range(allowed[-1] + 2):
-        action = _ALLOW if number in allowed else _DENY
+        action = _ALLOW if number in allowed else _UNSUPPORTED if number in _EXTENDED_ATTRIBUTES else _DENY
         if not ranges or ranges[-1][1] != action:
             ranges.append((number, action))
     ranges.append((_X32_BIT, _ABSENT))

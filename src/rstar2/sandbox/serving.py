@@ -56,6 +56,7 @@ class LentTemplates:
     def __init__(self, supervisor: socket.socket) -> None:
         self._supervisor = supervisor
         self._ready: list[Template] = []
+        self._controls: list[socket.socket] = []
         self._first = asyncio.Event()
         self.may_serve = asyncio.Event()
         self.num_deaths = 0
@@ -78,7 +79,9 @@ class LentTemplates:
         if content["kind"] == "serve":
             self.may_serve.set()
             return
-        self._ready.append(Template(socket.socket(fileno=fds[0]), content["facts"], self._on_death))
+        control = socket.socket(fileno=fds[0])
+        self._controls.append(control)
+        self._ready.append(Template(control, content["facts"], self._on_death))
         self._first.set()
         if len(self._ready) == 1:
             self.on_ready()
@@ -91,8 +94,10 @@ class LentTemplates:
 
     async def close(self) -> None:
         for template in self._ready:
-            template.close()
+            template.detach()
         self._ready.clear()
+        for control in self._controls:
+            control.close()
 
 
 async def serve(config: ServingConfig, make_grader: Callable[[LocalExecutor], Grader] | None) -> None:

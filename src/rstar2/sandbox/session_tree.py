@@ -15,6 +15,7 @@ import resource
 import select
 import signal
 import socket
+import stat
 import struct
 import sys
 import time
@@ -29,8 +30,8 @@ except ImportError:
     fast_fork = None
 
 _ROOT_STATE = 0
-_HANDSHAKE_S = 5.0
-_MAX_SWEEPS = 20
+_HANDSHAKE_S = 15.0
+_DEATH_S = 2.0
 _EXTRA_PROCESSES = 64
 """Parked states count against the process limit too."""
 _CREDENTIALS = struct.Struct("=iII")
@@ -60,6 +61,7 @@ class _Cell:
     started: float
     channel: socket.socket
     pid: int
+    process_fd: int
     input_fd: int | None
     streams: dict[int, bytearray]
     flags: Flag = _NO_FLAGS
@@ -76,6 +78,7 @@ class _Cell:
 def serve(socket_fd: int, uid: int, pid_namespace: bool, base_data_bytes: int, base_address_bytes: int) -> None:
     """Answer the host until it is gone. Never returns."""
     caller = socket.socket(fileno=socket_fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it has the uid of its cells, they could send it
     try:
         limits = RequestHeader.unpack(_receive(caller, wire.REQUEST.size))
         controller = _Controller(caller, uid, pid_namespace)
@@ -111,6 +114,7 @@ class _Controller:
         self._pid_namespace = pid_namespace
         self._states: dict[int, _State] = {}
         self._empty_scratch = _num_scratch_files()
+        self._swept_to = 1
 
     def start_root(self, limits: RequestHeader, base_data_bytes: int, base_address_bytes: int) -> None:
         ours, theirs = socket.socketpair()
@@ -142,6 +146,7 @@ class _Controller:
         try:
             self._collect(cell)
         finally:
+            os.close(cell.process_fd)
             if cell.input_fd is not None:
                 os.close(cell.input_fd)
         if cell.kept:
@@ -151,7 +156,7 @@ class _Controller:
             cell.channel.close()
             _kill(cell.pid)
             self._wait_for_end(cell)
-        self._end_stragglers(cell.pid)
+        self._end_stragglers()
         for number, (fd, data) in enumerate(cell.streams.items()):
             if number not in cell.cut:
                 _drain(fd, data, header.output_bytes)
@@ -174,6 +179,7 @@ class _Controller:
             packed = array.array("i", given).tobytes()
             base.channel.sendmsg([header.pack()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)])
             base.channel.sendall(code)
+            theirs.close()  # so that the end of the state is seen at once
             ours.settimeout(_HANDSHAKE_S)
             pid = _receive_hello(ours)
         except BaseException:
@@ -193,12 +199,13 @@ class _Controller:
         os.set_blocking(input_write, False)
         ours.setblocking(False)
         streams = {read_end: bytearray() for read_end, _ in pipes}
-        return _Cell(header, memoryview(stdin), started, ours, pid, input_write, streams)
+        return _Cell(header, memoryview(stdin), started, ours, pid, os.pidfd_open(pid), input_write, streams)
 
     def _collect(self, cell: _Cell) -> None:
         """Until the cell is done, dead, over a limit, or the caller is gone."""
         poller = select.poll()
         poller.register(cell.channel, select.POLLIN)
+        poller.register(cell.process_fd, select.POLLIN)  # its own end, whoever else may hold its channel
         poller.register(self._caller, select.POLLIN | select.POLLRDHUP)
         for fd in cell.streams:
             poller.register(fd, select.POLLIN)
@@ -226,8 +233,12 @@ class _Controller:
                         return
                     if ended:
                         poller.unregister(fd)
-                elif fd == cell.channel.fileno():
+                elif fd in (cell.channel.fileno(), cell.process_fd):
                     _read_done(cell)
+                    for stream, number in numbers.items():
+                        if _drain(stream, cell.streams[stream], cell.header.output_bytes)[1]:
+                            cell.cut.add(number)
+                            cell.kept = False
                     return
 
     def _wait_for_end(self, cell: _Cell) -> None:
@@ -240,21 +251,23 @@ class _Controller:
         cell.cpu_us = int((used.ru_utime + used.ru_stime) * 1e6)
         cell.max_rss_kib = used.ru_maxrss
 
-    def _end_stragglers(self, cell_pid: int) -> None:
-        """End whatever the cell left running. Its processes have ids above its own (the namespace's ids are given out
-        in order); when they no longer are, or something keeps forking, the tree ends, and the host rebuilds it."""
+    def _end_stragglers(self) -> None:
+        """End whatever the cell left running: all that is not parked and younger than the last sweep. Process ids are
+        given out in order; when they no longer are, or something will not die, the tree ends, and the host rebuilds it.
+        """
         if not self._pid_namespace:
             return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGSTOP)  # reaches all at once: from here on nobody forks
         parked = {state.pid for state in self._states.values()}
-        for _ in range(_MAX_SWEEPS):
-            highest = _latest_pid()
-            if highest < cell_pid:
-                os._exit(0)
-            alive = [pid for pid in range(cell_pid + 1, highest) if pid not in parked and _kill(pid)]
-            if not any(_is_running(pid) for pid in alive):
-                _reap()
-                return
-        os._exit(0)
+        highest = _latest_pid()
+        if highest < self._swept_to:
+            os._exit(0)
+        killed = [pid for pid in range(self._swept_to + 1, highest) if pid not in parked and _kill_process(pid)]
+        self._swept_to = highest
+        if any(_is_running(pid) for pid in killed):
+            os._exit(0)
+        _reap()
 
     def _reply(self, cell: _Cell | None) -> bytes:
         fingerprint = _scratch_fingerprint(self._empty_scratch)
@@ -331,14 +344,29 @@ def _kill(pid: int) -> bool:
     return True
 
 
+def _kill_process(pid: int) -> bool:
+    """False for the id of a thread, which has no process descriptor: a plain kill would end the thread's process."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
 def _is_running(pid: int) -> bool:
     """Give a killed process a moment to go; one that is dead but not reaped by its parent counts as gone."""
     try:
         fd = os.pidfd_open(pid)
-    except ProcessLookupError:
+    except OSError:
         return False
     try:
-        return not select.select([fd], [], [], 0.1)[0]
+        return not select.select([fd], [], [], _DEATH_S)[0]
     finally:
         os.close(fd)
 
@@ -366,17 +394,26 @@ def _num_scratch_files() -> int:
 
 
 def _scratch_fingerprint(num_when_empty: int) -> int:
-    """0 while the scratch directory is empty, else a digest of what is in it."""
+    """0 while the scratch directory is empty, else a digest of what is in it, however a program left it."""
     if _num_scratch_files() == num_when_empty:
         return 0
     digest = hashlib.blake2b(digest_size=8)
-    for folder, subfolders, files in os.walk("."):
-        subfolders.sort()
-        for name in sorted([*files, *subfolders]):
+    pending = ["."]
+    while pending:
+        folder = pending.pop()
+        try:
+            names = sorted(os.listdir(folder))  # noqa: PTH208
+        except OSError:
+            continue
+        for name in names:
             path = f"{folder}/{name}"
-            facts = os.lstat(path)
-            line = f"{path}\0{facts.st_mode}\0{facts.st_size}\0{facts.st_mtime_ns}\0{facts.st_ino}\n"
-            digest.update(line.encode("utf-8", "surrogateescape"))
+            digest.update(path.encode("utf-8", "surrogateescape"))
+            with contextlib.suppress(OSError):
+                facts = os.lstat(path)
+                # The time of change, unlike that of modification, cannot be set back.
+                digest.update(f"\0{facts.st_mode}\0{facts.st_size}\0{facts.st_ctime_ns}\0{facts.st_ino}\n".encode())
+                if stat.S_ISDIR(facts.st_mode):
+                    pending.append(path)
     return int.from_bytes(digest.digest(), "little") or 1
 
 
@@ -386,6 +423,7 @@ def _scratch_fingerprint(num_when_empty: int) -> int:
 def _confine_root(limits: RequestHeader, uid: int, base_data_bytes: int, base_address_bytes: int) -> None:
     """Hard limits of the whole session: no cell can raise them, and every cell inherits them."""
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     values = {
         resource.RLIMIT_DATA: base_data_bytes + limits.data_bytes,
         resource.RLIMIT_FSIZE: limits.file_bytes,
@@ -402,7 +440,8 @@ def _confine_root(limits: RequestHeader, uid: int, base_data_bytes: int, base_ad
 
 # Bound here, so that a cell that replaces `os.fork` and the like does not take its own session apart.
 _fork, _exit, _waitpid, _dup2, _close, _closerange = os.fork, os._exit, os.waitpid, os.dup2, os.close, os.closerange
-_getstate, _setstate, _getrusage, _getpid = random.getstate, random.setstate, resource.getrusage, os.getpid
+_getstate, _setstate, _getpid = random.getstate, random.setstate, os.getpid
+_getrusage, _setrlimit = resource.getrusage, resource.setrlimit
 
 
 def _state_loop(channel: socket.socket, namespace: dict[str, object]) -> None:
@@ -414,9 +453,14 @@ def _state_loop(channel: socket.socket, namespace: dict[str, object]) -> None:
             _exit(0)
         fds = array.array("i")
         fds.frombytes(ancillary[0][2][:20])
-        source = _receive(channel, RequestHeader.unpack(packed).code_len)
+        header = RequestHeader.unpack(packed)
+        source = _receive(channel, header.code_len)
         generator = _getstate()  # a fork hook would reseed it, and a cell's random.seed(1) must hold in the next
-        middle = _fork()
+        try:
+            middle = _fork()
+        except BlockingIOError:  # what earlier cells started and never waited for still counts against the limit
+            _reap()
+            middle = _fork()
         if middle:
             for fd in fds:
                 _close(fd)
@@ -432,11 +476,16 @@ def _state_loop(channel: socket.socket, namespace: dict[str, object]) -> None:
             [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, _CREDENTIALS.pack(_getpid(), os.getuid(), os.getgid()))],
         )
         number += 1
+        if sys.stdin is sys.__stdin__:  # what an earlier cell left unread in its buffer was not for this one
+            inside.open_stdin()
+        _setrlimit(resource.RLIMIT_CPU, (header.cpu_s, resource.RLIM_INFINITY))
         code = inside.run_cell(source, namespace, f"<cell {number}>")
+        _setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
         used = _getrusage(resource.RUSAGE_SELF)
+        code = code if code >= 0 else inside.EXIT_RAISED
         channel.send(_DONE.pack(1, code, int((used.ru_utime + used.ru_stime) * 1e6), used.ru_maxrss))
 
 

@@ -20,6 +20,8 @@ from rstar2.sandbox.slot import MemoryAccount, SlotChannel, kill_quietly, socket
 _FIRST_SESSION_NUMBER = 0x8000
 _TEMPLATE_WAIT_S = 30.0
 _STATE_LOST = -1
+_MAX_STATES, _MAX_SESSIONS_IN_TREE = 40, 8
+"""Well below the processes that `session_tree` allows for parked states."""
 _SPARE_LIMITS = Limits()
 
 
@@ -42,6 +44,10 @@ class _LostError(Exception):
     """The tree's process is gone."""
 
 
+class _DamagedError(Exception):
+    """The tree is there, but a state in it no longer does what a parked interpreter does: its own cells' doing."""
+
+
 @dataclass(eq=False)
 class _Tree:
     """One live slot. Runs one cell at a time."""
@@ -55,6 +61,7 @@ class _Tree:
     last_used: float = field(default_factory=time.monotonic)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     sessions: set["LocalSession"] = field(default_factory=set)
+    states: set[int] = field(default_factory=lambda: {0})
     waiting: asyncio.Future[tuple[bytes, bytes]] | None = None
 
     async def run(self, base: int, code: str, stdin: str, limits: Limits) -> tuple[Execution, int | None]:
@@ -62,7 +69,7 @@ class _Tree:
         new = self.next_state
         self.next_state += 1
         self.last_used = time.monotonic()
-        self.memory.set_limit(limits.memory_bytes)
+        self.memory.begin(limits.memory_bytes)
         body = wire.encode_request(
             code.encode("utf-8", "surrogatepass"),
             stdin.encode("utf-8", "surrogatepass"),
@@ -84,12 +91,22 @@ class _Tree:
         reply = header[wire.SESSION_REPLY.size :]
         wait_status = wire.REPLY.unpack(reply)[0]
         if wait_status == _STATE_LOST:
-            raise _LostError
+            raise _DamagedError
         killed_for_memory = bool(wait_status & 0x7F) and self.memory.was_killed()
         execution, _ = wire.decode_reply(reply, data, limits, killed_for_memory=killed_for_memory)
+        if kept:
+            self.states.add(new)
+            self._drop_oldest()
         return execution, new if kept else None
 
+    def _drop_oldest(self) -> None:
+        """States count against the slot's limit of processes; what a rollback needs can be rebuilt."""
+        heads = {session.head_state for session in self.sessions} | {0, max(self.states)}
+        for state in sorted(self.states - heads)[: max(0, len(self.states) - _MAX_STATES)]:
+            self.drop(state)
+
     def drop(self, state: int) -> None:
+        self.states.discard(state)
         if self.channel.is_open:
             self.channel.send(wire.SESSION_REQUEST.pack(wire.OPERATION_DROP, state, 0))
 
@@ -155,7 +172,7 @@ class SessionKeeper:
         number = _FIRST_SESSION_NUMBER + self._next_number % 0x7000
         self._next_number += 1
         memory = MemoryAccount(self._host.make_memory_group(f"session-{self._next_number}"))
-        memory.set_limit(limits.memory_bytes)
+        memory.begin(limits.memory_bytes)
         ours, theirs = socket_pair()
 
         def on_answer(pid: int) -> None:
@@ -240,6 +257,10 @@ class LocalSession:
     def _head(self) -> _Cell:
         return self._cells[-1] if self._cells else _ROOT
 
+    @property
+    def head_state(self) -> int:
+        return self._head.state
+
     async def run(self, code: str, stdin: str = "", limits: Limits | None = None) -> Execution:
         limits = limits or Limits()
         if max(len(code), len(stdin)) > wire.MAX_CODE_BYTES:
@@ -258,6 +279,11 @@ class LocalSession:
                 self._leave_tree()
                 message = "the session's worker was lost during this cell; the session is as it was before it"
                 return Execution(ExecutionStatus.INFRASTRUCTURE, message=message)
+            except _DamagedError:
+                if self.tree is not None:
+                    self._keeper.end_tree(self.tree)
+                message = "an earlier cell damaged the session's interpreter, or its processes left it no room"
+                return Execution(ExecutionStatus.ERROR, message=message)
             except asyncio.CancelledError:
                 # The cell may be running: its tree goes, and with it the cell; the state before it can be rebuilt.
                 if self.tree is not None:
@@ -269,8 +295,10 @@ class LocalSession:
 
     async def _materialize(self, limits: Limits) -> _Tree:
         """A tree in which this session's last state exists and its files are as that state left them."""
-        if self.tree is not None and self.tree.channel.is_open and self.tree.fingerprint == self._head.fingerprint:
-            return self.tree
+        tree = self.tree
+        is_there = tree is not None and tree.channel.is_open and self.head_state in tree.states
+        if tree is not None and is_there and tree.fingerprint == self._head.fingerprint:
+            return tree
         self._leave_tree()
         most = max((cell.limits.memory_bytes for cell in self._cells), default=0)
         tree = await self._keeper.take_tree(replace(limits, memory_bytes=max(limits.memory_bytes, most)))
@@ -297,7 +325,8 @@ class LocalSession:
     async def fork(self) -> "LocalSession":
         async with self._turn:
             self._check_open()
-            return self._keeper.open(self._cells, self.tree)
+            has_room = self.tree is not None and len(self.tree.sessions) < _MAX_SESSIONS_IN_TREE
+            return self._keeper.open(self._cells, self.tree if has_room else None)
 
     async def rollback(self, num_cells: int = 1) -> None:
         async with self._turn:

@@ -117,9 +117,11 @@ class MemoryAccount:
         self.group = group
         self._num_kills = group.num_kills() if group else 0
 
-    def set_limit(self, limit_bytes: int) -> None:
+    def begin(self, limit_bytes: int) -> None:
+        """Before an execution: what was killed until now was not its doing."""
         if self.group is not None:
             self.group.set_limit(limit_bytes)
+            self._num_kills = self.group.num_kills()
 
     def was_killed(self) -> bool:
         if self.group is None:

@@ -11,7 +11,6 @@ import gc
 import json
 import os
 import resource
-import signal
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -55,11 +54,10 @@ def is_fast_path_built() -> bool:
 def main() -> None:
     settings = Settings.from_argument(sys.argv[1])
     control = _take_control_socket(settings.control_fd)
-    host_pid = os.getppid()
     missing = _load(settings)
     statm_fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
     maps_fd = os.open("/proc/self/maps", os.O_RDONLY | os.O_CLOEXEC)
-    own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    proc_fd = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     group_fd = -1
     if settings.service_group is not None:
         group_fd = os.open(Path(settings.service_group).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -71,14 +69,12 @@ def main() -> None:
 
     def slot_main(message: bytes, fds: tuple[int, ...]) -> tuple[int, int, bool, int, int]:
         """In a new slot: give up everything that it need not have. A session's slot does not return."""
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         kind, uid, _ = wire.SLOT_MESSAGE.unpack(message)
         if group_fd >= 0:
             os.close(group_fd)
         base_data_bytes, base_address_bytes = _own_size(statm_fd)
-        confine.enter_slot(settings.layers, program, fds[1] if len(fds) > 1 else None)
-        for fd in (statm_fd, own_pid_namespace):
-            os.close(fd)
+        os.close(statm_fd)
+        confine.enter_slot(settings.layers, program, fds[1] if len(fds) > 1 else None, proc_fd)
         facts = (fds[0], uid, settings.layers.namespaces, base_data_bytes, base_address_bytes)
         if kind == wire.KIND_SESSION:
             session_tree.serve(*facts)
@@ -88,15 +84,14 @@ def main() -> None:
     twisters = inside.find_twisters()
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # slots are reaped by nobody; their end is seen on their sockets
     facts = {"missing": missing, "fast": implementation is fast_fork, "pid": os.getpid()}
     os.write(control, json.dumps(facts).encode())
     if implementation is fast_fork and is_single_threaded:
         fast_fork.rebase(maps_fd)
     os.close(maps_fd)
-    namespace = own_pid_namespace if settings.layers.namespaces else -1
-    implementation.park(control, namespace, slot_main, inside.rehearse, inside.run_program, twisters)
-    if group_fd >= 0 and settings.service_group is not None and os.getppid() != host_pid:
+    run = inside.run_program if twisters else inside.run_reseeded
+    told_to_end = implementation.park(control, settings.layers.namespaces, slot_main, inside.rehearse, run, twisters)
+    if not told_to_end and group_fd >= 0 and settings.service_group is not None:
         _remove_group(group_fd, Path(settings.service_group).name)
     os._exit(0)
 

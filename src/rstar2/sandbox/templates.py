@@ -61,7 +61,9 @@ class TemplateProcess:
         self.process.wait()
 
     async def stop(self) -> None:
-        """Closing the control socket lets it end by itself."""
+        """Let it end by itself. Without the goodbye it would take us for dead and clean up after us."""
+        with contextlib.suppress(OSError):
+            self.control.send(wire.GOODBYE)
         self.control.close()
         try:
             await asyncio.to_thread(self.process.wait, 2.0)
@@ -141,7 +143,7 @@ class Template:
         except OSError:
             data = b""
         if len(data) != wire.SLOT_ANSWER.size:
-            self.close()
+            self.detach()
             self._on_death(self)
             return
         serial, pid = wire.SLOT_ANSWER.unpack(data)
@@ -149,11 +151,11 @@ class Template:
         if on_answer is not None:
             on_answer(pid)
 
-    def close(self) -> None:
+    def detach(self) -> None:
+        """Stop listening; the socket belongs to whoever gave it."""
         if self.is_alive:
             self.is_alive = False
             self._loop.remove_reader(self._control.fileno())
-            self._control.close()
             waiting, self._waiting = self._waiting, {}
             for on_answer in waiting.values():
                 on_answer(-1)
@@ -260,6 +262,6 @@ class OwnTemplates:
     async def close(self) -> None:
         self._is_closed = True
         for template in self._ready:
-            template.close()
+            template.detach()
         self._ready.clear()
         await self._nursery.close()

@@ -14,12 +14,14 @@ from enum import IntFlag
 from rstar2.sandbox import inside
 from rstar2.sandbox.execution import GIB, MIB, Execution, ExecutionStatus, Limits
 
-MAX_CODE_BYTES, MAX_STDIN_BYTES, MAX_OUTPUT_BYTES = 8 * MIB, 32 * MIB, 16 * MIB
+MAX_CODE_BYTES, MAX_STDIN_BYTES = 8 * MIB, 32 * MIB
 
 REQUEST = struct.Struct("=IIIIQQQII")
 REPLY = struct.Struct("=iIIIIIII")
 SLOT_MESSAGE = struct.Struct("=BiI")
 """To a template: the kind of slot, the uid its programs run under (-1: the slot's own), and a serial number."""
+GOODBYE = b"."
+"""To a template, in place of a slot message: end, in good order."""
 SLOT_ANSWER = struct.Struct("=Ii")
 """From a template: the serial number, and the slot's process id or minus an errno."""
 KIND_STATELESS, KIND_SESSION = 0, 1
@@ -63,7 +65,7 @@ def encode_request(code: bytes, stdin: bytes, limits: Limits, *, has_memory_grou
     header = RequestHeader(
         code_len=len(code),
         stdin_len=len(stdin),
-        wall_ms=min(math.ceil(limits.wall_s * 1000), 2**31),
+        wall_ms=math.ceil(limits.wall_s * 1000),
         cpu_s=max(1, math.ceil(limits.cpu_s)),
         data_bytes=limits.memory_bytes,
         # Without a memory group, shared memory is bounded by address space alone; the room above the limit is for
@@ -71,7 +73,7 @@ def encode_request(code: bytes, stdin: bytes, limits: Limits, *, has_memory_grou
         address_bytes=0 if has_memory_group else limits.memory_bytes + GIB,
         file_bytes=limits.file_bytes,
         num_processes=limits.num_processes,
-        output_bytes=min(limits.output_bytes, MAX_OUTPUT_BYTES),
+        output_bytes=limits.output_bytes,
     )
     return header.pack() + code + stdin
 
@@ -82,7 +84,12 @@ def decode_reply(header: bytes, body: bytes, limits: Limits, *, killed_for_memor
     flags = Flag(bits)
     stdout, stderr = body[:out_len], body[out_len : out_len + err_len]
     value = body[out_len + err_len : out_len + err_len + value_len]
-    status, message, exit_code, signal_number = classify(wait_status, flags, limits, killed_for_memory)
+    is_tagged = value[:1] in (inside.TAG_VALUE, inside.TAG_OUT_OF_MEMORY)
+    ran_out = value[:1] == inside.TAG_OUT_OF_MEMORY and os.WIFEXITED(wait_status)
+    value = value[1:] if is_tagged else value
+    status, message, exit_code, signal_number = classify(
+        wait_status, flags, limits, killed_for_memory=killed_for_memory or ran_out, cpu_s=cpu_us / 1e6
+    )
     return Execution(
         status=status,
         stdout=stdout.decode("utf-8", "replace"),
@@ -101,7 +108,7 @@ def decode_reply(header: bytes, body: bytes, limits: Limits, *, killed_for_memor
 
 
 def classify(
-    wait_status: int, flags: Flag, limits: Limits, killed_for_memory: bool
+    wait_status: int, flags: Flag, limits: Limits, *, killed_for_memory: bool, cpu_s: float
 ) -> tuple[ExecutionStatus, str, int | None, int | None]:
     """Status, message, exit code and signal. A limit that was hit explains the signal that ended the program."""
     if Flag.TIMED_OUT in flags:
@@ -114,12 +121,12 @@ def classify(
         number = os.WTERMSIG(wait_status)
         if killed_for_memory:
             return ExecutionStatus.MEMORY, out_of_memory, None, number
-        if number == signal.SIGXCPU:
+        if number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_s >= limits.cpu_s):
             return ExecutionStatus.TIMEOUT, f"stopped after its CPU limit of {limits.cpu_s:g} s", None, number
         return ExecutionStatus.SIGNAL, f"ended by {_signal_name(number)}", None, number
     code = os.WEXITSTATUS(wait_status)
-    if code == inside.EXIT_OUT_OF_MEMORY:
-        return ExecutionStatus.MEMORY, out_of_memory, 1, None
+    if killed_for_memory and code != 0:
+        return ExecutionStatus.MEMORY, out_of_memory, code, None
     return (ExecutionStatus.OK if code == 0 else ExecutionStatus.ERROR), "", code, None
 
 

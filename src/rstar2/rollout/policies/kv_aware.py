@@ -1,17 +1,19 @@
 """`kv-aware`: admission by expected need, long rollouts first, moves where they pay, and an overflow that costs little.
 
 - A rollout starts where the forecast of all that live there, and of it, stays within the cache (`room`, `need`).
-- It stays with its cache. Back from its tool it goes on at once, unless nothing waits to start any more and an engine is
-  so much emptier that the time saved on each token to come outweighs computing its context again.
-- If an engine fills up all the same, places are given up, the smallest contexts first, because they are the cheapest to
-  compute again: caches of rollouts that wait for a tool are evicted, running turns cancelled. They go on, before
+- It stays with its cache. Back from its tool it goes on at once, unless nothing waits to start any more and an engine
+  is so much emptier that the time saved on each token to come outweighs computing its context again.
+- If an engine fills up all the same, places are given up, the smallest contexts first, because they are the cheapest
+  to compute again: caches of rollouts that wait for a tool are evicted, running turns cancelled. They go on, before
   anything new starts, wherever there is room.
 - What a lost engine held goes on in the same way.
 """
 
-from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from rstar2.errors import UserError
 from rstar2.rollout.decisions import Cancel, Decision, Evict, KeepWaiting, Move, Resume, Start
@@ -30,7 +32,7 @@ from rstar2.rollout.facts import (
     TurnEnded,
 )
 from rstar2.rollout.need import NeedModel
-from rstar2.rollout.room import EngineRoom
+from rstar2.rollout.room import EngineRoom, Limits
 from rstar2.rollout.waiting import WaitingQueue
 
 
@@ -46,6 +48,8 @@ class KvAwareSettings:
     """The aging bound: one step of the report."""
     prompt_weight: float = 2.0
     """How many tokens of expected length a shared prompt's token is worth when an engine chooses what to start."""
+    siblings_per_home: int = 8
+    """Siblings gather where their prompt is, but not all at one engine: they are long or short together."""
     move_gain: float = 4.0
     """A move must save so many times what it costs."""
 
@@ -55,6 +59,7 @@ class KvAware:
 
     def __init__(self, settings: KvAwareSettings | None = None) -> None:
         self._settings = settings or KvAwareSettings()
+        self._limits = Limits(self._settings.admission_share, self._settings.deviations)
         self._need = NeedModel()
         self._need_version = -1
         self._waiting = WaitingQueue(self._settings.max_overtakes, self._settings.prompt_weight)
@@ -114,14 +119,14 @@ class KvAware:
         running = {decision.rollout for decision in started}
         return [*started, *(KeepWaiting(spec.rollout) for spec in specs if spec.rollout not in running)]
 
-    def _choose_homes(self, specs: Sequence[RolloutSpec]) -> dict[str, str]:
-        """Problems take turns over the engines, so that each gets as many."""
+    def _choose_homes(self, specs: Sequence[RolloutSpec]) -> dict[str, tuple[str, ...]]:
+        """Engines take turns in being a home, so that each is home to as many siblings."""
         engines = list(self._rooms)
-        homes: dict[str, str] = {}
-        for spec in specs:
-            if spec.problem not in homes:
-                homes[spec.problem] = engines[self._num_homes % len(engines)]
-                self._num_homes += 1
+        homes: dict[str, tuple[str, ...]] = {}
+        for problem, num_siblings in Counter(spec.problem for spec in specs).items():
+            count = min(len(engines), max(1, round(num_siblings / self._settings.siblings_per_home)))
+            homes[problem] = tuple(engines[(self._num_homes + number) % len(engines)] for number in range(count))
+            self._num_homes += count
         return homes
 
     def _grow(self, rollout: str, num_tokens: int) -> None:
@@ -186,8 +191,8 @@ class KvAware:
         num_fewer_read = here.num_used_tokens - there.num_used_tokens - context
         if num_fewer_read <= 0:
             return None
-        # Its own steps get shorter by what it no longer shares an engine with, those of its neighbours by what it holds;
-        # its prefill holds up everyone who runs there.
+        # Its own steps get shorter by what it no longer shares an engine with, those of its neighbours by what it
+        # holds; its prefill holds up everyone who runs there.
         num_fewer_read += context * (len(here.residents) - 1 - len(there.residents))
         saved_s = self._need.expected_tokens_left(rollout) * num_fewer_read * there.speed.cached_token_s
         cost_s = context * there.speed.prefill_token_s * (len(there.residents) + 1)
@@ -232,7 +237,7 @@ class KvAware:
     def _take_one(self, room: EngineRoom) -> Decision | None:
         rollout = next((rollout for rollout in self._displaced if rollout not in self._at_tool), None)
         if rollout is not None:
-            if not self._fits(self._specs[rollout], room):
+            if not self._goes_on(rollout, room):
                 return None
             self._settle(rollout, room.engine)
             source = self._displaced.pop(rollout)
@@ -241,27 +246,22 @@ class KvAware:
             return None
         if self._need_version != self._need.version:
             self._need_version = self._need.version
-            self._waiting.expect(self._need.expected_tokens(self._waiting.problems))
-        spec = self._waiting.best_for(room.engine, room.prompts_held)
-        if not self._fits(spec, room):
-            backfill = self._longest_that_fits(room)
-            if backfill is None:
-                return None
-            spec = backfill
-        self._tokens[spec.rollout] = 0
-        self._settle(spec.rollout, room.engine)
+            problems = list(self._waiting.problems)
+            self._waiting.expect(self._need.expected_tokens(problems), self._need.forecast_new(problems))
+        spec = self._waiting.best_for(room, room.forecast(self._need), self._limits)
+        if spec is None:
+            return None
         self._waiting.take(spec)
+        self._settle(spec.rollout, room.engine)
         return Start(spec.rollout, room.engine)
 
-    def _longest_that_fits(self, room: EngineRoom) -> RolloutSpec | None:
-        """Shorter rollouts fit where longer ones do not, because they end before the cache is at its fullest."""
-        specs = self._waiting.longest_first()
-        place = bisect_left(specs, True, key=lambda spec: self._fits(spec, room))
-        return specs[place] if place < len(specs) else None
-
-    def _fits(self, spec: RolloutSpec, room: EngineRoom) -> bool:
-        return room.fits(spec, self._need, self._settings.admission_share, self._settings.deviations)
+    def _goes_on(self, rollout: str, room: EngineRoom) -> bool:
+        """Whether there is room for a rollout that has started."""
+        spec = self._specs[rollout]
+        prompt = 0 if spec.problem in room.prompts_held else spec.num_prompt_tokens
+        forecast = room.forecast(self._need) + self._need.forecast((rollout,))
+        return bool(self._limits.fit(room, forecast, np.array([prompt])).all())
 
     def _settle(self, rollout: str, engine: str) -> None:
-        self._rooms[engine].add(self._specs[rollout], self._tokens[rollout])
+        self._rooms[engine].add(self._specs[rollout], self._tokens.setdefault(rollout, 0))
         self._engine_of[rollout] = engine

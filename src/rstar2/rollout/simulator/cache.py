@@ -1,9 +1,9 @@
 """The KV cache of one simulated engine, in tokens.
 
 As vLLM's prefix cache: what a rollout leaves behind when its turn ends or is preempted stays until the room is needed,
-then goes least recently used first, the end of a context before its beginning. Siblings hold their prompt once; it stays
-as long as one of them has anything here. Rollouts that have ended leave nothing, which spares the others' caches; vLLM
-itself would find out only by age.
+then goes least recently used first, the end of a context before its beginning. Siblings hold their prompt once; it
+stays as long as one of them has anything here. Rollouts that have ended leave nothing, which spares the others' caches;
+vLLM itself would find out only by age.
 
 Invariant: `num_held` (running) + `num_kept` (left behind) + `num_prompt` (shared) never exceed `num_tokens`.
 """

@@ -7,11 +7,12 @@ running rollouts held: the mean over the engines, and the band between the empti
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from xml.sax.saxutils import escape
 
 import numpy as np
 
-from rstar2.rollout.need import Floats
+from rstar2.rollout.need import Floats, Ints
 from rstar2.rollout.simulator.simulate import SimulationResult
 from rstar2.rollout.simulator.timeline import EngineTimeline
 
@@ -102,10 +103,10 @@ def _rows(engines: Sequence[_Columns], top: float) -> list[str]:
     row_height = ROWS_HEIGHT / len(engines)
     column_width = (WIDTH - LEFT - RIGHT) / NUM_COLUMNS
     parts = [f'<rect x="{LEFT}" y="{top}" width="{WIDTH - LEFT - RIGHT}" height="{ROWS_HEIGHT}" fill="#f1f1f1"/>']
-    for colour, get in (BUSY, lambda engine: engine.busy), (AGAIN, lambda engine: engine.again):
+    for colour, rows in (BUSY, [engine.busy for engine in engines]), (AGAIN, [engine.again for engine in engines]):
         paths: dict[int, list[str]] = {}
-        for row, engine in enumerate(engines):
-            shades = np.rint(get(engine) * NUM_SHADES).astype(int)
+        for row, shares in enumerate(rows):
+            shades = np.rint(shares * NUM_SHADES).astype(np.int64)
             for first, count, shade in _runs(shades):
                 x, y = LEFT + first * column_width, top + row * row_height
                 paths.setdefault(shade, []).append(
@@ -116,10 +117,10 @@ def _rows(engines: Sequence[_Columns], top: float) -> list[str]:
     return parts
 
 
-def _runs(shades: "np.typing.NDArray[np.int64]") -> list[tuple[int, int, int]]:
+def _runs(shades: Ints) -> list[tuple[int, int, int]]:
     """Stretches of equal shade: first column, number of columns, shade; without those of shade 0."""
     edges = [0, *(np.flatnonzero(np.diff(shades)) + 1).tolist(), len(shades)]
-    runs = [(first, after - first, int(shades[first])) for first, after in zip(edges, edges[1:], strict=False)]
+    runs = [(first, after - first, int(shades[first])) for first, after in pairwise(edges)]
     return [run for run in runs if run[2] > 0]
 
 

@@ -40,9 +40,9 @@ def compare(
     *,
     keeps_spans: bool,
     num_processes: int,
-    on_done: Callable[[str, str], None],
+    on_done: Callable[[], None],
 ) -> list[Comparison]:
-    """Every workload through every policy, on so many processes; `on_done` hears of each as it is finished."""
+    """Every workload through every policy, on so many processes; `on_done` is called after each."""
     for policy in policies:
         make_policy(policy)
     with ProcessPoolExecutor(num_processes) as pool:
@@ -51,9 +51,8 @@ def compare(
             for number, workload in enumerate(workloads)
             for policy in policies
         }
-        for (number, policy), future in futures.items():
-            name = workloads[number].name
-            future.add_done_callback(lambda _, name=name, policy=policy: on_done(name, policy))
+        for future in futures.values():
+            future.add_done_callback(lambda _: on_done())
         return [
             Comparison(
                 workload.name,

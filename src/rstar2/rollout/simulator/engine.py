@@ -1,9 +1,9 @@
 """One simulated engine: continuous batching, chunked prefill and preemption as vLLM does them.
 
-Waiting turns are admitted first come, first served, while the cache has room for what they bring (not for what they will
-grow to). When the running ones outgrow the cache, the one admitted last is preempted: it goes to the head of the queue
-and computes again what it lost. Between two events every running rollout gains one token a step, so any number of steps
-is one jump: only the ends of turns, prefills and a full cache cost simulation time.
+Waiting turns are admitted first come, first served, while the cache has room for what they bring (not for what they
+will grow to). When the running ones outgrow the cache, the one admitted last is preempted: it goes to the head of the
+queue and computes again what it lost. Between two events every running rollout gains one token a step, so any number of
+steps is one jump: only the ends of turns, prefills and a full cache cost simulation time.
 """
 
 import heapq

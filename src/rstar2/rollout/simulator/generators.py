@@ -25,6 +25,7 @@ class WorkloadShape:
     mean_tool_s: float
     tool_spread: float = 1.0
     """Standard deviation of the logarithm of a tool's delay."""
+    tool_timeout_s: float = 60.0
     mean_tool_calls: float = 2.75
     """45,000 calls a step of 16,384 rollouts, as the report has it."""
     max_turns: int = 10
@@ -40,7 +41,7 @@ SHAPES = {
     "short-tail": WorkloadShape(4_000, 0.2, 0.2, 12_288, mean_tool_s=0.3),
     # The report's evaluation limit; few rollouts are ten times as long as most.
     "heavy-tail": WorkloadShape(2_500, 0.7, 0.8, 30_720, mean_tool_s=0.3),
-    # Tools that take ten seconds on average, one call in a hundred more than a minute.
+    # Tools that take ten seconds on average, and one in fifty runs into its timeout.
     "slow-tools": WorkloadShape(5_200, 0.5, 0.5, 12_288, mean_tool_s=10.0, tool_spread=1.2),
 }
 
@@ -71,6 +72,7 @@ def _turns(shape: WorkloadShape, num_response_tokens: int, rng: np.random.Genera
     appended = rng.exponential(shape.mean_appended_tokens, num_turns)
     # exp(mean + spread²/2) is the mean of a log-normal.
     delays = shape.mean_tool_s * np.exp(shape.tool_spread * rng.standard_normal(num_turns) - shape.tool_spread**2 / 2)
+    delays = np.minimum(delays, shape.tool_timeout_s)
     turns: list[PlannedTurn] = []
     num_left = shape.max_response_tokens
     for index in range(num_turns):

@@ -82,7 +82,7 @@ class EngineModel:
         return EngineSpeed(self.linear_token_s, self.weights_s + self.overhead_s, self.cached_token_s)
 
     def decode_s(self, num_running: int, num_context_tokens: int, num_steps: int) -> float:
-        """Of `num_steps` steps in which each of `num_running` rollouts, of `num_context_tokens` together, grows by 1."""
+        """Of steps in each of which `num_running` rollouts, of `num_context_tokens` together at first, grow by 1."""
         linear_s = max(self.weights_s, num_running * self.linear_token_s)
         growth = num_running * num_steps * (num_steps - 1) / 2
         return num_steps * (linear_s + self.overhead_s) + self.cached_token_s * (
@@ -99,8 +99,8 @@ def roofline(hardware: Hardware, model: ModelShape, memory_fraction: float) -> E
     cache_bytes = hardware.memory_bytes * memory_fraction - model.weight_bytes - ACTIVATION_BYTES
     if cache_bytes < model.cache_bytes_per_token:
         raise UserError(
-            f"memory fraction {memory_fraction} leaves no cache: {hardware.memory_bytes * memory_fraction / 1e9:.0f} GB "
-            f"for {model.weight_bytes / 1e9:.1f} GB of weights; give a larger one"
+            f"memory fraction {memory_fraction} leaves no cache: {hardware.memory_bytes * memory_fraction / 1e9:.0f} GB"
+            f" for {model.weight_bytes / 1e9:.1f} GB of weights; give a larger one"
         )
     bandwidth = hardware.bandwidth_bytes_per_s * hardware.bandwidth_efficiency
     flops = hardware.flops_per_s * hardware.flops_efficiency

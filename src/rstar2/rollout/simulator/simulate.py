@@ -6,6 +6,7 @@ The policy is the very object that a live run would use. The result depends on n
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from rstar2.rollout.decisions import Cancel, Decision, Evict, KeepWaiting, Move, Resume, Start
 from rstar2.rollout.facts import (
@@ -140,7 +141,7 @@ class _Simulation:
         for at_s in self.fleet.joins_s:
             self._at(at_s, self._join)
         for at_s, number in self.fleet.losses_s:
-            self._at(at_s, lambda number=number: self._lose(_name(number)))
+            self._at(at_s, partial(self._lose, _name(number)))
         self._tell(RolloutsSubmitted(0.0, self.specs))
         while self.num_ended < len(self.rollouts):
             self.now_s, _, event = heapq.heappop(self._events)
