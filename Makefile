@@ -46,7 +46,7 @@ contracts: $(VENV)/.dev
 
 tests: $(VENV)/.dev
 	@echo "== tests (pytest)"
-	@$(VENV)/bin/pytest --cov --cov-report=term:skip-covered -q
+	@$(VENV)/bin/pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered -q
 
 format: $(VENV)/.dev
 	@$(VENV)/bin/ruff check --fix

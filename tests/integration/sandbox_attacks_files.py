@@ -220,7 +220,7 @@ FILES = (
     Attack(
         "extended attributes",
         ATTRIBUTES,
-        prints("['EPERM', 'EPERM', 'EPERM', 'EPERM']\nEPERM EPERM\n"),
+        prints("['ENOTSUP', 'ENOTSUP', 'ENOTSUP', 'ENOTSUP']\nENOTSUP ENOTSUP\n"),
     ),
     Attack("exec of shells and tools", SHELLS, prints("[] 127\n")),
     Attack("a set-uid copy of the interpreter", SET_UID_FILE, prints("True\n")),

@@ -308,8 +308,8 @@ PROCESSES = (
     Attack(
         "the processor limit, spent by children",
         CPU_BY_CHILDREN,
-        ended(S.TIMEOUT, max_wall_s=6),
-        limits=limits(wall_s=8, cpu_s=1),
+        ended(S.TIMEOUT, max_wall_s=4),
+        limits=limits(wall_s=2, cpu_s=1),
     ),
     Duet(
         "use up another slot's processes",

@@ -282,29 +282,29 @@ async def test_process_limit(executor: LocalExecutor) -> None:
 
 
 @pytest.mark.parametrize(
-    "limits",
+    ("name", "value"),
     [
-        Limits(wall_s=1e9),
-        Limits(cpu_s=1e9),
-        Limits(memory_bytes=1 << 62),
-        Limits(num_processes=1 << 31),
-        Limits(output_bytes=1 << 40),
-        Limits(file_bytes=1 << 63),
+        ("wall_s", 1e9),
+        ("wall_s", float("inf")),
+        ("cpu_s", 1e9),
+        ("memory_bytes", 4096),
+        ("memory_bytes", 1 << 70),
+        ("num_processes", 1 << 31),
+        ("output_bytes", 1 << 40),
+        ("file_bytes", 1 << 63),
     ],
-    ids=["wall", "cpu", "memory", "processes", "output", "file"],
 )
-async def test_a_huge_limit_is_as_good_as_none(executor: LocalExecutor, limits: Limits) -> None:
-    result = await executor.run(Request("print(1)", limits=limits))
-    assert (result.status, result.stdout) == (S.OK, "1\n")
+def test_an_absurd_limit_is_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        Limits(**{name: value})
 
 
-@pytest.mark.parametrize("memory_bytes", [1, 4096, MIB, 1 << 70])
-async def test_a_memory_limit_that_cannot_be_set_harms_nobody(memory_bytes: int) -> None:
-    """The slot's own memory, or what an earlier program left in its caches, may be over a small limit already."""
+async def test_a_memory_limit_below_what_the_slot_still_holds_harms_nobody() -> None:
+    """What an earlier program left in the slot's caches may be over a small limit already."""
     async with cold(num_young=2, max_slots=2) as executor:
         await asyncio.gather(*(run(executor, "open('f', 'w').write('x' * (8 << 20))") for _ in range(4)))
         async with asyncio.timeout(10):
-            results = [await run(executor, "print(1)", memory_bytes=memory_bytes) for _ in range(4)]
+            results = [await run(executor, "print(1)", memory_bytes=16 * MIB) for _ in range(4)]
             assert {result.status for result in results} <= {S.MEMORY, S.OK}
             assert (await run(executor, "print(1)")).stdout == "1\n"
         assert executor.status()["running"] == 0

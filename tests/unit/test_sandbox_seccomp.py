@@ -15,7 +15,8 @@ X32_BIT = 0x40000000
 ALLOW, DENY, ABSENT = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 
 CLONE, EXECVE, PTRACE, PRCTL, SETPRIORITY, PRLIMIT64, CLONE3 = 56, 59, 101, 157, 141, 302, 435
-BY_ARGUMENT = {CLONE, PRCTL, SETPRIORITY, PRLIMIT64, CLONE3}
+SOCKETPAIR, SETSOCKOPT = 53, 54
+BY_ARGUMENT = {CLONE, PRCTL, SETPRIORITY, PRLIMIT64, CLONE3, SOCKETPAIR, SETSOCKOPT}
 
 REFUSED = {
     "socket": 41, "connect": 42, "accept": 43, "bind": 49, "listen": 50, "accept4": 288, "sendmmsg": 307,
@@ -39,7 +40,7 @@ REFUSED = {
 NEEDED = {
     "read": 0, "write": 1, "close": 3, "mmap": 9, "brk": 12, "rt_sigaction": 13, "ioctl": 16, "fork": 57, "vfork": 58,
     "execve": 59, "exit": 60, "wait4": 61, "kill": 62, "fcntl": 72, "futex": 202, "exit_group": 231, "openat": 257,
-    "newfstatat": 262, "pipe2": 293, "getrandom": 318, "socketpair": 53, "clock_nanosleep": 230, "epoll_wait": 232,
+    "newfstatat": 262, "pipe2": 293, "getrandom": 318, "clock_nanosleep": 230, "epoll_wait": 232,
     "close_range": 436, "rseq": 334,
 }  # fmt: skip
 
@@ -64,6 +65,8 @@ def interpret(program: bytes, number: int, arch: int = X86_64, arguments: tuple[
             at += operand
         elif code == 0x06:
             return int(operand)
+        elif code == 0x54:
+            accumulator &= operand
         else:
             at += if_true if tests[code](accumulator, operand) else if_false
 
@@ -87,7 +90,7 @@ def test_the_kernel_takes_it(program: bytes) -> None:
     instructions = list(struct.iter_unpack("=HBBI", program))
     assert 0 < len(instructions) <= 4096
     for position, (code, if_true, if_false, operand) in enumerate(instructions):
-        assert code in (0x20, 0x05, 0x06, 0x15, 0x25, 0x35, 0x45)
+        assert code in (0x20, 0x05, 0x06, 0x15, 0x25, 0x35, 0x45, 0x54)
         jumps = [operand] if code == 0x05 else [if_true, if_false] if code & 0x07 == 0x05 else []
         assert all(position + 1 + jump < len(instructions) for jump in jumps)
     assert instructions[-1][0] == 0x06
@@ -167,3 +170,23 @@ def test_nobody_reprioritizes_the_init(program: bytes, distinct_uid: bool) -> No
     for (kind, who), is_allowed in expected.items():
         action = interpret(program, SETPRIORITY, arguments=(kind, who, 19))
         assert action == (ALLOW if distinct_uid or is_allowed else DENY), (kind, who)
+
+
+@pytest.mark.parametrize("kind", [1, 5])
+def test_socket_pairs_are_unix_streams(program: bytes, kind: int) -> None:
+    close_on_exec, non_blocking = 0o2000000, 0o4000
+    assert interpret(program, SOCKETPAIR, arguments=(1, kind | close_on_exec | non_blocking)) == ALLOW
+    for family in (0, 2, 10, 16, 17, 30, 38, 40):
+        assert is_refused(interpret(program, SOCKETPAIR, arguments=(family, kind)))
+
+
+@pytest.mark.parametrize("kind", [0, 2, 3, 4, 10])
+def test_datagram_pairs_are_refused(program: bytes, kind: int) -> None:
+    assert is_refused(interpret(program, SOCKETPAIR, arguments=(1, kind)))
+
+
+def test_one_socket_option_may_be_set(program: bytes) -> None:
+    socket_level, pass_credentials, attach_filter, send_buffer = 1, 16, 26, 7
+    assert interpret(program, SETSOCKOPT, arguments=(0, socket_level, pass_credentials)) == ALLOW
+    for level, option in ((socket_level, attach_filter), (socket_level, send_buffer), (0, pass_credentials), (6, 1)):
+        assert is_refused(interpret(program, SETSOCKOPT, arguments=(0, level, option)))

@@ -106,7 +106,7 @@ class NeedModel:
         self._problem_spread = np.zeros(0)
         self._problem_limit = np.zeros(0)
         self._problem_tokens = np.zeros(0)
-        self._horizons = np.zeros(NUM_HORIZONS)
+        self.horizons = np.zeros(NUM_HORIZONS)
         """Steps from now at which forecasts are made: dense near the present, up to the longest response."""
 
     def submit(self, specs: Sequence[RolloutSpec]) -> None:
@@ -163,8 +163,8 @@ class NeedModel:
     def forecast(self, rollouts: Iterable[str]) -> Forecast:
         """Of the own tokens that these rollouts, all running, hold together."""
         rows = np.fromiter((self._rows[rollout] for rollout in rollouts), dtype=np.int64)
-        alive = self._alive(rows, self._horizons)
-        held = self._tokens[rows, None] + self._horizons
+        alive = self._alive(rows, self.horizons)
+        held = self._tokens[rows, None] + self.horizons
         deviation = held * np.sqrt(alive * (1 - alive))
         # Siblings err together, as far as their problem is not known: their deviations add up, not their variances.
         problems, group = np.unique(self._problem[rows], return_inverse=True)
@@ -177,10 +177,10 @@ class NeedModel:
         """Of the own tokens of a new response to each of these problems."""
         rows = np.array([self._problem_rows[problem] for problem in problems], dtype=np.int64)
         mu, spread, limit = self._problem_mu_cautious[rows], self._problem_spread[rows], self._problem_limit[rows]
-        alive = np.exp(log_ndtr((mu[:, None] - np.log(self._horizons + 1)) / spread[:, None]))
-        alive[self._horizons >= limit[:, None]] = 0.0
-        mean = self._horizons * alive
-        return Forecast(mean, mean * self._horizons * (1 - alive))
+        alive = np.exp(log_ndtr((mu[:, None] - np.log(self.horizons + 1)) / spread[:, None]))
+        alive[self.horizons >= limit[:, None]] = 0.0
+        mean = self.horizons * alive
+        return Forecast(mean, mean * self.horizons * (1 - alive))
 
     def _alive(self, rows: Ints, horizons: Floats) -> Floats:
         """The chance that each rollout still runs after each horizon."""
@@ -210,7 +210,7 @@ class NeedModel:
         self._problem_stage[self._problem] = [self._stage_numbers[spec.stage] for spec in self._specs]
         self._problem_limit = np.zeros(len(self._problem_rows))
         self._problem_limit[self._problem] = self._limit
-        self._horizons = float(self._limit.max(initial=1.0)) * np.linspace(0.0, 1.0, NUM_HORIZONS) ** 1.5
+        self.horizons = float(self._limit.max(initial=1.0)) * np.linspace(0.0, 1.0, NUM_HORIZONS) ** 1.5
         history = [self._history.get(problem, (np.nan, np.nan)) for problem in self._problem_rows]
         self._problem_prior_mu, self._problem_prior_variance = np.array(history).reshape(-1, 2).T
         m = np.array([stage.m for stage in self._stages])[self._problem_stage]

@@ -66,7 +66,7 @@ struct reply {
 };
 
 enum { TIMED_OUT = 1, STDOUT_CUT = 2, STDERR_CUT = 4, VALUE_CUT = 8, SCRATCH_DIRTY = 16 };
-enum { MAX_CODE = 8 << 20, MAX_STDIN = 32 << 20, MAX_OUTPUT = 16 << 20, NUM_STREAMS = 3, VALUE_FD = 3 };
+enum { MAX_CODE = 8 << 20, MAX_STDIN = 32 << 20, MAX_OUTPUT = (16 << 20) + 1, NUM_STREAMS = 3, VALUE_FD = 3 };
 enum { YOUNG_MS = 100, OLD_NICE = 19 };
 
 static int64_t now_us(void)
@@ -442,7 +442,7 @@ static int execute(struct slot *slot, const struct request *request, struct repl
         write_ends[i] = output[i][1];
         slot->streams[i].fd = output[i][0];
         slot->streams[i].length = 0;
-        slot->streams[i].limit = request->output_bytes;
+        slot->streams[i].limit = request->output_bytes + (i + 1 == VALUE_FD); /* the value has a tag before it */
         slot->streams[i].cut = 0;
     }
     int64_t started = now_us(), cpu_before = children_cpu_us();
@@ -591,7 +591,8 @@ static void run_slot(PyObject *slot_main, PyObject *rehearse, struct slot *slot,
     const struct region *regions = image_regions;
     const int num_regions = num_image_regions;
     signal(SIGCHLD, SIG_DFL);
-    int watch = exact_faults(regions, num_regions);
+    /* A session's slot never comes back from slot_main, and must not keep such a descriptor; its kind is not 0. */
+    int watch = message[0] == 0 ? exact_faults(regions, num_regions) : -1;
     PyObject *list = PyTuple_New(num_fds);
     for (int i = 0; i < num_fds; i++)
         PyTuple_SET_ITEM(list, i, PyLong_FromLong(fds[i]));

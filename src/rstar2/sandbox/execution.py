@@ -67,8 +67,8 @@ class Limits:
 MAX_OUTPUT_BYTES = 16 * MIB
 _DAY_S = 86_400.0
 _BOUNDS: dict[str, tuple[float, float]] = {
-    "wall_s": (0.001, _DAY_S),
-    "cpu_s": (0.001, _DAY_S),
+    "wall_s": (1e-6, _DAY_S),
+    "cpu_s": (1e-6, _DAY_S),
     "memory_bytes": (16 * MIB, 1024 * GIB),
     "num_processes": (1, 32_768),
     "output_bytes": (1, MAX_OUTPUT_BYTES),

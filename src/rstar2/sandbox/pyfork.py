@@ -156,7 +156,7 @@ def _serve(facts: SlotFacts, run: Callable[[bytes], int]) -> None:
         *(caller, run, uid, pid_namespace, base_data_bytes, base_address_bytes, _scratch_state()),
         code=_Buffer(MAX_CODE_BYTES, inherited=True),
         stdin=_Buffer(MAX_STDIN_BYTES, inherited=False),
-        streams=tuple(_Stream(_Buffer(MAX_OUTPUT_BYTES, inherited=False)) for _ in range(3)),
+        streams=tuple(_Stream(_Buffer(MAX_OUTPUT_BYTES + 1, inherited=False)) for _ in range(3)),
     )
     header_bytes = bytearray(REQUEST.size)
     with contextlib.suppress(OSError, EOFError):
@@ -206,7 +206,7 @@ def _execute(slot: _Slot, header: RequestHeader) -> tuple[bytes, Flag]:
     pipes = [os.pipe() for _ in range(3)]
     for (read_end, _), stream in zip(pipes, slot.streams, strict=True):
         os.set_blocking(read_end, False)
-        stream.start(read_end, header.output_bytes)
+        stream.start(read_end, header.output_bytes + (stream is slot.streams[-1]))  # the value has a tag before it
     started, cpu_before = time.monotonic(), _children_cpu_s()
     child = os.fork()
     if child == 0:

@@ -71,6 +71,9 @@ class _Cell:
     max_rss_kib: int = 0
     cut: set[int] = field(default_factory=set)
 
+    def limit_of(self, stream: int) -> int:
+        return self.header.output_bytes + (stream + 1 == inside.VALUE_FD)  # the value has a tag before it
+
 
 # ---- the controller ----
 
@@ -159,7 +162,7 @@ class _Controller:
         self._end_stragglers()
         for number, (fd, data) in enumerate(cell.streams.items()):
             if number not in cell.cut:
-                _drain(fd, data, header.output_bytes)
+                _drain(fd, data, cell.limit_of(number))
             else:
                 cell.flags |= _CUT_FLAGS[number]
             os.close(fd)
@@ -227,7 +230,7 @@ class _Controller:
                         os.close(fd)
                         cell.input_fd = None
                 elif fd in numbers:
-                    ended, over = _drain(fd, cell.streams[fd], cell.header.output_bytes)
+                    ended, over = _drain(fd, cell.streams[fd], cell.limit_of(numbers[fd]))
                     if over:
                         cell.cut.add(numbers[fd])
                         return
@@ -236,7 +239,7 @@ class _Controller:
                 elif fd in (cell.channel.fileno(), cell.process_fd):
                     _read_done(cell)
                     for stream, number in numbers.items():
-                        if _drain(stream, cell.streams[stream], cell.header.output_bytes)[1]:
+                        if _drain(stream, cell.streams[stream], cell.limit_of(number))[1]:
                             cell.cut.add(number)
                             cell.kept = False
                     return

@@ -271,19 +271,11 @@ class LocalSession:
         async with self._turn:
             self._check_open()
             try:
-                tree = await self._materialize(limits)
-                async with tree.lock:
-                    queue_s = time.monotonic() - queued_at
-                    execution, state = await tree.run(self._head.state, code, stdin, limits)
+                execution, state, tree = await self._run_on_head(code, stdin, limits)
             except _LostError:
                 self._leave_tree()
                 message = "the session's worker was lost during this cell; the session is as it was before it"
                 return Execution(ExecutionStatus.INFRASTRUCTURE, message=message)
-            except _DamagedError:
-                if self.tree is not None:
-                    self._keeper.end_tree(self.tree)
-                message = "an earlier cell damaged the session's interpreter, or its processes left it no room"
-                return Execution(ExecutionStatus.ERROR, message=message)
             except asyncio.CancelledError:
                 # The cell may be running: its tree goes, and with it the cell; the state before it can be rebuilt.
                 if self.tree is not None:
@@ -291,7 +283,27 @@ class LocalSession:
                 raise
             if state is not None:
                 self._cells = (*self._cells, _Cell(code, stdin, limits, state, tree.fingerprint))
-            return replace(execution, queue_s=queue_s)
+            queue_s = time.monotonic() - queued_at - execution.wall_s
+            return replace(execution, queue_s=max(0.0, queue_s))
+
+    async def _run_on_head(self, code: str, stdin: str, limits: Limits) -> tuple[Execution, int | None, _Tree]:
+        """Run a cell on the last state. A state that does not answer is rebuilt; one that does not answer even then was
+        damaged by the cell that left it, which is forgotten as if it had crashed."""
+        is_rebuilt = False
+        while True:
+            try:
+                tree = await self._materialize(limits)
+                async with tree.lock:
+                    execution, state = await tree.run(self.head_state, code, stdin, limits)
+                return execution, state, tree
+            except _DamagedError:
+                if self.tree is not None:
+                    self._keeper.end_tree(self.tree)
+                if is_rebuilt:
+                    if not self._cells:
+                        raise _LostError from None
+                    self._cells = self._cells[:-1]
+                is_rebuilt = not is_rebuilt
 
     async def _materialize(self, limits: Limits) -> _Tree:
         """A tree in which this session's last state exists and its files are as that state left them."""
@@ -305,8 +317,13 @@ class LocalSession:
         rebuilt: list[_Cell] = []
         async with tree.lock:
             state = 0
-            for cell in self._cells:
-                _, new = await tree.run(state, cell.code, cell.stdin, cell.limits)
+            for index, cell in enumerate(self._cells):
+                try:
+                    _, new = await tree.run(state, cell.code, cell.stdin, cell.limits)
+                except _DamagedError:
+                    self._keeper.end_tree(tree)
+                    self._cells = (*self._cells[: max(0, index - 1)], *self._cells[index:])
+                    raise
                 if new is not None:
                     state = new
                 rebuilt.append(replace(cell, state=state, fingerprint=tree.fingerprint))

@@ -2,8 +2,8 @@
 
 Invariants: one thread owns the scheduler and the device, and everybody else leaves it messages; the weights change only
 while it stands still (`paused`); each turn's iterator ends with exactly one stop reason, or with the error that ended
-the engine. Tokens come in runs of `steps_ahead`; on a GPU the next run is queued before the last one's tokens are looked
-at, so the device never waits for Python.
+the engine. Tokens come in runs of `steps_ahead`; on a GPU the next run is queued before the tokens of the last are
+looked at, so the device never waits for Python.
 """
 
 import asyncio

@@ -145,7 +145,7 @@ class Runner:
         if key not in self._graphs:
             self._rows.clear()
             num_columns = self._limits.max_blocks_per_sequence
-            stream = torch.cuda.Stream(self._weights.device)
+            stream: Any = torch.cuda.Stream(self._weights.device)  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream), torch.inference_mode():
                 self._decode_step(batch_size, is_cut, num_columns)  # compiles kernels, and makes the libraries ready
@@ -216,7 +216,7 @@ class _Rows:
             return self.output_3AB.clone(), None
         host = torch.empty_like(self.output_3AB, device="cpu", pin_memory=True)
         host.copy_(self.output_3AB, non_blocking=True)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return host, event
 

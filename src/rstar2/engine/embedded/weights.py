@@ -5,7 +5,7 @@ one matrix, and the model's own parameters become views of its rows; whoever upd
 optimizer, `copy_`) updates the engine. Replacing a parameter's storage (`model.to(...)`) breaks this, and is noticed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ def load_model(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"model: there are no weights (*.safetensors) in {folder}: get the model again")
     _require_supported(AutoConfig.from_pretrained(folder))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     return model.to(device).eval()
 
 
@@ -167,7 +167,7 @@ def _side_by_side(layers: tuple[nn.Module, ...]) -> Linear:
     return Linear(_join([linear.weight for linear in linears]), _join(biases) if biases else None)
 
 
-def _join(parameters: list[nn.Parameter]) -> Tensor:
+def _join(parameters: Sequence[Tensor]) -> Tensor:
     """One tensor of which the parameters are consecutive views; theirs already, if an engine was built on them."""
     joined = _as_one(parameters)
     if joined is None:
@@ -179,7 +179,7 @@ def _join(parameters: list[nn.Parameter]) -> Tensor:
     return joined
 
 
-def _as_one(parameters: list[nn.Parameter]) -> Tensor | None:
+def _as_one(parameters: Sequence[Tensor]) -> Tensor | None:
     first = parameters[0].data
     address = first.data_ptr()
     for parameter in parameters:

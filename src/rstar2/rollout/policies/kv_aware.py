@@ -38,7 +38,7 @@ from rstar2.rollout.waiting import WaitingQueue
 
 @dataclass(frozen=True, slots=True)
 class KvAwareSettings:
-    deviations: float = 2.5
+    deviations: float = 2.3
     """Standard deviations of the forecast that are kept free."""
     admission_share: float = 0.95
     """Of the cache: what forecasts may fill."""
@@ -51,7 +51,9 @@ class KvAwareSettings:
     siblings_per_home: int = 8
     """Siblings gather where their prompt is, but not all at one engine: they are long or short together."""
     move_gain: float = 4.0
-    """A move must save so many times what it costs."""
+    """A move must save so many times what it costs: neighbours end, too, and then there is less to be saved."""
+    move_budget: float = 0.004
+    """Of all tokens so far: how many may be computed again because of moves that were not forced."""
 
 
 class KvAware:
@@ -68,6 +70,9 @@ class KvAware:
         self._specs: dict[str, RolloutSpec] = {}
         self._tokens: dict[str, int] = {}
         """Own tokens of every rollout that has started."""
+        self._num_tokens = 0
+        """Own tokens of all rollouts ever."""
+        self._num_moved_tokens = 0
         self._engine_of: dict[str, str] = {}
         """Where each rollout has its place."""
         self._at_tool: set[str] = set()
@@ -131,6 +136,7 @@ class KvAware:
 
     def _grow(self, rollout: str, num_tokens: int) -> None:
         num_own = num_tokens - self._specs[rollout].num_prompt_tokens
+        self._num_tokens += num_own - self._tokens[rollout]
         self._tokens[rollout] = num_own
         self._need.observe(rollout, num_own)
         engine = self._engine_of.get(rollout)
@@ -178,6 +184,7 @@ class KvAware:
         self._displace(rollout)
         del self._displaced[rollout]
         self._settle(rollout, target)
+        self._num_moved_tokens += fact.num_tokens
         return [Move(rollout, engine, target)]
 
     def _better_engine(self, rollout: str, engine: str) -> str | None:
@@ -189,7 +196,7 @@ class KvAware:
         there = min(self._rooms.values(), key=lambda room: room.num_used_tokens)
         context = self._specs[rollout].num_prompt_tokens + self._tokens[rollout]
         num_fewer_read = here.num_used_tokens - there.num_used_tokens - context
-        if num_fewer_read <= 0:
+        if num_fewer_read <= 0 or self._num_moved_tokens + context > self._settings.move_budget * self._num_tokens:
             return None
         # Its own steps get shorter by what it no longer shares an engine with, those of its neighbours by what it
         # holds; its prefill holds up everyone who runs there.

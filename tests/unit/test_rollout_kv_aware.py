@@ -1,0 +1,165 @@
+"""The kv-aware policy, decision by decision."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from rstar2.engine import EngineLoad
+from rstar2.errors import UserError
+from rstar2.rollout.decisions import Cancel, Decision, Evict, KeepWaiting, Move, Resume, Start
+from rstar2.rollout.facts import (
+    EngineJoined,
+    EngineLost,
+    EngineReported,
+    EngineSpeed,
+    RolloutEnded,
+    RolloutSpec,
+    RolloutsSubmitted,
+    TokensGrown,
+    ToolCalled,
+    ToolReturned,
+    TurnCancelled,
+    TurnEnded,
+)
+from rstar2.rollout.policies import KvAware, KvAwareSettings
+
+pytestmark = pytest.mark.unit
+
+SPEED = EngineSpeed(prefill_token_s=5e-5, step_s=0.008, cached_token_s=4e-8)
+PROMPT = 100
+
+
+def make(num_engines: int, num_cache_tokens: int, settings: KvAwareSettings | None = None) -> KvAware:
+    policy = KvAware(settings)
+    for number in range(num_engines):
+        policy.handle(EngineJoined(0.0, f"e{number}", num_cache_tokens, SPEED))
+    return policy
+
+
+def submit(policy: KvAware, num_problems: int, num_siblings: int, at: str = "") -> Sequence[Decision]:
+    specs = [
+        RolloutSpec(f"{at}p{problem}-{sample}", f"{at}p{problem}", PROMPT, 1000)
+        for problem in range(num_problems)
+        for sample in range(num_siblings)
+    ]
+    return policy.handle(RolloutsSubmitted(0.0, tuple(specs)))
+
+
+def started(decisions: Sequence[Decision]) -> dict[str, str]:
+    return {decision.rollout: decision.engine for decision in decisions if isinstance(decision, Start)}
+
+
+def report(policy: KvAware, engine: str) -> Sequence[Decision]:
+    return policy.handle(EngineReported(5.0, engine, EngineLoad(16, 0, 0, 0, 0, 0, 0, 0, 0, 0)))
+
+
+def end(policy: KvAware, rollout: str, num_response_tokens: int) -> list[Decision]:
+    num_tokens = PROMPT + num_response_tokens
+    return [*policy.handle(TurnEnded(1.0, rollout, num_tokens)), *policy.handle(RolloutEnded(1.0, rollout, num_tokens))]
+
+
+def test_more_are_started_than_the_worst_case_allows_and_fewer_than_their_prompts_would() -> None:
+    decisions = submit(make(1, 20_000), 8, 32)
+    assert 20_000 // 1100 < len(started(decisions)) < 20_000 // PROMPT
+    assert len(decisions) == 8 * 32
+    assert sum(isinstance(decision, KeepWaiting) for decision in decisions) == 256 - len(started(decisions))
+
+
+def test_every_problem_is_tried_before_any_is_tried_often() -> None:
+    starts = started(submit(make(2, 20_000), 16, 32))
+    counts = [sum(rollout.startswith(f"p{problem}-") for rollout in starts) for problem in range(16)]
+    assert min(counts) >= 1
+    assert max(counts) - min(counts) <= 2
+
+
+def test_siblings_share_few_engines_and_engines_share_the_work() -> None:
+    starts = started(submit(make(8, 20_000), 16, 8))
+    for problem in range(16):
+        assert len({engine for rollout, engine in starts.items() if rollout.startswith(f"p{problem}-")}) <= 2
+    loads = [list(starts.values()).count(f"e{engine}") for engine in range(8)]
+    assert max(loads) - min(loads) <= 2
+
+
+def test_a_rollout_back_from_its_tool_goes_on_where_its_cache_is() -> None:
+    policy = make(2, 20_000)
+    starts = started(submit(policy, 8, 32))
+    policy.handle(TurnEnded(1.0, "p0-0", 400))
+    policy.handle(ToolCalled(1.0, "p0-0"))
+    assert list(policy.handle(ToolReturned(2.0, "p0-0", 450))) == [Resume("p0-0", starts["p0-0"])]
+
+
+def test_an_engine_that_fills_up_gives_up_its_smallest_contexts() -> None:
+    policy = make(1, 5_000, KvAwareSettings(deviations=0))
+    starts = list(started(submit(policy, 1, 40)))
+    for rollout in starts:
+        policy.handle(TokensGrown(1.0, rollout, PROMPT + 700))
+    smallest, waiting = starts[0], starts[1]
+    policy.handle(TokensGrown(1.0, smallest, PROMPT + 300))
+    policy.handle(TurnEnded(1.0, waiting, PROMPT + 200))
+    policy.handle(ToolCalled(1.0, waiting))
+    decisions = list(report(policy, "e0"))
+    assert decisions[:2] == [Evict(waiting, "e0"), Cancel(smallest, "e0")]
+    assert list(report(policy, "e0"))[:1] != [Cancel(smallest, "e0")], "it is not cancelled twice"
+    assert list(policy.handle(TurnCancelled(2.0, smallest, PROMPT + 310))) == [KeepWaiting(smallest)]
+    for rollout in starts[2:]:
+        resumed = end(policy, rollout, 950)
+        if resumed:
+            break
+    assert resumed[0] == Resume(smallest, "e0"), "what was displaced goes on before anything new starts"
+
+
+def test_a_turn_that_ends_before_its_cancellation_is_simply_over() -> None:
+    policy = make(1, 5_000, KvAwareSettings(deviations=0))
+    starts = list(started(submit(policy, 1, 40)))
+    for rollout in starts:
+        policy.handle(TokensGrown(1.0, rollout, PROMPT + 900))
+    cancelled = [decision.rollout for decision in report(policy, "e0") if isinstance(decision, Cancel)]
+    end(policy, cancelled[0], 905)
+    policy.handle(EngineLost(3.0, "e0"))
+    moved = policy.handle(EngineJoined(4.0, "e1", 5_000, SPEED))
+    assert cancelled[0] not in {decision.rollout for decision in moved}
+
+
+def test_when_nothing_waits_a_rollout_moves_to_an_engine_that_is_much_emptier_and_not_to_one_that_is_a_little() -> None:
+    policy = make(1, 200_000)
+    starts = list(started(submit(policy, 4, 32)))
+    assert len(starts) == 128
+    for rollout in starts:
+        policy.handle(TokensGrown(1.0, rollout, PROMPT + 150))
+    policy.handle(TurnEnded(1.0, starts[0], PROMPT + 150))
+    policy.handle(ToolCalled(1.0, starts[0]))
+    assert list(policy.handle(ToolReturned(1.5, starts[0], PROMPT + 150))) == [Resume(starts[0], "e0")]
+    policy.handle(EngineJoined(2.0, "e1", 200_000, SPEED))
+    policy.handle(TurnEnded(3.0, starts[0], PROMPT + 160))
+    policy.handle(ToolCalled(3.0, starts[0]))
+    assert list(policy.handle(ToolReturned(4.0, starts[0], PROMPT + 170))) == [Move(starts[0], "e0", "e1")]
+
+
+def test_a_lost_engine_gives_its_rollouts_back_and_a_new_one_takes_them() -> None:
+    policy = make(1, 20_000)
+    starts = list(started(submit(policy, 1, 8)))
+    policy.handle(TurnEnded(1.0, starts[0], PROMPT + 50))
+    policy.handle(ToolCalled(1.0, starts[0]))
+    assert list(policy.handle(EngineLost(2.0, "e0"))) == []
+    decisions = policy.handle(EngineJoined(3.0, "e1", 20_000, SPEED))
+    assert list(decisions) == [Move(rollout, "e0", "e1") for rollout in starts[1:]]
+    assert list(policy.handle(ToolReturned(4.0, starts[0], PROMPT + 60))) == [Move(starts[0], "e0", "e1")]
+
+
+def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
+    with pytest.raises(UserError, match="may need 1100 tokens of cache, but no engine has more than 1000"):
+        submit(make(1, 1000), 1, 1)
+
+
+def test_the_oldest_cannot_be_overtaken_for_ever() -> None:
+    policy = make(1, 3_000, KvAwareSettings(max_overtakes=4))
+    order = list(started(submit(policy, 30, 1)))
+    running = list(order)
+    while running:
+        newly = started(end(policy, running.pop(0), 500))
+        order += newly
+        running += newly
+    tickets = [int(rollout[1:].split("-")[0]) for rollout in order]
+    assert sorted(tickets) == list(range(30))
+    for place, ticket in enumerate(tickets):
+        assert all(ticket < later + 4 for later in tickets[place:]), "started while an older one waited"

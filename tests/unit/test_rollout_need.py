@@ -1,0 +1,113 @@
+"""What is learned of lengths is right on average, and not fooled by what ends first."""
+
+import math
+
+import numpy as np
+import pytest
+
+from rstar2.rollout.facts import RolloutSpec
+from rstar2.rollout.need import NeedModel
+
+pytestmark = pytest.mark.unit
+
+LIMIT = 12_000
+
+
+def specs(num_problems: int, num_siblings: int, stage: str = "") -> list[RolloutSpec]:
+    return [
+        RolloutSpec(f"{stage}p{problem}-{sample}", f"{stage}p{problem}", 100, LIMIT, stage)
+        for problem in range(num_problems)
+        for sample in range(num_siblings)
+    ]
+
+
+def run_up_to(need: NeedModel, lengths: dict[str, int], num_tokens: int) -> None:
+    """Every rollout has come to `num_tokens`, or has ended before."""
+    for rollout, length in lengths.items():
+        if length <= num_tokens:
+            need.end(rollout, length)
+        else:
+            need.observe(rollout, num_tokens)
+
+
+def draw(rng: np.random.Generator, medians: list[float], num_siblings: int) -> dict[str, int]:
+    return {
+        f"p{problem}-{sample}": min(LIMIT, round(median * math.exp(0.5 * rng.standard_normal())))
+        for problem, median in enumerate(medians)
+        for sample in range(num_siblings)
+    }
+
+
+def test_lengths_are_learned_while_most_still_run() -> None:
+    rng = np.random.default_rng(1)
+    medians = [1500.0 if problem % 2 else 6000.0 for problem in range(64)]
+    need = NeedModel()
+    need.submit(specs(64, 16))
+    run_up_to(need, draw(rng, medians, 16), 2500)
+    expected = need.expected_tokens(f"p{problem}" for problem in range(64))
+    true_mean = [median * math.exp(0.125) for median in medians]
+    ratio = expected / np.array(true_mean)
+    assert 0.8 < np.median(ratio[1::2]) < 1.25, "of the short problems almost all have ended"
+    assert 0.65 < np.median(ratio[0::2]) < 1.5, "of the long ones almost none"
+    # The last problem's endings are not learned yet.
+    assert expected[0:62:2].min() > expected[1:62:2].max(), "and no long one is taken for a short one"
+
+
+def test_a_forecast_of_many_comes_true() -> None:
+    rng = np.random.default_rng(2)
+    medians = [4000 * math.exp(0.5 * rng.standard_normal()) for _ in range(64)]
+    lengths = draw(rng, medians, 16)
+    need = NeedModel()
+    need.submit(specs(64, 16))
+    run_up_to(need, lengths, 3000)
+    running = [rollout for rollout, length in lengths.items() if length > 3000]
+    forecast = need.forecast(running)
+    for horizon, mean, variance in zip(need.horizons, forecast.mean, forecast.variance, strict=True):
+        held = sum(3000 + horizon for rollout in running if lengths[rollout] > 3000 + horizon)
+        assert abs(held - mean) <= 3 * math.sqrt(variance) + 0.02 * mean + LIMIT
+
+
+def test_a_forecast_never_goes_beyond_the_limit() -> None:
+    need = NeedModel()
+    need.submit(specs(1, 4))
+    for sample in range(4):
+        need.observe(f"p0-{sample}", LIMIT - 1)
+    assert need.forecast([f"p0-{sample}" for sample in range(4)]).mean[1:].max() == 0
+    assert need.expected_tokens_left("p0-0") <= 1
+
+
+def test_siblings_err_together() -> None:
+    together, apart = NeedModel(), NeedModel()
+    together.submit(specs(1, 16))
+    apart.submit(specs(16, 1))
+    one = together.forecast([f"p0-{sample}" for sample in range(16)])
+    many = apart.forecast([f"p{problem}-0" for problem in range(16)])
+    assert np.allclose(one.mean, many.mean)
+    assert one.variance.max() > 4 * many.variance.max()
+
+
+def test_stages_are_learned_apart_and_problems_are_remembered() -> None:
+    need = NeedModel()
+    need.submit(specs(8, 8, "one-"))
+    for spec in specs(8, 8, "one-"):
+        need.end(spec.rollout, 400 if spec.problem == "one-p0" else 2000)
+    need.submit([*specs(8, 8, "two-"), *specs(2, 8, "one-")])
+    expected = need.expected_tokens(["one-p0", "one-p1", "two-p0"])
+    assert expected[0] < 0.5 * expected[1], "a problem that was short is expected to be short again"
+    assert expected[2] > 1.5 * expected[1], "nothing is known yet of the other stage"
+
+
+def test_turns_after_which_rollouts_end_are_learned() -> None:
+    need = NeedModel()
+    need.submit(specs(64, 8))
+    for spec in specs(64, 8):
+        need.observe(spec.rollout, 1000)
+        need.begin_turn(spec.rollout)
+        if spec.rollout.endswith(("0", "1", "2", "3", "4", "5")):
+            need.end(spec.rollout, 1300)
+    need.submit(specs(1, 2, "fresh-"))
+    early, late = "fresh-p0-0", "fresh-p0-1"
+    for rollout in (early, late):
+        need.observe(rollout, 1200)
+    need.begin_turn(late)
+    assert need.expected_tokens_left(late) < need.expected_tokens_left(early)
