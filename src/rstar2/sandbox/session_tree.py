@@ -245,10 +245,15 @@ class _Controller:
                     return
 
     def _wait_for_end(self, cell: _Cell) -> None:
-        try:
-            _, status, used = os.wait4(cell.pid, 0)
-        except ChildProcessError:
-            return
+        until = time.monotonic() + _DEATH_S
+        while True:
+            try:
+                _, status, used = os.wait4(cell.pid, 0)
+                break
+            except ChildProcessError:  # the process between its state and it has not gone yet: it is not ours so far
+                if time.monotonic() > until:
+                    os._exit(0)
+                time.sleep(0.001)
         if not cell.flags and not cell.cut:
             cell.wait_status = status
         cell.cpu_us = int((used.ru_utime + used.ru_stime) * 1e6)
