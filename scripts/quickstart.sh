@@ -24,7 +24,7 @@ echo "== 4. The same thousands of times: isolated executions beside plain subpro
 
 echo
 echo "== 5. A model that calls the tool, reads the result and answers (a scripted policy: no weights needed)"
-"$rstar2" solve --script "$folder/examples/solve_script.json" "What is 7^2025 modulo 1000?"
+"$rstar2" solve --script "$folder/examples/solve_script.txt" "What is 7^2025 modulo 1000?"
 
 echo
 echo "Next: README.md, 'Where to go next'."

@@ -24,7 +24,7 @@ def is_open(fd):
 print([
     sorted(os.listdir("/tmp")), os.getcwd(), oct(facts.st_mode), usage.f_bfree, usage.f_ffree,
     sorted(os.environ.items()),
-    os.umask(0o022), [fd for fd in range(256) if is_open(fd)], os.getpriority(os.PRIO_PROCESS, 0), os.getppid(),
+    os.umask(0o022), [fd for fd in range(256) if is_open(fd)], os.getpriority(os.PRIO_PROCESS, 1), os.getppid(),
     [str(signal.getsignal(number)) for number in range(1, 65)], signal.pthread_sigmask(signal.SIG_BLOCK, []),
     [resource.getrlimit(kind) for kind in range(16)], threading.active_count(), sys.path, sys.argv,
     sorted(name for name, item in vars(builtins).items() if callable(item) and item.__module__ != "builtins"),

@@ -302,8 +302,8 @@ PROCESSES = (
     Attack(
         "the processor limit, its warning ignored",
         CPU_IGNORED,
-        ended(S.TIMEOUT, max_wall_s=5.5),
-        limits=limits(wall_s=8, cpu_s=1),
+        ended(S.TIMEOUT, max_wall_s=25),
+        limits=limits(wall_s=30, cpu_s=1),
     ),
     Attack(
         "the processor limit, spent by children",

@@ -108,9 +108,9 @@ async def test_what_cannot_succeed_is_the_users_error_at_once() -> None:
         async with RemoteExecutor(running.url, token="right") as remote:
             assert (await remote.run(Request("pass"))).ok
             with pytest.raises(UserError, match=r"limits\.wall_s"):
-                await remote.run(Request("pass", limits=Limits(wall_s=1e6)))
+                await remote.run(Request("pass", limits=Limits(wall_s=80_000)))
             with pytest.raises(UserError, match=r"limits\.wall_s"):
-                _ = [result async for result in remote.run_many([Request("pass", limits=Limits(wall_s=1e6))])]
+                _ = [result async for result in remote.run_many([Request("pass", limits=Limits(wall_s=80_000))])]
         async with RemoteExecutor(running.url, token="wrong") as remote:
             with pytest.raises(UserError, match="token"):
                 await remote.run(Request("pass"))

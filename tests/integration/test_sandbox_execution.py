@@ -294,7 +294,7 @@ async def test_process_limit(executor: LocalExecutor) -> None:
         ("file_bytes", 1 << 63),
     ],
 )
-def test_an_absurd_limit_is_refused_by_name(name: str, value: float) -> None:
+async def test_an_absurd_limit_is_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=name):
         Limits(**{name: value})
 
@@ -586,7 +586,6 @@ async def test_long_runners_do_not_starve_short_ones() -> None:
                 times.append(time.monotonic() - began)
             return statistics.median(times)
 
-        alone = await median_s()
         long = Limits(wall_s=30, cpu_s=30)
         crowd = [
             asyncio.create_task(executor.run(Request("import time\ntime.sleep(30)", limits=long))) for _ in range(100)
@@ -597,7 +596,7 @@ async def test_long_runners_do_not_starve_short_ones() -> None:
         for task in crowd:
             task.cancel()
         await asyncio.gather(*crowd, return_exceptions=True)
-        assert crowded < 15 * alone, (crowded, alone)
+        assert crowded < 2, "they had to wait for the long ones"
 
 
 # ---- parts that die ----

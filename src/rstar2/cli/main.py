@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import rstar2
-from rstar2.cli import doctor, models, recipe, sandbox
+from rstar2.cli import chat, doctor, models, recipe, sandbox, simulate, solve
 from rstar2.cli.output import errors_as_sentences
 
 app = typer.Typer(
@@ -34,6 +34,9 @@ def root(
 
 
 app.command("doctor")(doctor.doctor_command)
+app.command("solve")(solve.solve_command)
+app.command("chat")(chat.chat_command)
+app.command("simulate")(simulate.simulate_command)
 app.add_typer(models.app, name="models")
 app.add_typer(recipe.app, name="recipe")
 app.add_typer(sandbox.app, name="sandbox")

@@ -60,16 +60,16 @@ class Limits:
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():
             value = getattr(self, name)
-            if not least <= value <= most:
+            if not (value > 0 and least <= value <= most):
                 raise ValueError(f"limits.{name} must be between {least:g} and {most:g}, not {value}")
 
 
-MAX_OUTPUT_BYTES = 16 * MIB
+MIN_MEMORY_BYTES, MAX_OUTPUT_BYTES = 16 * MIB, 16 * MIB
 _DAY_S = 86_400.0
 _BOUNDS: dict[str, tuple[float, float]] = {
-    "wall_s": (1e-6, _DAY_S),
-    "cpu_s": (1e-6, _DAY_S),
-    "memory_bytes": (16 * MIB, 1024 * GIB),
+    "wall_s": (0, _DAY_S),
+    "cpu_s": (0, _DAY_S),
+    "memory_bytes": (MIN_MEMORY_BYTES, 1024 * GIB),
     "num_processes": (1, 32_768),
     "output_bytes": (1, MAX_OUTPUT_BYTES),
     "file_bytes": (1, 1024 * GIB),

@@ -69,7 +69,10 @@ def park(
             os._exit(113)
 
     while True:
-        message, ancillary, _, _ = control.recvmsg(64, socket.CMSG_SPACE(4 * _MAX_FDS))
+        try:
+            message, ancillary, _, _ = control.recvmsg(64, socket.CMSG_SPACE(4 * _MAX_FDS))
+        except OSError:
+            return False
         if not message:
             return False
         if message == GOODBYE:

@@ -25,7 +25,7 @@ except ImportError:
     fast_fork = None
 
 _PAGE_BYTES = resource.getpagesize()
-_JANITOR_DEADLINE_S = 5.0
+_JANITOR_DEADLINE_S = 15.0
 _SLOT_BUFFER_BYTES = 16 << 20
 
 

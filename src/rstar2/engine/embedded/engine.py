@@ -30,6 +30,9 @@ from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import StopReason
 
 _Item = Chunk | BaseException
+_MANY_SEQUENCES = 64
+_CHUNK_TOKENS = 32
+"""With many sequences at work each is woken for so many tokens at a time: event loops cost more than the tokens."""
 
 
 @dataclass(eq=False, slots=True)
@@ -40,6 +43,16 @@ class _Turn:
     sequence: Sequence
     loop: asyncio.AbstractEventLoop
     items: "asyncio.Queue[_Item]" = field(default_factory=asyncio.Queue)
+    token_ids: list[int] = field(default_factory=list)
+    """Sampled and not yet handed over; the log-probabilities and entropies beside them."""
+    log_probs: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+
+    def take_chunk(self, stop_reason: StopReason | None, policy_version: int) -> Chunk:
+        entropies = tuple(self.entropies) if self.sequence.sampling.entropies else ()
+        chunk = Chunk(tuple(self.token_ids), tuple(self.log_probs), entropies, stop_reason, policy_version)
+        self.token_ids, self.log_probs, self.entropies = [], [], []
+        return chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +86,7 @@ class EmbeddedEngine:
         self._kept: dict[str, list[int]] = {}
         """By session: what the cache keeps for its return."""
         self._in_flight: _Run | None = None
+        self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[_Turn, _Item]]] = defaultdict(list)
         self._num_generated_tokens = 0
         self._policy_version = 0
         self._wakeup = threading.Condition()
@@ -111,7 +125,8 @@ class EmbeddedEngine:
     ) -> AsyncIterator[Chunk]:
         self._check(token_ids, sampling, max_tokens)
         turn = _Turn(session, self._new_sequence(token_ids, sampling, max_tokens), asyncio.get_running_loop())
-        self._post(lambda: self._submit(turn))
+        if not self._post(lambda: self._submit(turn)):
+            raise InfrastructureError("the embedded engine is closed")
         has_ended = False
         try:
             while not has_ended:
@@ -121,7 +136,7 @@ class EmbeddedEngine:
                 has_ended = item.stop_reason is not None
                 yield item
         finally:
-            if not has_ended and self._failure is None:
+            if not has_ended:
                 self._post(lambda: self._cancel_turn(turn))
 
     def load(self) -> EngineLoad:
@@ -141,7 +156,8 @@ class EmbeddedEngine:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """The engine stands still inside: nothing reads the weights. Entering waits for the steps in flight."""
+        """The engine stands still inside: nothing reads the weights, and messages to it (cancel, release) wait.
+        Entering blocks until the steps in flight are done: from an event loop, enter it in a thread."""
         with self._wakeup:
             self._num_pauses += 1
             self._wakeup.wait_for(lambda: not self._is_working)
@@ -157,6 +173,10 @@ class EmbeddedEngine:
         with the keys and values they have. Call it inside the same `paused` in which the parameters were updated."""
         with self.paused():
             self._weights.check_shared()
+            for turn in self._turns.values():
+                if turn.token_ids:
+                    self._outbox[turn.loop].append((turn, turn.take_chunk(None, self._policy_version)))
+            self._hand_over()
             self._policy_version = policy_version
             self._blocks.drop_cache()
             self._kept.clear()
@@ -169,8 +189,6 @@ class EmbeddedEngine:
     def _check(self, token_ids: Ids[int], sampling: Sampling, max_tokens: int) -> None:
         if self._failure is not None:
             raise InfrastructureError(f"the embedded engine failed earlier: {self._failure}")
-        if self._is_closed:
-            raise InfrastructureError("the embedded engine is closed")
         if not token_ids:
             raise UserError("the prompt has no tokens: give at least one")
         if max_tokens < 1:
@@ -183,6 +201,11 @@ class EmbeddedEngine:
         vocab_size = self._weights.shape.vocab_size
         if min(token_ids) < 0 or max(token_ids) >= vocab_size:
             raise UserError(f"the prompt has ids outside 0 to {vocab_size - 1}: it is of another tokenizer")
+        if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
+            raise UserError(
+                "temperature and top_k must be at least 0, and top_p above 0 and at most 1, not "
+                f"{sampling.temperature}, {sampling.top_k} and {sampling.top_p}"
+            )
         if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
             raise UserError(f"stop_token_ids has {len(sampling.stop_token_ids)} ids: at most {MAX_STOP_TOKENS} can be")
         num_total = min(len(token_ids) + max_tokens, self._limits.max_context_tokens)
@@ -198,25 +221,29 @@ class EmbeddedEngine:
         num_total = min(len(token_ids) + max_tokens, self._limits.max_context_tokens)
         return Sequence(list(token_ids), num_total, sampling, seed)
 
-    def _post(self, message: Callable[[], None]) -> None:
+    def _post(self, message: Callable[[], None]) -> bool:
+        """Leaves the engine's thread a message, which it acts on between two runs; False if the engine has ended."""
         with self._wakeup:
+            if self._is_closed:
+                return False
             self._inbox.append(message)
             self._wakeup.notify_all()
+            return True
 
     async def _ask(self, message: Callable[[], None]) -> None:
-        """Posts a message, and waits until it was acted on or the engine has ended."""
+        """Posts a message, and waits until it was acted on."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         def act() -> None:
-            message()
-            loop.call_soon_threadsafe(done.set)
-
-        self._post(act)
-        while not done.is_set() and self._thread.is_alive():
             try:
-                await asyncio.wait_for(done.wait(), timeout=1.0)
-            except TimeoutError:
-                continue
+                message()
+                self._load = self._measure_load()
+            finally:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(done.set)
+
+        if self._post(act):
+            await done.wait()
 
     # From here on: the engine's thread.
 
@@ -231,32 +258,45 @@ class EmbeddedEngine:
         self._end_all(self._failure or InfrastructureError("it was closed"))
 
     def _await_work(self) -> bool:
-        """Takes in messages and says that work begins; False when the engine is closed."""
-        if self._num_pauses or self._is_closed:
+        """Takes in messages and says that work begins; False when the engine is closed. A run in flight reads the
+        weights, so a pause begins only when it is taken in."""
+        while True:
+            if self._in_flight is None:
+                self._hand_over()
+            with self._wakeup:
+                if self._in_flight is None:
+                    self._is_working = False
+                    self._wakeup.notify_all()
+                self._wakeup.wait_for(self._need_not_wait)
+                if self._is_closed:
+                    return False
+                if not self._num_pauses:
+                    self._is_working = True
+                    messages = list(self._inbox)
+                    self._inbox.clear()
+                    break
             self._absorb_in_flight()
-        with self._wakeup:
-            self._is_working = False
-            self._wakeup.notify_all()
-            self._wakeup.wait_for(lambda: self._is_closed or (not self._num_pauses and self._has_work()))
-            self._is_working = not self._is_closed
-            messages = list(self._inbox)
-            self._inbox.clear()
         for message in messages:
             message()
         self._load = self._measure_load()
-        return not self._is_closed
+        return True
+
+    def _need_not_wait(self) -> bool:
+        return self._is_closed or self._in_flight is not None or (not self._num_pauses and self._has_work())
 
     def _has_work(self) -> bool:
-        return bool(self._inbox or self._in_flight or self._scheduler.running or self._scheduler.waiting)
+        return bool(self._inbox or self._scheduler.running or self._scheduler.waiting)
 
     def _work(self) -> None:
-        """Queues the next run, then hands over the last one."""
+        """Queues the next run, then takes in the one before. What it made is handed over when the run after it is
+        queued: the event loops that it wakes compete with this thread for the interpreter, and now it only waits."""
         plan = self._scheduler.plan()
         if plan.prefill:
             self._runner.prefill(plan.prefill)
         run = None
         if plan.decode:
             run = _Run(plan.decode, self._runner.start_decode(plan.decode), self._policy_version)
+        self._hand_over()
         self._absorb_in_flight()
         self._in_flight = run
         if not self._runner.is_asynchronous:
@@ -268,7 +308,7 @@ class EmbeddedEngine:
         if run is None:
             return
         sampled = run.handle.wait()
-        items: dict[asyncio.AbstractEventLoop, list[tuple[_Turn, _Item]]] = defaultdict(list)
+        chunk_tokens = _CHUNK_TOKENS if len(run.sequences) > _MANY_SEQUENCES else 1
         for row, sequence in enumerate(run.sequences):
             turn = self._turns.get(sequence)
             if turn is None:  # cancelled, or ended in the run before
@@ -276,15 +316,22 @@ class EmbeddedEngine:
             token_ids = sampled.token_ids[row]
             sequence.append(token_ids, self._limits.steps_ahead)
             self._num_generated_tokens += len(token_ids)
-            entropies = tuple(sampled.entropies[row]) if sequence.sampling.entropies else ()
+            turn.token_ids += token_ids
+            turn.log_probs += sampled.log_probs[row]
+            turn.entropies += sampled.entropies[row]
             stop_reason = _stop_reason(sequence)
             if stop_reason is not None:
                 self._remove(sequence)
-            chunk = Chunk(tuple(token_ids), tuple(sampled.log_probs[row]), entropies, stop_reason, run.policy_version)
-            items[turn.loop].append((turn, chunk))
+            if stop_reason is not None or len(turn.token_ids) >= chunk_tokens:
+                self._outbox[turn.loop].append((turn, turn.take_chunk(stop_reason, run.policy_version)))
         self._load = self._measure_load()
-        for loop, pairs in items.items():
-            _hand_over(loop, pairs)
+
+    def _hand_over(self) -> None:
+        """One wake-up of each event loop for all that is ready. A loop that is closed has nobody left to tell."""
+        for loop, pairs in self._outbox.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_put_all, pairs)
+        self._outbox = defaultdict(list)
 
     def _remove(self, sequence: Sequence) -> None:
         turn = self._turns.pop(sequence)
@@ -303,7 +350,7 @@ class EmbeddedEngine:
     def _cancel_turn(self, turn: _Turn) -> None:
         if turn.sequence in self._turns:
             self._remove(turn.sequence)
-            _hand_over(turn.loop, [(turn, Chunk((), (), stop_reason=StopReason.CANCELLED))])
+            self._outbox[turn.loop].append((turn, turn.take_chunk(StopReason.CANCELLED, self._policy_version)))
 
     def _end_all(self, error: BaseException) -> None:
         with self._wakeup:
@@ -315,7 +362,8 @@ class EmbeddedEngine:
         for message in messages:
             message()
         for turn in list(self._turns.values()):
-            _hand_over(turn.loop, [(turn, error)])
+            self._outbox[turn.loop].append((turn, error))
+        self._hand_over()
 
     def _measure_load(self) -> EngineLoad:
         return EngineLoad(
@@ -338,12 +386,6 @@ def _stop_reason(sequence: Sequence) -> StopReason | None:
     return StopReason.TOKEN_LIMIT if sequence.is_full else None
 
 
-def _hand_over(loop: asyncio.AbstractEventLoop, pairs: list[tuple[_Turn, _Item]]) -> None:
-    """One wake-up of the event loop for a whole run. A loop that is closed has nobody left to tell."""
-
-    def put_all() -> None:
-        for turn, item in pairs:
-            turn.items.put_nowait(item)
-
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(put_all)
+def _put_all(pairs: list[tuple[_Turn, _Item]]) -> None:
+    for turn, item in pairs:
+        turn.items.put_nowait(item)

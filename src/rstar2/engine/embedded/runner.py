@@ -39,6 +39,7 @@ class Sampled:
     token_ids: list[list[int]]
     log_probs: list[list[float]]
     entropies: list[list[float]]
+    """Empty unless one of the sequences asks for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class DecodeHandle:
     """Steps that are queued, and where their output will be."""
 
     num_rows: int
+    has_entropies: bool
     output_3AB: Tensor
     event: Any
     """None where the steps were done at once."""
@@ -58,7 +60,7 @@ class DecodeHandle:
         return Sampled(
             _cut_rows(token_ids.astype(np.int64).tolist(), counts),
             _cut_rows(log_probs.tolist(), counts),
-            _cut_rows(entropies.tolist(), counts),
+            _cut_rows(entropies.tolist(), counts) if self.has_entropies else [[]] * self.num_rows,
         )
 
 
@@ -113,7 +115,8 @@ class Runner:
             else:
                 self._decode_step(batch_size, is_cut, num_columns)
         self._rows.put_back(self._slots, slots_B)
-        return DecodeHandle(num_rows, *self._rows.fetch_output())
+        has_entropies = any(sequence.sampling.entropies for sequence in sequences)
+        return DecodeHandle(num_rows, has_entropies, *self._rows.fetch_output())
 
     def warm_up(self, num_sequences: Iterable[int]) -> None:
         """Records the decode step for these batch sizes now rather than at first use."""

@@ -220,43 +220,52 @@ def attend_tiles_kernel(
 
 @triton.jit
 def draw_kernel(logits, uniforms, inverse_temperatures, tokens, log_probs, entropies, vocab_size, V_TILE: tl.constexpr):
-    """As `sampler.draw`: one pass for the normalizer, the entropy and the likeliest token, one to invert."""
+    """One row, as `sampler.draw`: a pass for the normalizer, the entropy and the likeliest token, which each lane keeps
+    for itself until the end; then a second one, up to the tile in which the cumulated probability passes the number."""
     row = tl.program_id(0).to(tl.int64)
     inverse_temperature = tl.load(inverse_temperatures + row)
     is_greedy = inverse_temperature == 0.0
     scale = tl.where(is_greedy, 1.0, inverse_temperature)
     source = logits + row * vocab_size
-    highest = -float("inf")
-    likeliest = 0
-    total = 0.0
-    weighted = 0.0
+    lane = tl.arange(0, V_TILE)
+    highest_V = tl.full((V_TILE,), -float("inf"), tl.float32)
+    total_V = tl.zeros((V_TILE,), tl.float32)
+    weighted_V = tl.zeros((V_TILE,), tl.float32)
+    likeliest_V = lane
     for start in range(0, vocab_size, V_TILE):
-        column = start + tl.arange(0, V_TILE)
-        x = tl.load(source + column, column < vocab_size, other=-float("inf")).to(tl.float32) * scale
-        tile_highest = tl.max(x, 0)
-        likeliest = tl.where(tile_highest > highest, tl.argmax(x, 0) + start, likeliest)
-        new_highest = tl.maximum(highest, tile_highest)
-        anchor = tl.where(new_highest == -float("inf"), 0.0, new_highest)
-        shrink = tl.exp(highest - anchor)
-        weight = tl.exp(x - anchor)
-        total = total * shrink + tl.sum(weight, 0)
-        weighted = weighted * shrink + tl.sum(tl.where(weight > 0, x * weight, 0.0), 0)
-        highest = new_highest
+        column = start + lane
+        x_V = tl.load(source + column, column < vocab_size, other=-float("inf")).to(tl.float32) * scale
+        likeliest_V = tl.where(x_V > highest_V, column, likeliest_V)
+        new_highest_V = tl.maximum(highest_V, x_V)
+        anchor_V = tl.where(new_highest_V == -float("inf"), 0.0, new_highest_V)
+        shrink_V = tl.exp(highest_V - anchor_V)
+        weight_V = tl.exp(x_V - anchor_V)
+        total_V = total_V * shrink_V + weight_V
+        weighted_V = weighted_V * shrink_V + tl.where(weight_V > 0, x_V * weight_V, 0.0)
+        highest_V = new_highest_V
+    highest = tl.max(highest_V, 0)
+    share_V = tl.exp(highest_V - highest)
+    total = tl.sum(total_V * share_V, 0)
+    weighted = tl.sum(weighted_V * share_V, 0)
+    likeliest = tl.min(tl.where(highest_V == highest, likeliest_V, vocab_size), 0)
     log_total = highest + tl.log(total)
     tl.store(entropies + row, log_total - weighted / total)
     uniform = tl.load(uniforms + row)
-    drawn = vocab_size
+    start = 0
     mass = 0.0
-    start = tl.where(is_greedy, vocab_size, 0)
-    while (start < vocab_size) & (drawn == vocab_size):
-        column = start + tl.arange(0, V_TILE)
-        x = tl.load(source + column, column < vocab_size, other=-float("inf")).to(tl.float32) * scale
-        prob = tl.exp(x - log_total)
-        # A sum by halves may dip by a rounding; asking for a probability of its own keeps cut tokens out.
-        is_passed = (mass + tl.cumsum(prob, 0) > uniform) & (prob > 0)
-        drawn = tl.min(tl.where(is_passed, column, vocab_size), 0)
-        mass += tl.sum(prob, 0)
+    tile_mass = 0.0
+    while (start < vocab_size) & (mass + tile_mass <= uniform) & (is_greedy == 0):
+        mass += tile_mass
+        column = start + lane
+        x_V = tl.load(source + column, column < vocab_size, other=-float("inf")).to(tl.float32) * scale
+        tile_mass = tl.sum(tl.exp(x_V - log_total), 0)
         start += V_TILE
+    column = tl.maximum(start - V_TILE, 0) + lane
+    x_V = tl.load(source + column, column < vocab_size, other=-float("inf")).to(tl.float32) * scale
+    prob_V = tl.exp(x_V - log_total)
+    # A sum by halves may dip by a rounding; asking for a probability of its own keeps cut tokens out.
+    is_passed_V = (mass + tl.cumsum(prob_V, 0) > uniform) & (prob_V > 0)
+    drawn = tl.min(tl.where(is_passed_V, column, vocab_size), 0)
     token = tl.where(is_greedy | (drawn >= vocab_size), likeliest, drawn)
     tl.store(tokens + row, token)
     tl.store(log_probs + row, tl.load(source + token).to(tl.float32) * scale - log_total)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from aiohttp import web
 from pydantic import Field, JsonValue, TypeAdapter
 
-from rstar2.sandbox.execution import MIB, Execution, ExecutionStatus, Limits
+from rstar2.sandbox.execution import MAX_OUTPUT_BYTES, MIB, Execution, ExecutionStatus, Limits
 from rstar2.sandbox.executor import Overloaded, Request, Session
 from rstar2.sandbox.http.errors import overloaded
 from rstar2.sandbox.http.notebook_error import NotebookError, split_traceback
@@ -24,7 +24,7 @@ from rstar2.sandbox.http.service import Service
 
 MAX_FILES = 1024
 MAX_CELLS = 4096
-FILES_OUTPUT_BYTES = 32 * MIB
+FILES_OUTPUT_BYTES = MAX_OUTPUT_BYTES
 """Fetched files come back through stdout, so there must be room for them."""
 MIN_MEMORY_BYTES = 64 * MIB
 """Below this no interpreter with numpy runs; SandboxFusion's callers mean the program's own use."""

@@ -10,7 +10,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, TypeAdapter, model_validator
 
 from rstar2.records import Verdict
-from rstar2.sandbox.execution import GIB, MIB, Execution, Limits
+from rstar2.sandbox.execution import GIB, MAX_OUTPUT_BYTES, MIB, MIN_MEMORY_BYTES, Execution, Limits
 from rstar2.sandbox.executor import Request
 
 MAX_CODE_CHARS = 4 * MIB
@@ -48,13 +48,13 @@ class Lenient(BaseModel):
 
 
 class LimitsModel(Wire):
-    """What one execution may use; each holds for the program and all its children together."""
+    """What one execution may use: the program and all its children together, but for the CPU time of each process."""
 
     wall_s: Seconds = Field(_DEFAULTS.wall_s, le=MAX_WALL_S)
     cpu_s: Seconds = Field(_DEFAULTS.cpu_s, le=MAX_WALL_S)
-    memory_bytes: Whole = Field(_DEFAULTS.memory_bytes, ge=MIB, le=1024 * GIB)
+    memory_bytes: Whole = Field(_DEFAULTS.memory_bytes, ge=MIN_MEMORY_BYTES, le=1024 * GIB)
     num_processes: Whole = Field(_DEFAULTS.num_processes, ge=1, le=4096)
-    output_bytes: Whole = Field(_DEFAULTS.output_bytes, ge=1, le=64 * MIB)
+    output_bytes: Whole = Field(_DEFAULTS.output_bytes, ge=1, le=MAX_OUTPUT_BYTES)
     file_bytes: Whole = Field(_DEFAULTS.file_bytes, ge=1, le=16 * GIB)
 
     def to_limits(self) -> Limits:
