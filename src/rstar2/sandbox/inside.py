@@ -14,6 +14,8 @@ import builtins
 import ctypes
 import io
 import linecache
+import logging
+import multiprocessing.process
 import os
 import random
 import signal
@@ -33,19 +35,27 @@ for _name in __future__.all_feature_names:
     _FUTURE_FLAGS |= getattr(__future__, _name).compiler_flag
 
 _main = types.ModuleType("__main__")
+_num_first_names = 0
 _num_inherited_exit_handlers = 0
 _num_inherited_log_handlers = 0
+_num_exit_handlers = atexit._ncallbacks
+# What tells whether a program leaves anything to be done at its end. Looked at directly: each object on the way counts.
+_threads: dict[object, object] = threading._active  # type: ignore[attr-defined]
+_threads_to_be: dict[object, object] = threading._limbo  # type: ignore[attr-defined]
+_child_processes: set[object] = multiprocessing.process._children  # type: ignore[attr-defined]
+_log_handlers: list[object] = logging._handlerList  # type: ignore[attr-defined]
 _carried_flags = 0
 """A `from __future__` of one cell holds in the next ones, as in a notebook."""
 
 
 def prepare() -> None:
     """In the template, last of all: streams, a fresh `__main__`, and a walk down the paths that programs take."""
-    global _num_inherited_exit_handlers, _num_inherited_log_handlers
+    global _num_inherited_exit_handlers, _num_inherited_log_handlers, _num_first_names
     # Handlers that the libraries registered need not run for a program that registers none of its own, and a rehearsal
     # that ran them would shut the libraries' thread pools down for good.
-    _num_inherited_exit_handlers = atexit._ncallbacks()
-    _num_inherited_log_handlers = _num_log_handlers()
+    _num_inherited_exit_handlers = _num_exit_handlers()
+    _num_inherited_log_handlers = len(_log_handlers)
+    _num_first_names = len(new_main().__dict__)
     _rehearse_with_null_streams()
     open_standard_streams()
     new_main()
@@ -154,9 +164,10 @@ def find_twisters() -> tuple[tuple[int, int], ...]:
 def run_program(source: bytes) -> int:
     """Run a whole program in `__main__` to its end, threads and exit handlers included; returns its exit code."""
     code = run_cell(source, _main.__dict__, CELL_NAME)
-    if threading.active_count() > 1 or _has_exit_work():
+    if len(_threads) > 1 or _threads_to_be or _has_exit_work():
         code = _run_exit_work() or code
-    _let_go(_main.__dict__)
+    if len(_main.__dict__) > _num_first_names:
+        _let_go(_main.__dict__)
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None and not stream.closed:
@@ -173,8 +184,8 @@ def run_cell(source: bytes, namespace: dict[str, object], name: str) -> int:
     """Run statements in a namespace and show the value of a last expression on `VALUE_FD`. Returns the exit code, or
     minus the signal that Python would end by."""
     global _carried_flags
-    # Not splitlines: a form feed or U+2028 ends no line of a program.
-    lines = io.StringIO(source.decode("utf-8", "replace"), newline=None).readlines()
+    # The bytes are split, not the text: a form feed or U+2028 ends no line of a program.
+    lines = [line.decode("utf-8", "replace") for line in source.splitlines(keepends=True)]
     linecache.cache[name] = (len(source), None, lines, name)
     try:
         tree: ast.Module = compile(source, name, "exec", ast.PyCF_ONLY_AST | _carried_flags, dont_inherit=True)
@@ -259,16 +270,11 @@ def _suggestion(error: BaseException) -> str:
     return mark + rest if mark else ""
 
 
-def _num_log_handlers() -> int:
-    return len(getattr(sys.modules.get("logging"), "_handlerList", ()))
-
-
 def _has_exit_work() -> bool:
-    processes = sys.modules.get("multiprocessing.process")
     return bool(
-        atexit._ncallbacks() > _num_inherited_exit_handlers
-        or (processes is not None and processes._children)
-        or _num_log_handlers() > _num_inherited_log_handlers
+        _num_exit_handlers() > _num_inherited_exit_handlers
+        or _child_processes
+        or len(_log_handlers) > _num_inherited_log_handlers
     )
 
 

@@ -11,7 +11,8 @@ from rstar2.sandbox import wire
 from rstar2.sandbox.cgroup import SlotGroup
 
 _SOCKET_BUFFER_BYTES = 1 << 20
-_READ_BYTES = 1 << 18
+_READ_BYTES = 1 << 14
+"""Most replies are far smaller; a larger buffer would be mapped and unmapped for each of them."""
 
 
 class SlotChannel:
