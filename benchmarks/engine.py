@@ -2,12 +2,13 @@
 
     python benchmarks/engine.py [--device cuda|cpu] [--model FOLDER] [--num-rollouts N] [--json]
 
-Every engine gets the same rollouts: groups that share a prompt, answers of mixed length, temperature 1. Without
-`--model` the weights are random, in SmolLM2-135M's shapes, which is as good for speed. Only tokens that a rollout asked
-for count: `transformers.generate` runs each batch to its longest answer, and what it makes beyond a rollout's own
-length is shown as `made`. Wall time, prefill included, second and later of `--num-repeats` runs after a warm-up; the
-prefix cache starts empty each time. The repeats of the engines are interleaved, so that a noisy machine is noisy for
-all of them.
+Every engine gets the same rollouts: groups that share a prompt, answers of mixed length, temperature 1; at most
+`--num-concurrent` run at a time, and with more rollouts than that the next starts when one ends, as in training.
+Without `--model` the weights are random, in SmolLM2-135M's shapes, which is as good for speed. Only tokens that a
+rollout asked for count: `transformers.generate` runs each batch to its longest answer, and what it makes beyond a
+rollout's own length is shown as `made`. Wall time, prefill included, the middle of `--num-repeats` runs after one to
+warm up; the prefix cache starts empty each time. The repeats of the engines are interleaved, so that a noisy machine is
+noisy for all of them.
 """
 
 import argparse
@@ -82,9 +83,7 @@ def load_model(options: argparse.Namespace, dtype: torch.dtype) -> Any:
         return AutoModelForCausalLM.from_config(SMOLLM2_135M, dtype=dtype).eval()
 
 
-def embedded(model: Any, rollouts: Sequence[Rollout]) -> tuple[str, Callable[[], Outcome]]:
-    longest = max(len(r.prompt_ids) + r.num_tokens for r in rollouts)
-    options = EmbeddedOptions(max_running=len(rollouts), max_context_tokens=min(8192, 2 * longest))
+def embedded(model: Any, rollouts: Sequence[Rollout], num_concurrent: int) -> tuple[str, Callable[[], Outcome]]:
 
     async def one(engine: EmbeddedEngine, session: str, rollout: Rollout) -> int:
         num_tokens = 0
@@ -102,8 +101,8 @@ def embedded(model: Any, rollouts: Sequence[Rollout]) -> tuple[str, Callable[[],
         assert counts == [rollout.num_tokens for rollout in rollouts]
         return Outcome(len(rollouts), sum(counts), sum(counts), wall_s)
 
-    engine = EmbeddedEngine.on_model(model, options)
-    engine.warm_up(len(rollouts))
+    engine = EmbeddedEngine.on_model(model, EmbeddedOptions(max_running=num_concurrent))
+    engine.warm_up(num_concurrent)
     return "embedded", lambda: asyncio.run(run())
 
 
@@ -171,7 +170,7 @@ def transformers_continuous_batching(
 def vllm(options: argparse.Namespace, rollouts: Sequence[Rollout]) -> tuple[str, Callable[[], Outcome]]:
     from vllm import LLM, SamplingParams
 
-    engine = LLM(options.model, skip_tokenizer_init=True, max_num_seqs=len(rollouts), seed=options.seed)
+    engine = LLM(options.model, skip_tokenizer_init=True, max_num_seqs=options.num_concurrent, seed=options.seed)
 
     def run() -> Outcome:
         engine.reset_prefix_cache()
@@ -238,7 +237,7 @@ def main() -> None:
     limit = options.transformers_rollouts or len(rollouts)
     contenders: dict[str, Callable[[], Outcome]] = {}
     if "embedded" in options.engines:
-        contenders.update([embedded(model, rollouts)])
+        contenders.update([embedded(model, rollouts, options.num_concurrent)])
     if "transformers" in options.engines:
         contenders.update([transformers_generate(model, rollouts, options.transformers_batch, limit)])
     if "continuous" in options.engines:
@@ -275,6 +274,7 @@ def report(
         "torch": torch.__version__,
         "model": Path(options.model).name if options.model else "random weights, SmolLM2-135M's shapes",
         "num_rollouts": len(rollouts),
+        "num_concurrent": options.num_concurrent,
         "group_size": options.group_size,
         "prompt_tokens": options.prompt_tokens,
         "answer_tokens": options.answer_tokens,
@@ -307,8 +307,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if has_cuda else "cpu")
     parser.add_argument("--model", help="a Hugging Face model folder; random weights without it")
     parser.add_argument("--engines", nargs="+", default=["embedded", "transformers", "continuous", "vllm"])
-    parser.add_argument("--num-rollouts", type=int, help="concurrent; 1024 on a GPU, 32 on a CPU")
-    parser.add_argument("--group-size", type=int, help="rollouts that share a prompt; 16 on a GPU, 8 on a CPU")
+    parser.add_argument("--num-rollouts", type=int, help="4096 on a GPU, 32 on a CPU")
+    parser.add_argument("--num-concurrent", type=int, help="at the same time, at most; 1024 on a GPU, 32 on a CPU")
+    parser.add_argument("--group-size", type=int, help="rollouts that share a prompt; 16")
     parser.add_argument("--prompt-tokens", type=int, nargs=2, help="shortest and longest")
     parser.add_argument("--answer-tokens", type=int, nargs=2, help="shortest and longest")
     parser.add_argument("--transformers-batch", type=int, help="256 on a GPU, 32 on a CPU")
@@ -321,7 +322,8 @@ def parse_options() -> argparse.Namespace:
     options = parser.parse_args()
     by_device: dict[str, Any] = (
         {
-            "num_rollouts": 1024,
+            "num_rollouts": 4096,
+            "num_concurrent": 1024,
             "group_size": 16,
             "prompt_tokens": [100, 500],
             "answer_tokens": [64, 512],
@@ -331,8 +333,9 @@ def parse_options() -> argparse.Namespace:
         if options.device == "cuda"
         else {
             "num_rollouts": 32,
-            "group_size": 8,
-            "prompt_tokens": [50, 150],
+            "num_concurrent": 32,
+            "group_size": 16,
+            "prompt_tokens": [100, 300],
             "answer_tokens": [16, 64],
             "transformers_batch": 32,
         }

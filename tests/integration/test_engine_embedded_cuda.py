@@ -67,7 +67,10 @@ def test_greedy_tokens_and_sampled_log_probs_are_those_of_transformers(config_cl
     engine = EmbeddedEngine.on_model(model, EmbeddedOptions(kv_cache_tokens=8192, max_prefill_tokens=100))
     for (token_ids, _), ids in zip(run_all(engine, all_ids, [Sampling(temperature=0)] * 20), all_ids, strict=True):
         prompt = torch.tensor([ids], device="cuda")
-        wanted = model.generate(prompt, max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=0)
+        mask = torch.ones_like(prompt)
+        wanted = model.generate(
+            prompt, attention_mask=mask, max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
         assert token_ids == wanted[0, len(ids) :].tolist()
     samplings = [Sampling(temperature=0.8, seed=n) for n in range(20)]
     for (token_ids, log_probs), ids in zip(run_all(engine, all_ids, samplings), all_ids, strict=True):

@@ -1,6 +1,7 @@
 """What holds for every policy on every workload, with engines that die and join."""
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -180,7 +181,7 @@ def test_no_cache_ever_holds_more_than_it_has(workload: Workload, num_engines: i
         for timeline in result.timelines:
             assert all(num_used <= MODEL.num_cache_tokens for _, _, _, num_used in timeline.spans)
             ends = [(begin_s, end_s) for begin_s, end_s, _, _ in timeline.spans]
-            assert all(before[1] <= after[0] + 1e-9 for before, after in zip(ends, ends[1:], strict=False))
+            assert all(before[1] <= after[0] + 1e-9 for before, after in pairwise(ends))
 
 
 @settings(max_examples=60, deadline=None)

@@ -121,7 +121,7 @@ def test_a_turn_that_ends_before_its_cancellation_is_simply_over() -> None:
 
 
 def test_when_nothing_waits_a_rollout_moves_to_an_engine_that_is_much_emptier_and_not_to_one_that_is_a_little() -> None:
-    policy = make(1, 200_000)
+    policy = make(1, 200_000, KvAwareSettings(move_budget=1.0))
     starts = list(started(submit(policy, 4, 32)))
     assert len(starts) == 128
     for rollout in starts:
@@ -163,3 +163,14 @@ def test_the_oldest_cannot_be_overtaken_for_ever() -> None:
     assert sorted(tickets) == list(range(30))
     for place, ticket in enumerate(tickets):
         assert all(ticket < later + 4 for later in tickets[place:]), "started while an older one waited"
+
+
+def test_moves_that_are_not_forced_stay_within_their_budget() -> None:
+    policy = make(1, 200_000, KvAwareSettings(move_budget=0.0))
+    starts = list(started(submit(policy, 4, 32)))
+    for rollout in starts:
+        policy.handle(TokensGrown(1.0, rollout, PROMPT + 150))
+    policy.handle(EngineJoined(2.0, "e1", 200_000, SPEED))
+    policy.handle(TurnEnded(3.0, starts[0], PROMPT + 160))
+    policy.handle(ToolCalled(3.0, starts[0]))
+    assert list(policy.handle(ToolReturned(4.0, starts[0], PROMPT + 170))) == [Resume(starts[0], "e0")]

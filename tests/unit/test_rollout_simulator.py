@@ -133,7 +133,7 @@ def test_the_roofline_of_a_14b_is_as_computed_by_hand() -> None:
 
 
 def test_a_memory_fraction_without_room_for_a_cache_is_said() -> None:
-    with pytest.raises(UserError, match="leaves no cache: 24 GB for 29.5 GB of weights"):
+    with pytest.raises(UserError, match=r"leaves no cache: 24 GB for 29\.5 GB of weights"):
         roofline(HARDWARE["h100"], QWEN3_14B, 0.3)
 
 

@@ -3,8 +3,8 @@
 Symbols (docs/scheduler.md uses the same). The logarithm of a response's length is normal: `mu` for its problem, spread
 `sigma` within a problem; the `mu` of the problems are normal around `m` with spread `tau`. Each stage of a curriculum
 has its own `m`, `tau`, `sigma`. A running rollout of x tokens is evidence that its length is above x, and a response
-that was cut off at its limit likewise, so early, short endings do not make everything look short. Turns correct the chance
-to end: those of number t end `rate(t)` times as often as their lengths alone say.
+that was cut off at its limit likewise, so early, short endings do not make everything look short. Turns correct the
+chance to end: those of number t end `rate(t)` times as often as their lengths alone say.
 
 Invariant: a forecast never exceeds the rollout's response limit, whatever was learned.
 """
@@ -163,14 +163,18 @@ class NeedModel:
     def forecast(self, rollouts: Iterable[str]) -> Forecast:
         """Of the own tokens that these rollouts, all running, hold together."""
         rows = np.fromiter((self._rows[rollout] for rollout in rollouts), dtype=np.int64)
+        if not rows.size:
+            return Forecast(np.zeros(NUM_HORIZONS), np.zeros(NUM_HORIZONS))
+        rows = rows[np.argsort(self._problem[rows], kind="stable")]
         alive = self._alive(rows, self.horizons)
         held = self._tokens[rows, None] + self.horizons
         deviation = held * np.sqrt(alive * (1 - alive))
         # Siblings err together, as far as their problem is not known: their deviations add up, not their variances.
-        problems, group = np.unique(self._problem[rows], return_inverse=True)
-        shared = self._problem_variance[problems] / self._problem_spread[problems] ** 2
-        together = (group == np.arange(len(problems))[:, None]).astype(np.float64) @ deviation
-        variance = (1 - shared[group]) @ deviation**2 + shared @ together**2
+        problems = self._problem[rows]
+        shared = (self._problem_variance / self._problem_spread**2)[problems, None]
+        first = np.flatnonzero(np.diff(problems, prepend=-1))
+        together = np.add.reduceat(deviation, first, axis=0)
+        variance = ((1 - shared) * deviation**2).sum(axis=0) + (shared[first] * together**2).sum(axis=0)
         return Forecast((held * alive).sum(axis=0), variance)
 
     def forecast_new(self, problems: Iterable[str]) -> Forecast:

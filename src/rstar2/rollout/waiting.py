@@ -1,9 +1,9 @@
 """The rollouts that were submitted and not yet started, and which of them an engine should start next.
 
-Of those that fit, long-expected rollouts go first, because what starts last must be short; shorter ones fit where longer
-ones do not, since they end before the cache is at its fullest. An engine prefers problems whose prompt it holds or was
-chosen to hold, by what the prompt costs in tokens, and problems of which few rollouts have started, because those tell
-most. Siblings start in their order, and of equal problems the one that was submitted first.
+Of those that fit, long-expected rollouts go first, because what starts last must be short; shorter ones fit where
+longer ones do not, since they end before the cache is at its fullest. An engine prefers problems whose prompt it holds
+or was chosen to hold, by what the prompt costs in tokens, and problems of which few rollouts have started, because
+those tell most. Siblings start in their order, and of equal problems the one that was submitted first.
 
 Invariant (no starvation): no rollout is started while another waits that was submitted `max_overtakes` or more places
 before it.

@@ -180,6 +180,7 @@ class EmbeddedEngine:
             self._policy_version = policy_version
             self._blocks.drop_cache()
             self._kept.clear()
+            self._load = self._measure_load()
 
     def warm_up(self, num_sequences: int) -> None:
         """Records the GPU's decode steps for up to so many sequences now; nothing to do on a CPU."""

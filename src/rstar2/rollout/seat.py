@@ -1,0 +1,124 @@
+"""A rollout's place in a live run: it asks for tokens here, and does not know which engine they come from."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from rstar2.engine import Chunk, Engine, Sampling
+from rstar2.errors import InfrastructureError
+from rstar2.records import StopReason
+from rstar2.rollout.facts import Fact, RolloutSpec, ToolCalled, ToolReturned, TurnCancelled, TurnEnded
+
+
+class Host(Protocol):
+    """What a seat needs of the driver."""
+
+    clock: Callable[[], float]
+
+    def tell(self, fact: Fact) -> None: ...
+    def engine(self, name: str) -> Engine | None: ...
+    def lose_engine(self, name: str) -> None: ...
+
+
+class Seat:
+    def __init__(self, host: Host, spec: RolloutSpec) -> None:
+        self.spec = spec
+        self.engine: str | None = None
+        """Where it runs, or ran last."""
+        self.num_tokens = spec.num_prompt_tokens
+        self.queued_s = 0.0
+        """How long it has wanted to run and had no place."""
+        self._host = host
+        self._place: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._state = "placed"
+        """placed: a turn may begin. generating: it runs. between: the turn ended. at tool: so it was said."""
+
+    @property
+    def is_generating(self) -> bool:
+        return self._state == "generating" and not self._place.done()
+
+    async def placed(self) -> None:
+        """Wait until the scheduler has given it a place."""
+        since_s = self._host.clock()
+        self.engine = await self._place
+        self._place = asyncio.get_running_loop().create_future()
+        self.queued_s += self._host.clock() - since_s
+
+    def place(self, engine: str) -> None:
+        """The scheduler has decided. If it moves twice before it could begin, the last decision holds."""
+        if self._place.done():
+            self._place = asyncio.get_running_loop().create_future()
+        self._place.set_result(engine)
+
+    def fail(self, error: InfrastructureError) -> None:
+        """There will be no place."""
+        if not self._place.done():
+            self._place.set_exception(error)
+            self._place.exception()
+
+    def leave(self) -> None:
+        """The rollout is over, perhaps in the middle of a turn."""
+        if self._state in ("placed", "generating"):
+            self._end_turn()
+
+    def calls_tool(self) -> None:
+        """Say, as soon as it is known, that the turn that ended asks for a tool and not for the end."""
+        assert self._state == "between", "a tool is called after a turn"
+        self._state = "at tool"
+        self._host.tell(ToolCalled(self._host.clock(), self.spec.rollout))
+
+    async def generate(self, token_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> AsyncIterator[Chunk]:
+        """One turn: `token_ids` continued by at most `max_tokens`. The last chunk, and no other, has a stop reason."""
+        tokens, num_left = list(token_ids), max_tokens
+        await self._begin(len(tokens))
+        try:
+            while True:
+                async for chunk in self._generate_here(tokens, sampling, num_left):
+                    tokens += chunk.token_ids
+                    num_left -= len(chunk.token_ids)
+                    self.num_tokens = len(tokens)
+                    if chunk.stop_reason is not None:
+                        self._end_turn()
+                    yield chunk
+                    if chunk.stop_reason is not None:
+                        return
+                await self.placed()
+        finally:
+            if self._state == "generating":
+                self._end_turn()
+
+    async def _begin(self, num_tokens: int) -> None:
+        if self._state == "between":
+            self.calls_tool()
+        self.num_tokens = num_tokens
+        if self._state == "at tool":
+            self._state = "generating"
+            self._host.tell(ToolReturned(self._host.clock(), self.spec.rollout, num_tokens))
+            await self.placed()
+        self._state = "generating"
+
+    def _end_turn(self) -> None:
+        self._state = "between"
+        self._host.tell(TurnEnded(self._host.clock(), self.spec.rollout, self.num_tokens))
+
+    async def _generate_here(self, tokens: Sequence[int], sampling: Sampling, max_tokens: int) -> AsyncIterator[Chunk]:
+        """The turn as far as this engine brings it: to its end, or to where it must go on elsewhere."""
+        name = self.engine
+        assert name is not None
+        engine = self._host.engine(name)
+        if engine is None:
+            return
+        try:
+            async for chunk in engine.generate(self.spec.rollout, tuple(tokens), sampling, max_tokens):
+                if self._host.engine(name) is not engine:
+                    return
+                if chunk.stop_reason is not StopReason.CANCELLED:
+                    yield chunk
+                    continue
+                yield replace(chunk, stop_reason=None)
+                if self._host.engine(name) is engine:
+                    self._host.tell(TurnCancelled(self._host.clock(), self.spec.rollout, self.num_tokens))
+                return
+        except InfrastructureError:
+            self._host.lose_engine(name)

@@ -1,0 +1,142 @@
+"""The live driver on engines that are slow, small and mortal."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from rstar2.engine import Chunk, EngineLoad, Sampling
+from rstar2.errors import InfrastructureError
+from rstar2.records import StopReason
+from rstar2.rollout.driver import Driver
+from rstar2.rollout.facts import EngineSpeed, RolloutSpec
+from rstar2.rollout.policies import POLICIES, make_policy
+from rstar2.rollout.seat import Seat
+
+pytestmark = pytest.mark.integration
+
+SPEED = EngineSpeed(prefill_token_s=1e-6, step_s=1e-4, cached_token_s=1e-9)
+PROMPT = (1, 2, 3)
+
+
+class CountingEngine:
+    """Continues n tokens with n, n + 1, …: any token that were lost or doubled would show."""
+
+    def __init__(self, dies_after: int | None = None) -> None:
+        self.num_generated = 0
+        self.dies_after = dies_after
+        self.sessions: set[str] = set()
+        self.cancelled: set[str] = set()
+
+    async def generate(
+        self, session: str, token_ids: Sequence[int], sampling: Sampling, max_tokens: int
+    ) -> AsyncIterator[Chunk]:
+        self.sessions.add(session)
+        self.cancelled.discard(session)
+        assert sampling == Sampling()
+        for index in range(max_tokens):
+            await asyncio.sleep(0)
+            if self.dies_after is not None and self.num_generated >= self.dies_after:
+                raise InfrastructureError("this engine is dead")
+            if session in self.cancelled:
+                self.cancelled.remove(session)
+                yield Chunk((), (), stop_reason=StopReason.CANCELLED)
+                return
+            self.num_generated += 1
+            stop = StopReason.END_OF_TURN if index == max_tokens - 1 else None
+            yield Chunk((len(token_ids) + index,), (0.0,), stop_reason=stop)
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(16, 400, 400, 0, 0, 0, 0, 0, 0, self.num_generated)
+
+    async def cancel(self, session: str) -> None:
+        if session in self.sessions:
+            self.cancelled.add(session)
+
+    async def release(self, session: str) -> None:
+        self.sessions.discard(session)
+
+    async def close(self) -> None:
+        pass
+
+
+async def two_turns(seat: Seat) -> list[int]:
+    tokens = list(PROMPT)
+    for num_tokens in (7, 5):
+        async for chunk in seat.generate(tokens, Sampling(), num_tokens):
+            tokens += chunk.token_ids
+        if num_tokens == 7:
+            seat.calls_tool()
+            await asyncio.sleep(0.001)
+            tokens += [-1, -1]
+    return tokens
+
+
+def specs(count: int) -> list[RolloutSpec]:
+    return [RolloutSpec(f"r{number}", f"p{number // 8}", len(PROMPT), 64) for number in range(count)]
+
+
+EXPECTED = [*PROMPT, *range(3, 10), -1, -1, *range(12, 17)]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+async def test_2000_rollouts_on_two_engines_of_which_one_dies_lose_none(policy: str) -> None:
+    driver: Driver[list[int]] = Driver(make_policy(policy))
+    dying, living = CountingEngine(dies_after=6_000), CountingEngine()
+    driver.add_engine("dying", dying, SPEED)
+    driver.add_engine("living", living, SPEED)
+    calls: Counter[str] = Counter()
+
+    async def rollout(seat: Seat) -> list[int]:
+        calls[seat.spec.rollout] += 1
+        return await two_turns(seat)
+
+    results = await asyncio.wait_for(driver.run(specs(2000), rollout), 120)
+    assert all(result == EXPECTED for result in results)
+    assert set(calls.values()) == {1} and len(calls) == 2000
+    assert driver.stats.num_engines_lost == 1
+    assert driver.stats.num_starts == 2000
+    assert driver.stats.num_moves > 0
+    assert dying.num_generated + living.num_generated == 2000 * 12, "what came out before the death was kept"
+    assert not living.sessions, "every session was released"
+
+
+async def test_an_engine_may_join_in_the_middle() -> None:
+    driver: Driver[list[int]] = Driver(make_policy("kv-aware"))
+    first, second = CountingEngine(), CountingEngine()
+    driver.add_engine("first", first, SPEED)
+
+    async def rollout(seat: Seat) -> list[int]:
+        tokens = await two_turns(seat)
+        if driver.engine("second") is None:
+            driver.add_engine("second", second, SPEED)
+        return tokens
+
+    results = await asyncio.wait_for(driver.run(specs(600), rollout), 60)
+    assert all(result == EXPECTED for result in results)
+    assert second.num_generated > 0
+
+
+async def test_a_rollout_that_raises_harms_no_other() -> None:
+    driver: Driver[list[int]] = Driver(make_policy("kv-aware"))
+    driver.add_engine("only", CountingEngine(), SPEED)
+
+    async def rollout(seat: Seat) -> list[int]:
+        if seat.spec.rollout == "r3":
+            async for _ in seat.generate(PROMPT, Sampling(), 7):
+                raise ValueError("in the middle of a turn")
+        return await two_turns(seat)
+
+    results = await asyncio.wait_for(driver.run(specs(100), rollout), 60)
+    assert isinstance(results[3], ValueError)
+    assert all(result == EXPECTED for number, result in enumerate(results) if number != 3)
+
+
+async def test_losing_the_last_engine_ends_the_run_and_says_why() -> None:
+    driver: Driver[list[int]] = Driver(make_policy("kv-aware"))
+    driver.add_engine("only", CountingEngine(dies_after=500), SPEED)
+    results = await asyncio.wait_for(driver.run(specs(200), two_turns), 60)
+    failed = [result for result in results if isinstance(result, InfrastructureError)]
+    assert failed and "engine only was the last one" in str(failed[0])
+    assert all(result == EXPECTED for result in results if not isinstance(result, BaseException))
