@@ -4,8 +4,7 @@ Invariant: every block that the planned work writes is allocated before the plan
 and those still in flight. So nothing can run out of cache in the middle of the work.
 
 The next plan may be made before the tokens of the last are known. Freed blocks may be given to others at once: work
-runs in the order of the plans, and a sequence that has ended writes nothing any more. For the same reason a sequence
-that the steps in flight bring to its full length leaves at once, before its last tokens are known.
+runs in the order of the plans, and a sequence that has ended writes nothing any more.
 
 A plan counts its prefill as done, and its full blocks as findable, at once: work runs in the order of the plans, and
 within one forward pass each layer stores all keys and values before any attention reads them. So rollouts of a group
@@ -54,8 +53,6 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> list[int]:
         """It has ended or was cancelled: its blocks are free, and findable while their place is not needed. They are
         given up last; the result is what `BlockManager.unkeep` takes once nobody will come back for them."""
-        if sequence.has_left:
-            return []
         if not sequence.is_running:
             self.waiting.remove(sequence)
             return []
@@ -65,11 +62,9 @@ class Scheduler:
         return kept
 
     def plan(self) -> Plan:
-        for sequence in [sequence for sequence in self.running if sequence.ends_in_flight]:
-            self._leave_early(sequence)
         has_preempted = self._reserve_decode_steps()
         chunks = self._plan_prefill(may_admit=not has_preempted)
-        decode = tuple(sequence for sequence in self.running if sequence.num_to_prefill == 0)
+        decode = tuple(sequence for sequence in self.running if sequence.can_decode)
         for sequence in decode:
             sequence.num_steps_in_flight += self.steps_ahead
         return Plan(tuple(chunks), decode)
@@ -78,7 +73,7 @@ class Scheduler:
         """Room for the next steps of each decoding sequence, the oldest first; the youngest give way."""
         num_preemptions_before = self.num_preemptions
         for sequence in self.running.copy():
-            if not (sequence.is_running and sequence.num_to_prefill == 0):
+            if not (sequence.is_running and sequence.can_decode):
                 continue
             num_missing = self._num_missing_blocks(sequence)
             while num_missing > self.blocks.num_free and sequence.is_running:
@@ -129,11 +124,6 @@ class Scheduler:
         sequence.num_lost_tokens = 0
         self.running.append(self.waiting.popleft())
         return True
-
-    def _leave_early(self, sequence: Sequence) -> None:
-        self._offer(sequence)
-        self._vacate(sequence)
-        sequence.has_left = True
 
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preemptions += 1

@@ -25,8 +25,6 @@ class Sequence:
     """The cache epoch its keys and values belong to: after a weight update they are nobody else's."""
     num_steps_in_flight: int = 0
     """Decode steps that were planned and whose tokens are not known here yet."""
-    has_left: bool = False
-    """It gave its place up before its last tokens are known: see `ends_in_flight`."""
     num_lost_tokens: int = 0
     """Computed before the last preemption and not yet known to be found again in the cache."""
 
@@ -43,9 +41,9 @@ class Sequence:
         return min(len(self.token_ids) - 1 + self.num_steps_in_flight + num_steps, self.max_total_tokens - 1)
 
     @property
-    def ends_in_flight(self) -> bool:
-        """The steps in flight bring it to its full length, if no stop token does before."""
-        return self.num_steps_in_flight > 0 and len(self.token_ids) + self.num_steps_in_flight >= self.max_total_tokens
+    def can_decode(self) -> bool:
+        """Its prompt is computed, and the steps in flight do not bring it to its full length."""
+        return self.num_to_prefill == 0 and len(self.token_ids) + self.num_steps_in_flight < self.max_total_tokens
 
     def append(self, token_ids: list[int], num_steps: int) -> None:
         """What `num_steps` steps made, that were in flight until now; fewer tokens if they reached its end."""
