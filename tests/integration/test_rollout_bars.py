@@ -1,4 +1,4 @@
-"""The claims of docs/scheduler.md: the default workload as it is, the others on an eighth of the fleet."""
+"""The claims of docs/scheduler.md, on an eighth of the fleet."""
 
 import pytest
 
@@ -21,12 +21,13 @@ def test_kv_aware_costs_little_where_there_is_nothing_to_win(name: str) -> None:
 
 
 def test_on_the_default_workload_it_is_much_faster_and_recomputes_next_to_nothing() -> None:
-    workload = generate("default", seed=0)
+    """On an eighth of the fleet, with an eighth of the problems; `rstar2 simulate` shows the whole."""
+    workload = generate("default", seed=0, num_problems=64)
     results = {
-        name: simulate(workload, make_policy(name), Fleet(MODEL, 64))
+        name: simulate(workload, make_policy(name), Fleet(MODEL, 8))
         for name in ("static", "least-requests", "kv-aware")
     }
     ours = results["kv-aware"]
-    assert results["static"].makespan_s > 1.8 * ours.makespan_s
-    assert results["least-requests"].makespan_s > 1.25 * ours.makespan_s
+    assert results["static"].makespan_s > 1.7 * ours.makespan_s
+    assert results["least-requests"].makespan_s > 1.15 * ours.makespan_s
     assert ours.recomputed_tokens < 0.01 * ours.generated_tokens
