@@ -167,5 +167,4 @@ async def test_the_engine_loses_no_block_over_a_thousand_turns() -> None:
     engine._blocks.check()
     assert load.num_free_blocks == load.num_blocks
     assert load.num_running == load.num_waiting == 0
-    assert load.num_preemptions > 0
     await engine.close()

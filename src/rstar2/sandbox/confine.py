@@ -28,6 +28,8 @@ class Layers:
     seccomp: bool
     distinct_uid: bool
     """Each slot's programs run under a uid that is not the slot's own. Needs root."""
+    scratch: str
+    """The directory that the scratch file system is mounted on."""
     scratch_bytes: int
     num_scratch_files: int
 
@@ -45,7 +47,7 @@ def enter_template(layers: Layers) -> None:
         _map_single_id(uid, gid, proc_fd)
         os.close(proc_fd)
     linux.sethostname("sandbox")
-    rootfs.enter(view, mount_point)
+    rootfs.enter(view, mount_point, layers.scratch)
 
 
 def _map_single_id(uid: int, gid: int, proc_fd: int) -> None:
@@ -77,8 +79,8 @@ def enter_slot(layers: Layers, seccomp_program: bytes, memory_group_fd: int | No
         linux.unshare(linux.CLONE_NEWNS)
         # The scratch root stays the init's: a program can fill it but not change its mode for the next one.
         options = f"mode=1777,size={layers.scratch_bytes},nr_inodes={layers.num_scratch_files}"
-        linux.mount("tmpfs", rootfs.SCRATCH, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, options)
-        os.chdir(rootfs.SCRATCH)
+        linux.mount("tmpfs", layers.scratch, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, options)
+        os.chdir(layers.scratch)
     if layers.distinct_uid:
         os.setgroups([])
         kept = frozenset({linux.CAP_KILL, linux.CAP_SETUID, linux.CAP_SETGID, linux.CAP_SYS_NICE})

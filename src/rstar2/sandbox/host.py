@@ -42,6 +42,7 @@ def decide_layers(config: HostConfig) -> Layers:
             user_namespace=False,
             seccomp=False,
             distinct_uid=False,
+            scratch="/tmp",
             scratch_bytes=0,
             num_scratch_files=0,
         )

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 
-from rstar2.sandbox import cgroup, confine, linux, seccomp
+from rstar2.sandbox import cgroup, confine, linux, rootfs, seccomp
 from rstar2.sandbox.execution import MIB
 
 SCRATCH_BYTES, NUM_SCRATCH_FILES = 64 * MIB, 4096
@@ -69,6 +69,7 @@ def choose_layers(
         user_namespace=namespaces and not capabilities.is_privileged,
         seccomp=capabilities.seccomp,
         distinct_uid=capabilities.is_privileged,
+        scratch=rootfs.scratch_path(),
         scratch_bytes=scratch_bytes,
         num_scratch_files=num_scratch_files,
     )

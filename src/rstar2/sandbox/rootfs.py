@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rstar2.sandbox import linux
 
-SCRATCH = "/tmp"
+_USUAL_SCRATCH, _OTHER_SCRATCH = "/tmp", "/scratch"
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _LIBRARY_FOLDERS = ("/lib", "/lib32", "/lib64", "/usr/lib32", "/usr/lib64", "/usr/local/lib")
 _SYSTEM_PREFIXES = ("/usr", "/usr/local")
@@ -59,11 +59,17 @@ def runtime_view() -> View:
     return View(tuple(binds), tuple(sorted(covered.items())))
 
 
+def scratch_path() -> str:
+    """Where a program's scratch directory lies. Not over the interpreter itself, should that live in /tmp."""
+    is_taken = any(_is_below(bind, _USUAL_SCRATCH) for bind in runtime_view().binds)
+    return _OTHER_SCRATCH if is_taken else _USUAL_SCRATCH
+
+
 def _is_below(path: str, folder: str) -> bool:
     return path != folder and path.startswith(folder.rstrip("/") + "/")
 
 
-def enter(view: View, mount_point: Path) -> None:
+def enter(view: View, mount_point: Path, scratch: str) -> None:
     """Make the view the root of this process's mount namespace. Irreversible; needs a private mount namespace."""
     root = str(mount_point)
     linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
@@ -76,8 +82,8 @@ def enter(view: View, mount_point: Path) -> None:
     for link, target in view.links:
         Path(root + link).parent.mkdir(parents=True, exist_ok=True)
         Path(root + link).symlink_to(target)
-    Path(root + SCRATCH).mkdir(parents=True, exist_ok=True)
-    (mount_point / "dev/shm").symlink_to(SCRATCH)
+    Path(root + scratch).mkdir(parents=True, exist_ok=True)
+    (mount_point / "dev/shm").symlink_to(scratch)
     old_parent = os.open(mount_point.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     os.chdir(root)
     linux.pivot_root(".", ".")  # the old root is now mounted over the new one; detaching it leaves the new one

@@ -12,6 +12,7 @@ import json
 import os
 import resource
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,6 +64,7 @@ def main() -> None:
         group_fd = os.open(Path(settings.service_group).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     is_single_threaded = len(list(Path("/proc/self/task").iterdir())) == 1
     confine.enter_template(settings.layers)
+    tempfile.tempdir = None  # what it found outside does not hold inside
     sys.path[:] = [path for path in sys.path if Path(path).exists()]
     program = confine.seccomp_program(settings.layers) if seccomp.is_supported() else b""
     implementation: Any = fast_fork if settings.fast and fast_fork is not None else pyfork

@@ -25,8 +25,6 @@ READY_DEADLINE_S = 120.0
 _MAX_RESTART_DELAY_S = 5.0
 _ENVIRONMENT = {
     "PATH": "",
-    "HOME": "/tmp",
-    "TMPDIR": "/tmp",
     "USER": "sandbox",
     "LANG": "C.UTF-8",
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -84,7 +82,7 @@ def _spawn(config: TemplateConfig) -> tuple[subprocess.Popen[bytes], socket.sock
         [sys.executable, "-c", "from rstar2.sandbox.template import main; main()", settings.to_argument()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        env=_ENVIRONMENT,
+        env={**_ENVIRONMENT, "HOME": config.layers.scratch, "TMPDIR": config.layers.scratch},
         cwd="/",
         pass_fds=[theirs.fileno()],
         start_new_session=True,  # a Ctrl-C in the terminal is for the host, which then closes its templates in order
