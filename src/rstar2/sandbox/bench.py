@@ -122,6 +122,15 @@ async def measure_print(bench: _Bench) -> list[Row]:
     return [await _against_subprocess(bench, "print, batch", PRINT, 4000, 150)]
 
 
+async def measure_in_process(bench: _Bench) -> list[Row]:
+    """The same without a service, as a trainer that has the sandbox in its own process would run it."""
+    async with LocalExecutor() as executor:
+        inner = _Bench(executor, "", 0, bench.scale, None)
+        row = await _against_subprocess(inner, "print, batch, in process", PRINT, 4000, 150)
+        bench.num_failures += inner.num_failures
+    return [row]
+
+
 async def measure_numpy(bench: _Bench) -> list[Row]:
     return [await _against_subprocess(bench, "numpy, batch", NUMPY, 2000, 40)]
 
@@ -316,6 +325,7 @@ async def measure_code_judge(bench: _Bench) -> list[Row]:
 
 _MEASUREMENTS: dict[str, Callable[[_Bench], Awaitable[list[Row]]]] = {
     "print": measure_print,
+    "in-process": measure_in_process,
     "numpy": measure_numpy,
     "sympy": measure_sympy,
     "latency": measure_latency,

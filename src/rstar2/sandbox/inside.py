@@ -183,19 +183,19 @@ def run_program(source: bytes) -> int:
 def run_cell(source: bytes, namespace: dict[str, object], name: str) -> int:
     """Run statements in a namespace and show the value of a last expression on `VALUE_FD`. Returns the exit code, or
     minus the signal that Python would end by."""
-    global _carried_flags
     # The bytes are split, not the text: a form feed or U+2028 ends no line of a program.
     lines = [line.decode("utf-8", "replace") for line in source.splitlines(keepends=True)]
     linecache.cache[name] = (len(source), None, lines, name)
     try:
+        if ends_with_print(source):
+            exec(_compiled(source, name), namespace)
+            return EXIT_OK
         tree: ast.Module = compile(source, name, "exec", ast.PyCF_ONLY_AST | _carried_flags, dont_inherit=True)
         last = tree.body[-1] if tree.body else None
         if isinstance(last, ast.Expr):
             tree.body.pop()
         if tree.body:
-            body = compile(tree, name, "exec", _carried_flags, dont_inherit=True)
-            _carried_flags |= body.co_flags & _FUTURE_FLAGS
-            exec(body, namespace)
+            exec(_compiled(tree, name), namespace)
         if isinstance(last, ast.Expr):
             expression = compile(ast.Expression(last.value), name, "eval", _carried_flags, dont_inherit=True)
             value = eval(expression, namespace)
@@ -210,6 +210,29 @@ def run_cell(source: bytes, namespace: dict[str, object], name: str) -> int:
             os.write(VALUE_FD, TAG_OUT_OF_MEMORY)
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else EXIT_RAISED
     return EXIT_OK
+
+
+def ends_with_print(source: bytes) -> bool:
+    """Whether the last statement certainly is a call of `print` on a line of its own, as in most programs: it has no
+    value to show, so the detour over the syntax tree can be saved. A bracket opened on an earlier line would have to be
+    closed on this one, and only a quoted bracket could hide that."""
+    line = source[source.rfind(b"\n", 0, len(source.rstrip())) + 1 :].rstrip()
+    if not line.startswith(b"print(") or not line.endswith(b")") or b"\\\n" in source:
+        return False
+    num_open = line.count(b"(")
+    has_quotes = b"'" in line or b'"' in line
+    return (
+        num_open == line.count(b")")
+        and (num_open == 1 or not has_quotes)
+        and not any(map(line.__contains__, b"[]{}#;"))
+    )
+
+
+def _compiled(source: "bytes | ast.Module", name: str) -> types.CodeType:
+    global _carried_flags
+    code: types.CodeType = compile(source, name, "exec", _carried_flags, dont_inherit=True)
+    _carried_flags |= code.co_flags & _FUTURE_FLAGS
+    return code
 
 
 def _let_go(namespace: dict[str, object]) -> None:
