@@ -24,6 +24,7 @@ from rstar2.sandbox.execution import Execution, ExecutionStatus, Limits
 from rstar2.sandbox.executor import Executor, Request
 from rstar2.sandbox.host import HostConfig
 from rstar2.sandbox.local import LocalConfig, LocalExecutor, usable_cores
+from rstar2.sandbox.template import is_fast_path_built
 
 PRINT = "print(1+1)"
 NUMPY = "import numpy as np\nprint(np.arange(10).sum())"
@@ -358,15 +359,13 @@ async def measure(names: tuple[str, ...], *, quick: bool, code_judge: str | None
             for name in names:
                 say(f"measuring {name} ...")
                 rows += await _MEASUREMENTS[name](bench)
-        async with aiohttp.ClientSession() as session, session.get(f"{service.address}/status") as response:
-            is_fast = bool((await response.json()).get("num_workers"))
     finally:
         await service.stop()
     return Report(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}",
         num_cores=usable_cores(),
-        fast_path=is_fast,
+        fast_path=is_fast_path_built(),
         rows=rows,
         num_failures=bench.num_failures,
     )

@@ -184,14 +184,13 @@ class Dispatcher:
         return True
 
     def _on_forked(self, slot: _Slot, channel: SlotChannel, pid: int) -> None:
+        """A process that was cancelled before it existed is not the slot's any more: it finds its socket closed."""
         if slot.channel is channel:
             if pid > 0:
                 slot.pid = pid
             elif channel.is_open:
                 channel.close()
                 self._on_lost(slot)
-        elif pid > 0 and not channel.is_open:
-            pass  # cancelled before it existed: it finds its socket closed and ends by itself
 
     def _start(self, slot: _Slot, job: Job) -> bool:
         if (slot.channel is None or not slot.channel.is_open) and not self._make_process(slot):

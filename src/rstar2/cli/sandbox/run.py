@@ -2,12 +2,15 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rstar2.cli.output import ExitCode, note, print_json
 from rstar2.errors import UserError
+
+if TYPE_CHECKING:
+    from rstar2.sandbox.unsafe import UnsafeExecutor
 
 
 def run(
@@ -59,7 +62,7 @@ def _read(file: str) -> str:
         raise UserError(f"{file} is not UTF-8 text") from None
 
 
-def _unsafe_executor():  # type: ignore[no-untyped-def]
+def _unsafe_executor() -> "UnsafeExecutor":
     from rstar2.sandbox.unsafe import UnsafeExecutor
 
     return UnsafeExecutor()
