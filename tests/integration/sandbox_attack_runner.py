@@ -31,7 +31,7 @@ ALL: tuple[AnyAttack, ...] = (*SESSIONS, *PROCESSES, *MEMORY, *LEAKS, *STREAMS, 
 ATTACKS = {attack.name: attack for attack in ALL}
 NUM_LANES = 3
 UNPRIVILEGED_UID = 65534
-LEEWAY_S = 5.0
+LEEWAY_S = 15.0
 """Two cores run three lanes, so even what is stopped on time is seen late."""
 HANG_S = 45.0
 
@@ -68,7 +68,9 @@ def disagreements(run: Execution, expected: Expected, limits: Limits) -> list[st
         wrong.append(f"lacks {(expected.stdout_has or expected.stderr_has)[:80]!r}")
     if expected.stdout is None and SECRET in run.stdout:
         wrong.append("a secret was printed")
-    if run.wall_s > (expected.max_wall_s or limits.wall_s + LEEWAY_S):
+    if expected.message_has not in run.message:
+        wrong.append(f"its message lacks {expected.message_has!r}")
+    if run.wall_s > limits.wall_s + LEEWAY_S:
         wrong.append(f"took {run.wall_s:.1f} s")
     if run.num_attempts != 1:
         wrong.append(f"was run {run.num_attempts} times")

@@ -54,8 +54,7 @@ class Expected:
     value: str | None = None
     exit_code: int | None = None
     signal: int | None = None
-    max_wall_s: float | None = None
-    """Beyond the wall limit and a second, which hold for all."""
+    message_has: str = ""
 
 
 @dataclass(frozen=True)

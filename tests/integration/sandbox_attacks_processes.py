@@ -298,17 +298,22 @@ PROCESSES = (
     Attack(
         "giant power", "print(len(str(7 ** 7 ** 9)))", ended(S.TIMEOUT, S.MEMORY, S.ERROR), limits=limits(wall_s=0.5)
     ),
-    Attack("the processor limit", "while True: pass", ended(S.TIMEOUT, max_wall_s=4), limits=limits(wall_s=6, cpu_s=1)),
+    Attack(
+        "the processor limit",
+        "while True: pass",
+        ended(S.TIMEOUT, message_has="CPU limit"),
+        limits=limits(wall_s=30, cpu_s=1),
+    ),
     Attack(
         "the processor limit, its warning ignored",
         CPU_IGNORED,
-        ended(S.TIMEOUT, max_wall_s=25),
+        ended(S.TIMEOUT, message_has="CPU limit"),
         limits=limits(wall_s=30, cpu_s=1),
     ),
     Attack(
         "the processor limit, spent by children",
         CPU_BY_CHILDREN,
-        ended(S.TIMEOUT, max_wall_s=4),
+        ended(S.TIMEOUT),
         limits=limits(wall_s=2, cpu_s=1),
     ),
     Duet(

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -68,13 +67,12 @@ async def test_over_capacity_is_answered_at_once() -> None:
     async with service(executor, settings) as running, aiohttp.ClientSession(running.url) as http:
         waiting = [asyncio.ensure_future(http.post("/v1/run", json=WAITS)) for _ in range(2)]
         await until(lambda: executor.num_running == 2)
-        started = time.monotonic()
         for path, body in (("/v1/run", WAITS), ("/v1/batch", {"runs": [WAITS]})):
             async with http.post(path, json=body) as response:
                 assert response.status == 503 and response.headers["Retry-After"] == "3"
         async with http.post("/run_code", json={"code": "", "language": "python"}) as response:
             assert response.status == 504
-        assert time.monotonic() - started < 1
+        assert not any(response.done() for response in waiting)
         executor.gate.set()
         assert [(await response).status for response in waiting] == [200, 200]
 

@@ -401,7 +401,7 @@ made
 
 async def test_numbers_of_a_cell(session: Session) -> None:
     result = await run(session, "import time\ntime.sleep(0.2)")
-    assert 0.2 <= result.wall_s < 3
+    assert 0.2 <= result.wall_s < 20
     assert result.cpu_s < 0.2
     assert result.peak_memory_bytes > 0
 
@@ -419,8 +419,8 @@ async def test_sessions_run_beside_each_other(executor: LocalExecutor) -> None:
     sessions = [await executor.session() for _ in range(6)]
     await asyncio.gather(*(run(session, "import time") for session in sessions))
     began = time.monotonic()
-    await asyncio.gather(*(run(session, "time.sleep(0.6)") for session in sessions))
-    assert time.monotonic() - began < 3
+    await asyncio.gather(*(run(session, "time.sleep(2)") for session in sessions))
+    assert time.monotonic() - began < 10
     for session in sessions:
         await session.close()
 
