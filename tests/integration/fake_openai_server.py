@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -23,6 +23,11 @@ class FakeServer:
     api_key: str | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
+
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        router.add_get("/v1/models", self.list_models)
+        router.add_post("/v1/chat/completions", self.chat)
+        router.add_post("/v1/completions", self.completions)
 
     async def list_models(self, request: web.Request) -> web.Response:
         if not self._is_authorized(request):
@@ -102,8 +107,11 @@ def _error(status: int, message: str) -> web.Response:
     return web.json_response({"error": {"message": message, "type": "invalid_request_error"}}, status=status)
 
 
+Server = TypeVar("Server", bound=FakeServer)
+
+
 @contextmanager
-def serving(server: FakeServer) -> Iterator[FakeServer]:
+def serving(server: Server) -> Iterator[Server]:
     """On a thread of its own, for command lines that bring their own loop."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -111,9 +119,7 @@ def serving(server: FakeServer) -> Iterator[FakeServer]:
 
     async def start() -> web.AppRunner:
         app = web.Application()
-        app.router.add_get("/v1/models", server.list_models)
-        app.router.add_post("/v1/chat/completions", server.chat)
-        app.router.add_post("/v1/completions", server.completions)
+        server.add_routes(app.router)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -3,12 +3,14 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from rstar2.engine import Chunk, EngineLoad, Sampling
 from rstar2.errors import InfrastructureError
-from rstar2.records import StopReason
+from rstar2.records import RunDirectory, RunView, SpanKind, StopReason
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.facts import EngineSpeed, RolloutSpec
 from rstar2.rollout.policies import POLICIES, make_policy
@@ -95,9 +97,9 @@ async def test_2000_rollouts_on_two_engines_of_which_one_dies_lose_none(policy: 
     results = await asyncio.wait_for(driver.run(specs(2000), rollout), 120)
     assert all(result == EXPECTED for result in results)
     assert set(calls.values()) == {1} and len(calls) == 2000
-    assert driver.stats.num_engines_lost == 1
-    assert driver.stats.num_starts == 2000
-    assert driver.stats.num_moves > 0
+    assert driver.recorder.counts.num_engines_lost == 1
+    assert driver.recorder.counts.num_starts == 2000
+    assert driver.recorder.counts.num_moves > 0
     assert dying.num_generated + living.num_generated == 2000 * 12, "what came out before the death was kept"
     assert not living.sessions, "every session was released"
 
@@ -140,3 +142,35 @@ async def test_losing_the_last_engine_ends_the_run_and_says_why() -> None:
     failed = [result for result in results if isinstance(result, InfrastructureError)]
     assert failed and "engine only was the last one" in str(failed[0])
     assert all(result == EXPECTED for result in results if not isinstance(result, BaseException))
+
+
+async def test_a_step_is_recorded_and_found_again_in_the_run_directory(tmp_path: Path) -> None:
+    driver: Driver[list[int]] = Driver(make_policy("kv-aware"), report_period_s=0.01)
+    driver.add_engine("dying", CountingEngine(dies_after=3_000), SPEED)
+    driver.add_engine("living", CountingEngine(), SPEED)
+    await asyncio.wait_for(driver.run(specs(20), two_turns), 60)
+    driver.begin_step(7)
+    await asyncio.wait_for(driver.run(specs(600), two_turns), 60)
+    record = driver.end_step()
+    with RunDirectory.create(tmp_path / "run", verb="train", recipe_toml="") as run:
+        run.write_step_record(record)
+    assert list(RunView(tmp_path / "run").step_records(7)) == [record]
+    assert RunView(tmp_path / "run").schedule_steps() == [7]
+
+    assert (record.step, record.num_rollouts, record.num_starts, record.num_engines_lost) == (7, 600, 600, 1)
+    assert record.num_moved_tokens > 0
+    uses = {use.engine: use for use in record.engines}
+    assert set(uses) == {"dying", "living"}
+    assert uses["dying"].left_s < uses["living"].left_s == record.duration_s
+    for use in uses.values():
+        assert use.busy_s + use.idle_s == pytest.approx(use.left_s - use.joined_s)
+        assert use.busy_s > 0 and use.mean_turns > 0
+    assert 600 * 12 - 3_000 <= uses["living"].num_generated_tokens <= 600 * 12
+    assert uses["living"].num_new_tokens > 0
+    assert record.samples and all(sample.at_s <= record.duration_s for sample in record.samples)
+
+    path = record.critical_path
+    assert path[-1].end_s <= record.duration_s
+    assert all(earlier.end_s == later.start_s for earlier, later in pairwise(path))
+    assert {SpanKind.GENERATING, SpanKind.TOOL} <= {span.kind for span in path}
+    assert all(bool(span.engine) == (span.kind in (SpanKind.FIRST_TOKEN, SpanKind.GENERATING)) for span in path)

@@ -15,7 +15,8 @@ import huggingface_hub.constants
 import pytest
 
 from rstar2.models import CATALOG, hub
-from rstar2.models.hub import HubUnavailableError, fetch_from_hub, needed
+from rstar2.models.hub import fetch_from_hub, needed
+from rstar2.models.hub_client import HubUnavailableError
 from rstar2.models.progress import Silent
 
 pytestmark = pytest.mark.unit

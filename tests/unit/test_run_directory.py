@@ -67,6 +67,7 @@ def test_what_a_run_wrote_is_what_a_view_reads(tmp_path: Path) -> None:
         "recipe.toml",
         "report.html",
         "run.json",
+        "schedule",
         "traces",
     ]
     assert (path / "traces" / "step-000001.jsonl").is_file()

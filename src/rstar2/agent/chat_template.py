@@ -11,7 +11,7 @@ given them itself, and templates that know nothing of tools, or other formats fo
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
@@ -61,11 +61,16 @@ class ChatTokenizer(Tokenizer, Protocol):
         ...
 
 
-def system_text(tools: Sequence[ToolSchema]) -> str:
-    if not tools:
-        return SYSTEM_TEXT
-    lines = "".join("\n" + json.dumps(tool.as_function(), ensure_ascii=False) for tool in tools)
-    return f"{SYSTEM_TEXT}\n\n{_TOOLS_HEAD}{lines}{_TOOLS_TAIL}"
+def system_text(tools: Sequence[ToolSchema], words: str = SYSTEM_TEXT) -> str:
+    return with_tools(words, [tool.as_function() for tool in tools])
+
+
+def with_tools(words: str, functions: Sequence[Mapping[str, Any]]) -> str:
+    """The words of a system turn, and behind them the tools as chat templates and servers describe them."""
+    if not functions:
+        return words
+    lines = "".join("\n" + json.dumps(function, ensure_ascii=False) for function in functions)
+    return f"{words}\n\n{_TOOLS_HEAD}{lines}{_TOOLS_TAIL}"
 
 
 def tool_responses(texts: Sequence[str]) -> str:
@@ -87,10 +92,12 @@ class ChatFormat:
     """From an assistant's end of turn to the user's text."""
     before_assistant: str
     """From the end of the user's text to where the assistant goes on."""
+    system_words: str
+    """What the model is told before the tools and the question. Empty: there is no system turn."""
     _control: re.Pattern[str] = field(repr=False)
 
     @classmethod
-    def of(cls, tokenizer: ChatTokenizer) -> Self:
+    def of(cls, tokenizer: ChatTokenizer, system_words: str = SYSTEM_TEXT) -> Self:
         """Ask the template. UserError if it cannot be used for conversations of many turns."""
         user_content = tool_responses([_USER_MARK])
         rendered = tokenizer.render(
@@ -123,14 +130,14 @@ class ChatFormat:
             before_end=between[: end.start()],
             before_user=between[end.end() :],
             before_assistant=after_user + ASSISTANT_OPENING,
+            system_words=system_words,
             _control=control,
         )
 
     def prompt_text(self, question: str, tools: Sequence[ToolSchema]) -> str:
-        messages = [
-            {"role": "system", "content": system_text(tools)},
-            {"role": "user", "content": self.harmless(question)},
-        ]
+        messages = [{"role": "user", "content": self.harmless(question)}]
+        if self.system_words:
+            messages.insert(0, {"role": "system", "content": system_text(tools, self.system_words)})
         return self.tokenizer.render(messages) + ASSISTANT_OPENING
 
     def user_turn_text(self, content: str, *, after_end_of_turn: bool) -> str:

@@ -8,6 +8,16 @@ import typer
 
 DEFAULT_MODEL = "smollm2-135m"
 
+EngineKind = Literal["embedded", "vllm", "openai", "scripted"]
+
+Engine = Annotated[
+    EngineKind | None,
+    typer.Option(
+        help="Who makes the tokens. Left out: scripted with --script, openai with --base-url, else embedded. vllm is a "
+        "running `vllm serve` with --base-url, and without it vLLM in this process.",
+        show_default=False,
+    ),
+]
 Model = Annotated[
     str | None,
     typer.Option(
@@ -17,7 +27,7 @@ Model = Annotated[
     ),
 ]
 BaseUrl = Annotated[
-    str | None, typer.Option(help="An OpenAI-compatible server, with its /v1, instead of the embedded engine.")
+    str | None, typer.Option(help="An OpenAI-compatible server or a vLLM, with its /v1, instead of a model of our own.")
 ]
 ApiKeyEnv = Annotated[
     str | None, typer.Option(metavar="NAME", help="The environment variable that holds the server's key.")
@@ -28,7 +38,7 @@ TokenizerFolder = Annotated[
         "--tokenizer",
         metavar="FOLDER",
         help="The tokenizer of the server's model: prompts and answers are then token ids, as vLLM has them, and the "
-        "trace is exact.",
+        "trace is exact. With --engine vllm it is needed only if the server's model is no folder of this machine.",
     ),
 ]
 Script = Annotated[
@@ -60,6 +70,7 @@ Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable, where
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
+    engine: EngineKind | None
     model: str | None
     base_url: str | None
     api_key_env: str | None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rstar2.cli.agent_options import DEFAULT_MODEL, AgentOptions
+from rstar2.cli.agent_options import DEFAULT_MODEL, AgentOptions, EngineKind
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,10 +45,28 @@ async def ready_agent(options: AgentOptions, progress: "Console") -> AsyncIterat
 def check_options(options: AgentOptions) -> None:
     if options.script is not None and options.base_url is not None:
         raise UserError("--script and --base-url exclude each other: give one of them")
+    kind = engine_kind(options)
+    if kind == "scripted" and options.script is None:
+        raise UserError("--engine scripted needs --script: the file of its replies")
+    if kind != "scripted" and options.script is not None:
+        raise UserError(f"--script is for --engine scripted, not {kind}: leave one of them out")
+    if kind == "openai" and options.base_url is None:
+        raise UserError("--engine openai needs --base-url: the address of the server")
+    if kind in ("embedded", "scripted") and options.base_url is not None:
+        raise UserError(f"--base-url is for --engine openai or vllm, not {kind}: leave one of them out")
     if options.base_url is None:
         for name, value in (("--api-key-env", options.api_key_env), ("--tokenizer", options.tokenizer)):
             if value is not None:
                 raise UserError(f"{name} is for a server, and there is none: give --base-url as well, or leave it out")
+
+
+def engine_kind(options: AgentOptions) -> EngineKind:
+    """What --engine says, or what the other options make of it."""
+    if options.engine is not None:
+        return options.engine
+    if options.script is not None:
+        return "scripted"
+    return "openai" if options.base_url is not None else "embedded"
 
 
 async def _engine(options: AgentOptions) -> tuple["Engine", "ChatFormat", str]:
@@ -57,8 +75,10 @@ async def _engine(options: AgentOptions) -> tuple["Engine", "ChatFormat", str]:
     from rstar2.engine.plain_text import PlainTextTokenizer
     from rstar2.models import resolve
 
+    kind = engine_kind(options)
     if options.base_url is not None:
-        return await _server_engine(options, options.base_url)
+        open_server = _vllm_server if kind == "vllm" else _server_engine
+        return await open_server(options, options.base_url)
     if options.script is not None:
         from rstar2.engine.scripted import ScriptedEngine, read_script
 
@@ -69,7 +89,34 @@ async def _engine(options: AgentOptions) -> tuple["Engine", "ChatFormat", str]:
     name = options.model or DEFAULT_MODEL
     folder = resolve(name)
     chat = ChatFormat.of(HfTokenizer.load(folder, options.template))
-    return _embedded_engine(folder), chat, name
+    return _vllm_in_process(folder) if kind == "vllm" else _embedded_engine(folder), chat, name
+
+
+def _vllm_in_process(folder: Path) -> "Engine":
+    from rstar2.engine.vllm import VllmInProcessEngine
+
+    return VllmInProcessEngine.from_folder(folder)
+
+
+async def _vllm_server(options: AgentOptions, base_url: str) -> tuple["Engine", "ChatFormat", str]:
+    from rstar2.agent import ChatFormat, HfTokenizer
+    from rstar2.engine.openai import offered_models
+    from rstar2.engine.vllm import VllmServerEngine, root_of
+
+    key = _key(options.api_key_env)
+    model = options.model or _only_one(await offered_models(f"{root_of(base_url)}/v1", key), base_url)
+    chat = ChatFormat.of(HfTokenizer.load(options.tokenizer or _folder_of(model), options.template))
+    return await VllmServerEngine.connect(base_url, model, key), chat, model
+
+
+def _folder_of(model: str) -> Path:
+    """vLLM's name for a model is where it got it from, unless it was told another."""
+    from rstar2.models import resolve
+
+    try:
+        return resolve(model)
+    except UserError as error:
+        raise UserError(f"--tokenizer is needed, the folder of the server's model: {error}") from None
 
 
 def _embedded_engine(folder: Path) -> "Engine":

@@ -8,6 +8,7 @@ from rstar2.errors import InfrastructureError
 
 
 def chat_command(
+    engine: opt.Engine = None,
     model: opt.Model = None,
     base_url: opt.BaseUrl = None,
     api_key_env: opt.ApiKeyEnv = None,
@@ -34,6 +35,7 @@ def chat_command(
     from rstar2.records import Outcome
 
     options = opt.AgentOptions(
+        engine=engine,
         model=model,
         base_url=base_url,
         api_key_env=api_key_env,

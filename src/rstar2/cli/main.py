@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import rstar2
-from rstar2.cli import chat, doctor, models, recipe, sandbox, simulate, solve
+from rstar2.cli import analyze, chat, data, doctor, models, recipe, sandbox, simulate, solve, train
 from rstar2.cli.output import errors_as_sentences
 
 app = typer.Typer(
@@ -36,7 +36,10 @@ def root(
 app.command("doctor")(doctor.doctor_command)
 app.command("solve")(solve.solve_command)
 app.command("chat")(chat.chat_command)
+app.command("train")(train.train_command)
+app.command("analyze")(analyze.analyze_command)
 app.command("simulate")(simulate.simulate_command)
+app.add_typer(data.app, name="data")
 app.add_typer(models.app, name="models")
 app.add_typer(recipe.app, name="recipe")
 app.add_typer(sandbox.app, name="sandbox")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 def solve_command(
     problem: Annotated[str, typer.Argument(help="The problem; `-` reads it from standard input.")],
+    engine: opt.Engine = None,
     model: opt.Model = None,
     base_url: opt.BaseUrl = None,
     api_key_env: opt.ApiKeyEnv = None,
@@ -43,6 +44,7 @@ def solve_command(
     if not question:
         raise UserError("the problem is empty: write what is to be solved")
     options = opt.AgentOptions(
+        engine=engine,
         model=model,
         base_url=base_url,
         api_key_env=api_key_env,

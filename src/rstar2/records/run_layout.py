@@ -44,8 +44,22 @@ class RunLayout:
         return self.path / "groups"
 
     @property
+    def schedule(self) -> Path:
+        return self.path / "schedule"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def superseded(self) -> Path:
+        """What was written after the checkpoint that the run was taken up from."""
+        return self.path / "superseded"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer of the run's model, so that tokens can be read as text without the model."""
+        return self.path / "tokenizer"
 
     @property
     def figures(self) -> Path:
@@ -57,11 +71,11 @@ class RunLayout:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        return self.traces, self.groups, self.checkpoints, self.figures
+        return self.traces, self.groups, self.schedule, self.checkpoints, self.figures
 
 
 def segment(folder: Path, step: int) -> Path:
-    """The file in `traces` or `groups` that holds one step, so that a reader can open that step alone."""
+    """The file in `traces`, `groups` or `schedule` that holds one step, so that a reader can open that step alone."""
     return folder / f"step-{step:06d}.jsonl"
 
 

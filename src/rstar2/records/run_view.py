@@ -15,6 +15,7 @@ from rstar2.records.jsonl import is_being_written
 from rstar2.records.record_file import iterate, read_from
 from rstar2.records.run_info import Event, Metrics, RunInfo, RunStatus
 from rstar2.records.run_layout import RunLayout, segment, segment_steps
+from rstar2.records.schedule import StepRecord
 from rstar2.records.trace import Trace
 
 Record = TypeVar("Record")
@@ -80,6 +81,14 @@ class RunView:
 
     def groups(self, step: int) -> Iterator[Group]:
         return iterate(Group, self._segment(self.layout.groups, step))
+
+    def schedule_steps(self) -> list[int]:
+        """The steps whose engines were recorded, in order."""
+        return segment_steps(self.layout.schedule)
+
+    def step_records(self, step: int) -> Iterator[StepRecord]:
+        """One for each time that the step was run; the last counts."""
+        return iterate(StepRecord, self._segment(self.layout.schedule, step))
 
     def _segment(self, folder: Path, step: int) -> Path:
         path = segment(folder, step)

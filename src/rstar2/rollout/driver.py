@@ -10,12 +10,12 @@ an engine was lost are kept, and the turn continues after them; nothing that a l
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from rstar2.engine import Engine
+from rstar2.engine import Engine, EngineLoad
 from rstar2.errors import InfrastructureError
+from rstar2.records import StepRecord
 from rstar2.rollout.decisions import Cancel, Decision, Evict, KeepWaiting, Move, Resume, Start
 from rstar2.rollout.facts import (
     EngineJoined,
@@ -28,6 +28,7 @@ from rstar2.rollout.facts import (
     RolloutsSubmitted,
     TokensGrown,
 )
+from rstar2.rollout.recorder import StepRecorder
 from rstar2.rollout.scheduler import Scheduler
 from rstar2.rollout.seat import Seat
 
@@ -37,40 +38,40 @@ REPORT_PERIOD_S = 1.0
 """How often loads and progress are reported: in a second a cache fills by no more than a few hundredths."""
 
 
-@dataclass(slots=True)
-class DriverStats:
-    """What happened so far."""
-
-    num_starts: int = 0
-    num_moves: int = 0
-    num_cancels: int = 0
-    num_evictions: int = 0
-    num_engines_lost: int = 0
-    queued_s: float = 0.0
-    """Of all rollouts together: how long they wanted to run and had no place."""
-
-
 class Driver(Generic[Result]):
-    def __init__(self, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
-        self.stats = DriverStats()
+    """Runs rollouts; between `begin_step` and `end_step` it also writes down what engines and rollouts did."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        clock: Callable[[], float] = time.monotonic,
+        report_period_s: float = REPORT_PERIOD_S,
+    ) -> None:
         self.clock = clock
+        self.recorder = StepRecorder(0, time.time(), clock)
         self._scheduler = scheduler
         self._engines: dict[str, Engine] = {}
         self._seats: dict[str, Seat] = {}
         self._errands: set[asyncio.Task[None]] = set()
+        self._given_up: set[str] = set()
+        """Rollouts whose cache may be gone when they go on."""
+        self._report_period_s = report_period_s
 
-    def add_engine(self, name: str, engine: Engine, speed: EngineSpeed) -> None:
-        """An engine joins, before a run or in the middle of it."""
-        self._engines[name] = engine
+    def add_engine(self, name: str, engine: Engine, speed: EngineSpeed, num_cache_tokens: int | None = None) -> None:
+        """An engine joins, before a run or in the middle of it. `num_cache_tokens` is for engines that cannot say
+        themselves what their cache holds, such as a server behind an OpenAI interface."""
         load = engine.load()
-        self.tell(EngineJoined(self.clock(), name, load.num_blocks * load.block_size, speed))
+        self._engines[name] = engine
+        self.recorder.engine_joined(name, load)
+        num_tokens = load.num_blocks * load.block_size if num_cache_tokens is None else num_cache_tokens
+        self.tell(EngineJoined(self.clock(), name, num_tokens, speed))
 
     def lose_engine(self, name: str) -> None:
         """An engine is gone; what it ran goes on elsewhere. Saying it twice changes nothing."""
         if name not in self._engines:
             return
         del self._engines[name]
-        self.stats.num_engines_lost += 1
+        self.recorder.engine_lost(name)
         if self._engines:
             self.tell(EngineLost(self.clock(), name))
             return
@@ -79,6 +80,18 @@ class Driver(Generic[Result]):
 
     def engine(self, name: str) -> Engine | None:
         return self._engines.get(name)
+
+    def begin_step(self, step: int) -> None:
+        """Record from here on. Any number of `run`s may follow, one after the other or side by side."""
+        loads = self._loads()
+        self.recorder = StepRecorder(step, time.time(), self.clock)
+        for name, load in loads.items():
+            self.recorder.engine_joined(name, load)
+
+    def end_step(self) -> StepRecord:
+        """What happened since `begin_step`; for `RunDirectory.write_step_record`."""
+        self.recorder.sample(self._loads())
+        return self.recorder.record()
 
     async def run(
         self, specs: Sequence[RolloutSpec], rollout: Callable[[Seat], Awaitable[Result]]
@@ -100,7 +113,8 @@ class Driver(Generic[Result]):
             return await rollout(seat)
         finally:
             seat.leave()
-            self.stats.queued_s += seat.queued_s
+            self.recorder.end(seat.spec.rollout)
+            self._given_up.discard(seat.spec.rollout)
             del self._seats[seat.spec.rollout]
             if self._engines:
                 self._release(seat.spec.rollout, seat.engine)
@@ -112,24 +126,34 @@ class Driver(Generic[Result]):
             self._carry_out(decision)
 
     def _carry_out(self, decision: Decision) -> None:
+        counts = self.recorder.counts
         match decision:
             case Start():
-                self.stats.num_starts += 1
+                counts.num_starts += 1
                 self._seats[decision.rollout].place(decision.engine)
             case Resume():
+                if decision.rollout in self._given_up:
+                    self._count_moved_tokens(decision.rollout)
                 self._seats[decision.rollout].place(decision.engine)
             case Move():
-                self.stats.num_moves += 1
+                counts.num_moves += 1
+                self._count_moved_tokens(decision.rollout)
                 self._release(decision.rollout, decision.source)
                 self._seats[decision.rollout].place(decision.target)
             case Evict():
-                self.stats.num_evictions += 1
+                counts.num_evictions += 1
+                self._given_up.add(decision.rollout)
                 self._release(decision.rollout, decision.engine)
             case Cancel():
-                self.stats.num_cancels += 1
+                counts.num_cancels += 1
+                self._given_up.add(decision.rollout)
                 self._run_errand(decision.engine, self._engines[decision.engine].cancel(decision.rollout))
             case KeepWaiting():
                 pass
+
+    def _count_moved_tokens(self, rollout: str) -> None:
+        self._given_up.discard(rollout)
+        self.recorder.counts.num_moved_tokens += self._seats[rollout].num_tokens
 
     def _release(self, rollout: str, name: str | None) -> None:
         engine = self._engines.get(name) if name is not None else None
@@ -150,16 +174,27 @@ class Driver(Generic[Result]):
         task.add_done_callback(self._errands.discard)
 
     async def _report(self) -> None:
-        while self._scheduler.wants_reports:
-            await asyncio.sleep(REPORT_PERIOD_S)
-            now_s = self.clock()
-            for seat in list(self._seats.values()):
-                if seat.is_generating:
-                    self.tell(TokensGrown(now_s, seat.spec.rollout, seat.num_tokens))
-            for name, engine in list(self._engines.items()):
-                try:
-                    load = engine.load()
-                except InfrastructureError:
-                    self.lose_engine(name)
-                else:
-                    self.tell(EngineReported(now_s, name, load))
+        while True:
+            await asyncio.sleep(self._report_period_s)
+            loads = self._loads()
+            self.recorder.sample(loads)
+            if self._scheduler.wants_reports:
+                self._tell_progress(loads)
+
+    def _tell_progress(self, loads: Mapping[str, EngineLoad]) -> None:
+        now_s = self.clock()
+        for seat in list(self._seats.values()):
+            if seat.is_generating:
+                self.tell(TokensGrown(now_s, seat.spec.rollout, seat.num_tokens))
+        for name, load in loads.items():
+            self.tell(EngineReported(now_s, name, load))
+
+    def _loads(self) -> dict[str, EngineLoad]:
+        """Of the engines that can still be asked."""
+        loads: dict[str, EngineLoad] = {}
+        for name, engine in list(self._engines.items()):
+            try:
+                loads[name] = engine.load()
+            except InfrastructureError:
+                self.lose_engine(name)
+        return loads

@@ -7,14 +7,16 @@ from typing import Protocol
 
 from rstar2.engine import Chunk, Engine, Sampling
 from rstar2.errors import InfrastructureError
-from rstar2.records import StopReason
+from rstar2.records import SpanKind, StopReason
 from rstar2.rollout.facts import Fact, RolloutSpec, ToolCalled, ToolReturned, TurnCancelled, TurnEnded
+from rstar2.rollout.recorder import StepRecorder
 
 
 class Host(Protocol):
     """What a seat needs of the driver."""
 
     clock: Callable[[], float]
+    recorder: StepRecorder
 
     def tell(self, fact: Fact) -> None: ...
     def engine(self, name: str) -> Engine | None: ...
@@ -27,8 +29,6 @@ class Seat:
         self.engine: str | None = None
         """Where it runs, or ran last."""
         self.num_tokens = spec.num_prompt_tokens
-        self.queued_s = 0.0
-        """How long it has wanted to run and had no place."""
         self._host = host
         self._place: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._state = "placed"
@@ -40,10 +40,10 @@ class Seat:
 
     async def placed(self) -> None:
         """Wait until the scheduler has given it a place."""
-        since_s = self._host.clock()
+        self._host.recorder.enter(self.spec.rollout, SpanKind.QUEUED)
         self.engine = await self._place
         self._place = asyncio.get_running_loop().create_future()
-        self.queued_s += self._host.clock() - since_s
+        self._host.recorder.enter(self.spec.rollout, SpanKind.TOOL)
 
     def place(self, engine: str) -> None:
         """The scheduler has decided. If it moves twice before it could begin, the last decision holds."""
@@ -91,15 +91,19 @@ class Seat:
     async def _begin(self, num_tokens: int) -> None:
         if self._state == "between":
             self.calls_tool()
-        self.num_tokens = num_tokens
+        num_new_tokens, self.num_tokens = num_tokens - self.num_tokens, num_tokens
         if self._state == "at tool":
             self._state = "generating"
             self._host.tell(ToolReturned(self._host.clock(), self.spec.rollout, num_tokens))
             await self.placed()
+            self._host.recorder.send(self.engine or "", num_new_tokens)
+        else:
+            self._host.recorder.send(self.engine or "", num_tokens, prompt_of=self.spec.problem)
         self._state = "generating"
 
     def _end_turn(self) -> None:
         self._state = "between"
+        self._host.recorder.enter(self.spec.rollout, SpanKind.TOOL)
         self._host.tell(TurnEnded(self._host.clock(), self.spec.rollout, self.num_tokens))
 
     async def _generate_here(self, tokens: Sequence[int], sampling: Sampling, max_tokens: int) -> AsyncIterator[Chunk]:
@@ -109,10 +113,15 @@ class Seat:
         engine = self._host.engine(name)
         if engine is None:
             return
+        self._host.recorder.enter(self.spec.rollout, SpanKind.FIRST_TOKEN, name)
+        has_begun = False
         try:
             async for chunk in engine.generate(self.spec.rollout, tuple(tokens), sampling, max_tokens):
                 if self._host.engine(name) is not engine:
                     return
+                if chunk.token_ids and not has_begun:
+                    has_begun = True
+                    self._host.recorder.enter(self.spec.rollout, SpanKind.GENERATING, name)
                 if chunk.stop_reason is not StopReason.CANCELLED:
                     yield chunk
                     continue

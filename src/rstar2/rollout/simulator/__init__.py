@@ -6,6 +6,7 @@ Promise: the same workload, policy, engines and seed give the same result; no po
 from rstar2.rollout.simulator.bound import lower_bound_s
 from rstar2.rollout.simulator.generators import SHAPES, generate
 from rstar2.rollout.simulator.hardware import HARDWARE, QWEN3_14B, EngineModel, read_measured, roofline, write_measured
+from rstar2.rollout.simulator.measure import MeasurePlan, measure
 from rstar2.rollout.simulator.replay import replay
 from rstar2.rollout.simulator.simulate import Fleet, SimulationResult, simulate
 from rstar2.rollout.simulator.workload import PlannedRollout, PlannedTurn, Workload
@@ -16,12 +17,14 @@ __all__ = [
     "SHAPES",
     "EngineModel",
     "Fleet",
+    "MeasurePlan",
     "PlannedRollout",
     "PlannedTurn",
     "SimulationResult",
     "Workload",
     "generate",
     "lower_bound_s",
+    "measure",
     "read_measured",
     "replay",
     "roofline",

@@ -43,4 +43,5 @@ def work_s(workload: Workload, engine: EngineModel) -> float:
     least_steps = max(num_held / engine.num_cache_tokens, num_sampled / engine.max_num_seqs)
     num_linear = num_sampled + num_appended + sum(prompts.values())
     linear_s = max(least_steps * engine.weights_s, num_linear * engine.linear_token_s)
-    return num_read * engine.cached_token_s + linear_s + least_steps * engine.overhead_s
+    sampled_s = num_sampled * engine.sampled_token_s
+    return num_read * engine.cached_token_s + linear_s + sampled_s + least_steps * engine.overhead_s

@@ -244,9 +244,14 @@ class SimulatedEngine:
         sequence.settle(self._step)
         del self._running[sequence.rollout]
         self._prefilling.pop(sequence.rollout, None)
-        self.cache.leave(sequence.rollout, sequence.num_own_tokens, sequence.num_own_tokens - sequence.num_to_prefill)
+        self.cache.leave(sequence.rollout, sequence.num_own_tokens, self._num_kept(sequence))
         sequence.num_to_prefill = sequence.num_to_recompute = 0
         return sequence
+
+    def _num_kept(self, sequence: Sequence) -> int:
+        """Own tokens that a prefix cache of whole blocks holds of what was computed."""
+        num_computed = sequence.num_own_tokens - sequence.num_to_prefill
+        return num_computed - (sequence.num_prompt_tokens + num_computed) % self.model.block_size
 
     def _plan_on(self) -> None:
         if not self._preempt():
@@ -276,8 +281,8 @@ class SimulatedEngine:
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self.model.max_num_seqs:
             sequence = self._waiting[0]
-            # Beside what it brings, one more token for it and for each that runs.
-            need = sequence.num_own_tokens + 1 + len(self._running)
+            # Beside what it brings, one more block for it and for each that runs.
+            need = sequence.num_own_tokens + self.model.block_size * (1 + len(self._running))
             if not self.cache.fits(sequence.problem, sequence.num_prompt_tokens, need):
                 if self._running:
                     return
@@ -318,5 +323,6 @@ class SimulatedEngine:
         linear_s = max(model.weights_s, (self._num_decoding + num_tokens) * model.linear_token_s)
         attention_s = num_pairs * model.attention_pair_s
         duration_s = linear_s + attention_s + model.overhead_s + self._num_context_tokens * model.cached_token_s
+        duration_s += self._num_decoding * model.sampled_token_s
         extra_s = duration_s - self._decode_s(1)
         return _Plan(1, self.now_s + duration_s, chunks=chunks, recompute_s=extra_s * num_again / num_tokens)

@@ -72,10 +72,15 @@ class EngineModel:
     attention_pair_s: float
     """In a prefill: one token attends to one other."""
     overhead_s: float = 0.001
-    """Launching, sampling and scheduling, every step."""
+    """Launching and scheduling, every step."""
+    sampled_token_s: float = 0.0
+    """What a decoded token costs beyond its linear layers; next to nothing on accelerators."""
     max_num_seqs: int = 1024
     """verl's default, as is the next."""
     max_num_batched_tokens: int = 8192
+    block_size: int = 1
+    """The cache is given out in blocks: a turn starts if each that runs can still get another, and a prefix cache keeps
+    whole blocks, so that the rest of a context is computed again by the next turn. Next to nothing for long contexts."""
 
     @property
     def speed(self) -> EngineSpeed:
@@ -85,7 +90,8 @@ class EngineModel:
         """Of steps in each of which `num_running` rollouts, of `num_context_tokens` together at first, grow by 1."""
         linear_s = max(self.weights_s, num_running * self.linear_token_s)
         growth = num_running * num_steps * (num_steps - 1) / 2
-        return num_steps * (linear_s + self.overhead_s) + self.cached_token_s * (
+        sampled_s = num_running * self.sampled_token_s
+        return num_steps * (linear_s + self.overhead_s + sampled_s) + self.cached_token_s * (
             num_context_tokens * num_steps + growth
         )
 

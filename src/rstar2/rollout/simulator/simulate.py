@@ -67,8 +67,9 @@ def simulate(
     *,
     keeps_spans: bool = False,
     on_decision: Callable[[float, Decision], None] | None = None,
+    report_period_s: float = REPORT_PERIOD_S,
 ) -> SimulationResult:
-    return _Simulation(workload, policy, fleet, keeps_spans, on_decision).run()
+    return _Simulation(workload, policy, fleet, keeps_spans, on_decision, report_period_s).run()
 
 
 class _Rollout:
@@ -114,11 +115,13 @@ class _Simulation:
         fleet: Fleet,
         keeps_spans: bool,
         on_decision: Callable[[float, Decision], None] | None,
+        report_period_s: float,
     ) -> None:
         self.policy = policy
         self.fleet = fleet
         self.keeps_spans = keeps_spans
         self.on_decision = on_decision
+        self.report_period_s = report_period_s
         self.now_s = 0.0
         self.engines: dict[str, SimulatedEngine] = {}
         self.timelines: list[EngineTimeline] = []
@@ -252,7 +255,7 @@ class _Simulation:
         self.engines[name] = engine
         self._tell(EngineJoined(self.now_s, name, self.fleet.model.num_cache_tokens, self.fleet.model.speed))
         if self.policy.wants_reports:
-            self._at(self.now_s + REPORT_PERIOD_S, lambda: self._report(engine))
+            self._at(self.now_s + self.report_period_s, lambda: self._report(engine))
 
     def _lose(self, name: str) -> None:
         engine = self.engines.pop(name)
@@ -269,7 +272,7 @@ class _Simulation:
         for rollout, num_tokens in engine.running_tokens():
             self._tell(TokensGrown(self.now_s, rollout, num_tokens))
         self._tell(EngineReported(self.now_s, engine.name, engine.load()))
-        self._at(self.now_s + REPORT_PERIOD_S, lambda: self._report(engine))
+        self._at(self.now_s + self.report_period_s, lambda: self._report(engine))
 
 
 def _name(number: int) -> str:

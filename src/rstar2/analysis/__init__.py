@@ -1,0 +1,34 @@
+"""How a model thinks, read from its traces: where it is unsure, what it does with tool results, how it meets errors.
+
+Promise: traces in, frozen dataclasses out; every number is defined in docs/analysis.md and tested on traces made by
+hand; a run of any size is read as a stream and a bounded sample, never as a whole; what a run does not hold is said in
+a sentence and left out, never guessed. No torch.
+May import: records, and nothing else of ours but `rstar2.errors`.
+"""
+
+from rstar2.analysis.analyze import Analysis, analyze
+from rstar2.analysis.classes import TokenClass
+from rstar2.analysis.examine import TraceTokens, TurnTokens, examine
+from rstar2.analysis.figures import draw_figures
+from rstar2.analysis.kinds import TokenKind
+from rstar2.analysis.measure import Measure
+from rstar2.analysis.report import as_json
+from rstar2.analysis.run import analyze_run
+from rstar2.analysis.token_texts import TokenizerFile, TokenTexts, find_token_texts
+
+__all__ = [
+    "Analysis",
+    "Measure",
+    "TokenClass",
+    "TokenKind",
+    "TokenTexts",
+    "TokenizerFile",
+    "TraceTokens",
+    "TurnTokens",
+    "analyze",
+    "analyze_run",
+    "as_json",
+    "draw_figures",
+    "examine",
+    "find_token_texts",
+]

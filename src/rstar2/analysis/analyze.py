@@ -1,0 +1,141 @@
+"""A sample of traces to all numbers of the analysis. Pure: one pass, one trace in memory at a time."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rstar2.analysis.after_error import ErrorReaction, ReactionCounts, count_reactions, find_reactions
+from rstar2.analysis.around_response import ResponseCollector, ResponseCurve
+from rstar2.analysis.classes import ClassSpan, class_spans
+from rstar2.analysis.entropy import EntropyCollector, EntropySummary
+from rstar2.analysis.examine import TraceTokens, examine
+from rstar2.analysis.kind_words import KindCollector, KindWords
+from rstar2.analysis.kinds import TokenKind
+from rstar2.analysis.measure import Measure
+from rstar2.analysis.over_training import ErrorCollector, StepErrors, is_right
+from rstar2.analysis.token_texts import TokenTexts
+from rstar2.errors import UserError
+from rstar2.records import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """One trace: enough to find each of its classed tokens again beside the entropies in the trace itself."""
+
+    id: str
+    step: int
+    is_right: bool | None
+    num_tokens: int
+    mean: float | None
+    """None, like the next, if the trace does not hold the measure."""
+    threshold: float | None
+    """The lowest value among its highest fifth."""
+    spans: tuple[ClassSpan, ...]
+    forking: tuple[tuple[int, int], ...]
+    """Turn and token in the turn, from 0."""
+    reflection: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    measure: Measure
+    num_traces: int
+    num_measured_traces: int
+    """That hold the measure for each of their tokens; token figures are about these."""
+    has_texts: bool
+    entropy: EntropySummary | None
+    """None if no trace holds the measure."""
+    kinds: dict[TokenKind, KindWords]
+    """Empty without texts or measure."""
+    around_responses: tuple[ResponseCurve, ...]
+    after_errors: ReactionCounts
+    reactions: tuple[ErrorReaction, ...]
+    over_training: tuple[StepErrors, ...]
+    traces: tuple[TraceSummary, ...]
+    notes: tuple[str, ...]
+    """What could not be done, and what would help."""
+
+
+def analyze(
+    traces: Iterable[Trace], token_texts: TokenTexts | None = None, measure: Measure = Measure.ENTROPY
+) -> Analysis:
+    """`token_texts` must be of the tokenizer that the traces were sampled with; UserError if most turns read otherwise.
+    Without it there are no classes, kinds and words."""
+    entropy, around, kinds, errors = EntropyCollector(), ResponseCollector(), KindCollector(), ErrorCollector()
+    reactions, summaries = list[ErrorReaction](), list[TraceSummary]()
+    num_measured = num_turns = num_misread = 0
+    for trace in traces:
+        reactions += find_reactions(trace)
+        errors.add(trace)
+        tokens = examine(trace, token_texts, measure)
+        summaries.append(_summary(trace, tokens))
+        if tokens is not None:
+            num_measured += 1
+            num_turns += len(tokens.turns)
+            num_misread += tokens.num_misread_turns
+            entropy.add(tokens)
+            around.add(tokens)
+            kinds.add(tokens)
+    if 2 * num_misread > num_turns:
+        raise UserError(
+            f"--tokenizer: {num_misread} of {num_turns} turns read otherwise than in the traces; "
+            f"give the tokenizer of the model that the run used"
+        )
+    has_texts = token_texts is not None
+    return Analysis(
+        measure=measure,
+        num_traces=len(summaries),
+        num_measured_traces=num_measured,
+        has_texts=has_texts,
+        entropy=entropy.summary(),
+        kinds=kinds.table() if has_texts and num_measured else {},
+        around_responses=around.curves(),
+        after_errors=count_reactions(reactions),
+        reactions=tuple(reactions),
+        over_training=errors.rows(),
+        traces=tuple(summaries),
+        notes=tuple(_notes(measure, len(summaries), num_measured, num_misread)),
+    )
+
+
+def _summary(trace: Trace, tokens: TraceTokens | None) -> TraceSummary:
+    places: dict[TokenKind, list[tuple[int, int]]] = {kind: [] for kind in TokenKind}
+    spans: list[ClassSpan] = []
+    mean = threshold = None
+    if tokens is not None:
+        values, is_high = tokens.values, tokens.is_high
+        mean = float(values.mean())
+        threshold = float(values[is_high].min()) if is_high.any() else None
+        for number, turn in enumerate(tokens.turns):
+            spans += class_spans(number, turn.classes)
+            for place, kind in enumerate(turn.kinds):
+                if kind is not None:
+                    places[kind].append((number, place))
+    return TraceSummary(
+        id=trace.id,
+        step=trace.step,
+        is_right=is_right(trace),
+        num_tokens=trace.num_sampled_tokens,
+        mean=mean,
+        threshold=threshold,
+        spans=tuple(spans),
+        forking=tuple(places[TokenKind.FORKING]),
+        reflection=tuple(places[TokenKind.REFLECTION]),
+    )
+
+
+def _notes(measure: Measure, num_traces: int, num_measured: int, num_misread: int) -> Iterable[str]:
+    if num_traces == 0:
+        yield "There are no traces."
+        return
+    if num_measured < num_traces and measure is Measure.ENTROPY:
+        yield (
+            f"{num_traces - num_measured} of {num_traces} traces hold no entropies, so nothing is said about their "
+            f"tokens. Entropies are recorded when sampling asks for them; --surprisal looks at minus the "
+            f"log-probability of each token instead, which is another measure."
+        )
+    elif num_measured < num_traces:
+        yield f"{num_traces - num_measured} of {num_traces} traces hold no log-probabilities: nothing on their tokens."
+    if measure is Measure.SURPRISAL:
+        yield "The values are surprisals (minus the log-probability of the token drawn), not entropies."
+    if num_misread:
+        yield f"{num_misread} turns read a little otherwise under this tokenizer than in the traces."

@@ -1,0 +1,94 @@
+"""One trace, token by token: its value, whether it is high, its text, its class and its kind."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from rstar2.analysis.classes import TokenClass, classify
+from rstar2.analysis.kinds import TokenKind, find_kinds
+from rstar2.analysis.measure import Bools, Floats, Measure, find_high, trace_values
+from rstar2.analysis.token_texts import TokenTexts
+from rstar2.analysis.words import Word, find_words, words_of_tokens
+from rstar2.records import Trace, Turn
+
+
+class Response(StrEnum):
+    """What a turn's calls brought."""
+
+    SUCCESSFUL = "successful"
+    FAILED = "failed"
+    """At least one of them failed by the model's own doing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TurnTokens:
+    """One entry for each sampled token in every tuple and array, but `words`."""
+
+    values: Floats
+    is_high: Bools
+    """Among the highest fifth of its trace."""
+    follows: Response | None
+    """The tool response right before the turn."""
+    pieces: tuple[str, ...] = ()
+    """Empty, like all below, without the tokens' texts."""
+    classes: tuple[TokenClass, ...] = ()
+    kinds: tuple[TokenKind | None, ...] = ()
+    words: tuple[Word, ...] = ()
+    touched: tuple[tuple[int, ...], ...] = ()
+    """The words, by index, that the token has a character of."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceTokens:
+    trace: Trace
+    turns: tuple[TurnTokens, ...]
+    num_misread_turns: int = 0
+    """Turns that read otherwise in these token texts than in the trace: a sign of another tokenizer."""
+
+    @property
+    def values(self) -> Floats:
+        return np.concatenate([turn.values for turn in self.turns])
+
+    @property
+    def is_high(self) -> Bools:
+        return np.concatenate([turn.is_high for turn in self.turns])
+
+
+def response_of(turn: Turn) -> Response | None:
+    """None if no result came back to the model."""
+    if not turn.results:
+        return None
+    return Response.FAILED if any(result.status.is_tool_error for result in turn.results) else Response.SUCCESSFUL
+
+
+def examine(trace: Trace, token_texts: TokenTexts | None, measure: Measure = Measure.ENTROPY) -> TraceTokens | None:
+    """None if the trace has no token, or not the measure of each."""
+    values = trace_values(trace, measure)
+    if values is None:
+        return None
+    ends = np.cumsum([len(of_turn) for of_turn in values])[:-1]
+    is_high = np.split(find_high(np.concatenate(values)), ends)
+    follows = [None, *(response_of(turn) for turn in trace.turns[:-1])]
+    if token_texts is None:
+        bare = [TurnTokens(*facts) for facts in zip(values, is_high, follows, strict=True)]
+        return TraceTokens(trace, tuple(bare))
+    pieces = [token_texts.pieces(turn.token_ids) for turn in trace.turns]
+    turns = [_read(*facts) for facts in zip(trace.turns, pieces, values, is_high, follows, strict=True)]
+    num_misread = sum(not _same("".join(p), turn.text) for p, turn in zip(pieces, trace.turns, strict=True))
+    return TraceTokens(trace, tuple(turns), num_misread)
+
+
+def _read(turn: Turn, pieces: Sequence[str], values: Floats, is_high: Bools, follows: Response | None) -> TurnTokens:
+    assert len(pieces) == len(turn.token_ids), "one piece for each token"
+    classes = classify(turn, pieces, follows_response=follows is not None)
+    words = find_words("".join(pieces))
+    touched = tuple(tuple(indices) for indices in words_of_tokens(pieces, words))
+    kinds = find_kinds(classes, is_high, words, touched, follows_response=follows is not None)
+    return TurnTokens(values, is_high, follows, tuple(pieces), classes, kinds, words, touched)
+
+
+def _same(first: str, second: str) -> bool:
+    """Up to spaces at the ends and bytes that are no text, which decoders treat in ways of their own."""
+    return first.replace("\ufffd", "").strip() == second.replace("\ufffd", "").strip()

@@ -1,0 +1,59 @@
+"""In which words the forking and the reflection tokens of a sample stand."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from rstar2.analysis.examine import TraceTokens, TurnTokens
+from rstar2.analysis.kinds import TokenKind
+from rstar2.analysis.words import WordCount, WordCounter
+
+MAX_LISTED_WORDS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class KindWords:
+    """Of one kind: how many tokens, and in which words."""
+
+    num_tokens: int
+    words: tuple[WordCount, ...]
+    phrases: tuple[WordCount, ...]
+    """The same words, each with the word behind it."""
+
+
+class KindCollector:
+    def __init__(self) -> None:
+        self._num_tokens = Counter[TokenKind]()
+        self._words = {kind: WordCounter() for kind in TokenKind}
+        self._phrases = {kind: WordCounter() for kind in TokenKind}
+        self._occurrences = Counter[str]()
+
+    def add(self, tokens: TraceTokens) -> None:
+        for turn in tokens.turns:
+            self._num_tokens.update(kind for kind in turn.kinds if kind is not None)
+            prose = {
+                index for place, found in enumerate(turn.classes) if found.is_prose for index in turn.touched[place]
+            }
+            self._occurrences.update(turn.words[index].text for index in prose)
+            for kind in TokenKind:
+                self._add_words(turn, kind)
+
+    def _add_words(self, turn: TurnTokens, kind: TokenKind) -> None:
+        highest: dict[int, float] = {}
+        for place, found in enumerate(turn.kinds):
+            for index in turn.touched[place] if found is kind else ():
+                highest[index] = max(highest.get(index, 0.0), float(turn.values[place]))
+        for index, value in highest.items():
+            word = turn.words[index]
+            self._words[kind].add(word.text, value)
+            if index + 1 < len(turn.words) and not turn.words[index + 1].opens_sentence:
+                self._phrases[kind].add(f"{word.text} {turn.words[index + 1].text}", value)
+
+    def table(self) -> dict[TokenKind, KindWords]:
+        return {
+            kind: KindWords(
+                self._num_tokens[kind],
+                self._words[kind].most_common(MAX_LISTED_WORDS, self._occurrences.items()),
+                self._phrases[kind].most_common(MAX_LISTED_WORDS),
+            )
+            for kind in TokenKind
+        }

@@ -1,0 +1,130 @@
+"""`rstar2 train`: from a recipe to an agent, in one process; killed at any moment, it goes on where it was."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rstar2.cli.output import note
+from rstar2.errors import UserError
+
+if TYPE_CHECKING:
+    from rstar2.train import Observer, Prepared
+
+
+def train_command(
+    recipe: Annotated[Path | None, typer.Argument(metavar="RECIPE", help="The recipe; not with --resume.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a field (train.lr=1e-6).")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Folder of the run, new or empty; by default runs/<name>-<time>.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped.")] = None,
+    num_threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="CPU threads of torch; by default the cores of the machine.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check recipe and print it with every field.")] = False,
+) -> None:
+    """Train a model by a recipe. Everything is kept in the run folder: traces, metrics, checkpoints, a report."""
+    if (recipe is None) == (resume is None):
+        raise UserError("give a recipe to start a run, or --resume RUN to go on with one")
+    if resume is not None and (overrides or run is not None or dry_run):
+        raise UserError("--resume goes on by the run's own recipe: leave --set, --run and --dry-run out")
+    if dry_run:
+        from rstar2.cli.recipe import print_resolved
+
+        assert recipe is not None
+        print_resolved(recipe, overrides or [])
+        return
+    _require_torch()
+    prepared = _prepare(recipe, overrides or [], run, resume)
+    _train(prepared, num_threads)
+
+
+def _prepare(recipe: Path | None, overrides: list[str], run: Path | None, resume: Path | None) -> "Prepared":
+    from rstar2.config import load_recipe
+    from rstar2.records.run_layout import make_run_folder
+    from rstar2.train import prepare_new, prepare_resumed
+
+    if resume is not None:
+        return prepare_resumed(resume)
+    assert recipe is not None
+    loaded = load_recipe(recipe, overrides)
+    prepared = prepare_new(loaded, run or Path())
+    if run is None:
+        from dataclasses import replace
+
+        prepared = replace(prepared, folder=make_run_folder(loaded.name))
+    return prepared
+
+
+def _train(prepared: "Prepared", num_threads: int | None) -> None:
+    import asyncio
+
+    import torch
+
+    from rstar2.train import Observers, train
+    from rstar2.train.writers import open_writers
+    from rstar2.web.report import render_report
+
+    torch.set_num_threads(num_threads or _usable_cores())
+    note(f"run folder: {prepared.folder}")
+    writers = open_writers(prepared.recipe.train.writers, prepared.folder, prepared.recipe.model_dump(mode="json"))
+    try:
+        with _shown() as display:
+            asyncio.run(train(prepared, Observers(display, *writers), argv=sys.argv))
+    except BaseException:
+        if (prepared.folder / "run.json").exists():
+            note(f"to go on: rstar2 train --resume {prepared.folder}")
+        raise
+    finally:
+        for writer in writers:
+            writer.close()
+    report = prepared.folder / "report.html"
+    report.write_text(render_report(prepared.folder), encoding="utf-8")
+    _summary(prepared.folder)
+    typer.echo(f"model:  {prepared.folder / 'final'}")
+    typer.echo(f"report: {report}")
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _summary(folder: Path) -> None:
+    """What the evaluations said, one line each."""
+    from rstar2.records import RunView
+
+    for row in RunView(folder).metrics():
+        if row.stage.startswith("eval:"):
+            accuracy = row.values.get("accuracy") or 0.0
+            typer.echo(f"held-out accuracy after {row.stage.removeprefix('eval:')}: {accuracy:.1%}")
+
+
+@contextmanager
+def _shown() -> "Iterator[Observer]":
+    from rich.console import Console
+    from rich.live import Live
+
+    from rstar2.cli.train_display import Lines, LiveView, Progress
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Lines(console)
+        return
+    progress = Progress()
+    with Live(LiveView(progress), console=console, refresh_per_second=4):
+        yield progress
+
+
+def _require_torch() -> None:
+    try:
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"training needs {error.name}: run `pip install 'rstar2[train]'`") from None

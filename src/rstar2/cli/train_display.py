@@ -1,0 +1,159 @@
+"""How a training run looks in a terminal: a live view where there is a screen, one line a row where there is none."""
+
+import time
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+BARS = "▁▂▃▄▅▆▇█"
+NUM_POINTS = 48
+"""Of a curve: what fits beside its name on 80 columns."""
+CURVES = (
+    ("accuracy", "accuracy", "{:.0%}"),
+    ("tool_error_share_right", "tool errors, right", "{:.1%}"),
+    ("tool_error_share_wrong", "tool errors, wrong", "{:.1%}"),
+    ("response_tokens_mean", "response tokens", "{:.0f}"),
+    ("entropy", "entropy", "{:.3f}"),
+    ("tokens_per_s", "tokens/s", "{:,.0f}"),
+)
+
+
+class Progress:
+    """What is known of the run. Satisfies `Observer`."""
+
+    def __init__(self, clock: Any = time.monotonic) -> None:
+        self._clock = clock
+        self.started_s = clock()
+        self.name, self.num_steps, self.num_done, self.num_rollouts = "starting", 0, 0, 0
+        self.phase_started_s, self.num_done_before = self.started_s, 0
+        self.curves: dict[str, list[float]] = {key: [] for key, _, _ in CURVES}
+        self.loss: float | None = None
+        self.evaluations: list[tuple[str, float]] = []
+        self.messages: list[str] = []
+
+    def phase(self, name: str, num_steps: int, num_done: int) -> None:
+        self.name, self.num_steps, self.num_done, self.num_rollouts = name, num_steps, num_done, 0
+        self.phase_started_s, self.num_done_before = self._clock(), num_done
+
+    def metrics(self, step: int, stage: str, values: Mapping[str, float]) -> None:
+        if stage.startswith("eval:"):
+            self.evaluations.append((stage.removeprefix("eval:"), values["accuracy"]))
+            return
+        self.loss = values.get("loss", self.loss)
+        self.num_done = step + 1 if stage == "sft" else self.num_done + 1
+        for key, points in self.curves.items():
+            if stage != "sft" and key in values:
+                points.append(values[key])
+
+    def rollouts(self, num_ended: int) -> None:
+        self.num_rollouts += num_ended
+
+    def say(self, message: str) -> None:
+        self.messages.append(message)
+
+    @property
+    def done_share(self) -> float | None:
+        """Of the phase; an evaluation counts rollouts, everything else steps."""
+        if not self.num_steps:
+            return None
+        return min(1.0, (self.num_rollouts if self.name.startswith("eval:") else self.num_done) / self.num_steps)
+
+    @property
+    def left_s(self) -> float | None:
+        """Of the phase, at its pace so far."""
+        share, before = self.done_share, self.num_done_before / self.num_steps if self.num_steps else 0.0
+        if share is None or share <= before:
+            return None
+        return float(self._clock() - self.phase_started_s) / (share - before) * (1 - share)
+
+    @property
+    def elapsed_s(self) -> float:
+        return float(self._clock() - self.started_s)
+
+
+class Lines:
+    """One line for each thing that happened: for logs, pipes and CI. Satisfies `Observer`."""
+
+    def __init__(self, console: "Console", clock: Any = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._started_s = clock()
+
+    def phase(self, name: str, num_steps: int, num_done: int) -> None:
+        what = "rollouts" if name.startswith("eval:") else "steps"
+        size = f", {num_steps} {what}" if num_steps else ""
+        self._print(f"{name}{size}" + (f", {num_done} done" if num_done else ""))
+
+    def metrics(self, step: int, stage: str, values: Mapping[str, float]) -> None:
+        if stage == "sft" and step % 100:
+            return
+        shown = [f"{words} {form.format(values[key])}" for key, words, form in CURVES if key in values]
+        if stage == "sft":
+            shown.insert(0, f"loss {values['loss']:.3f}")
+        self._print(f"  {stage} {step}: " + ", ".join(shown))
+
+    def rollouts(self, num_ended: int) -> None:
+        pass
+
+    def say(self, message: str) -> None:
+        self._print(f"  {message}")
+
+    def _print(self, text: str) -> None:
+        seconds = self._clock() - self._started_s
+        self._console.print(f"[{_minutes(seconds)}] {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def sparkline(values: list[float], num_points: int = NUM_POINTS) -> str:
+    """The curve as bars, each the mean of its share of the values, scaled from 0 or the least to the most."""
+    if not values:
+        return ""
+    num_bars = min(num_points, len(values))
+    bounds = [round(index * len(values) / num_bars) for index in range(num_bars + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]
+    low, high = min(0.0, *means), max(means)
+    spread = (high - low) or 1.0
+    return "".join(BARS[min(len(BARS) - 1, int((mean - low) / spread * len(BARS)))] for mean in means)
+
+
+def render(progress: Progress) -> "RenderableType":
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    head = Text.assemble((progress.name, "bold"), f"   {_minutes(progress.elapsed_s)}")
+    if progress.left_s is not None:
+        head.append(f", about {_minutes(progress.left_s)} left in this phase")
+    if progress.loss is not None:
+        head.append(f", loss {progress.loss:.3f}")
+    parts: list[RenderableType] = [head]
+    if progress.done_share is not None:
+        parts.append(ProgressBar(total=1.0, completed=progress.done_share, width=70))
+    table = Table.grid(padding=(0, 2))
+    for key, words, form in CURVES:
+        if points := progress.curves[key]:
+            table.add_row(words, form.format(points[-1]), Text(sparkline(points), style="cyan"))
+    for name, accuracy in progress.evaluations:
+        table.add_row(f"held out after {name}", f"{accuracy:.1%}", "")
+    parts.append(table)
+    parts += [Text(message, style="dim") for message in progress.messages[-4:]]
+    return Group(*parts)
+
+
+class LiveView:
+    """Draws itself anew four times a second, from whatever `progress` says."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def __rich__(self) -> "RenderableType":
+        return render(self._progress)
+
+
+def _minutes(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,140 @@
+"""`rstar2 view`: run directories as a local web page."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rstar2.cli import agent_options as opt
+from rstar2.cli.output import note
+from rstar2.errors import UserError
+
+if TYPE_CHECKING:
+    from rstar2.web.run_reader import RunReader
+
+DEFAULT_PORT = 8760
+
+
+def view_command(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN...", help="Run directories; several can be compared.")
+    ] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="A small run that comes with the package.")] = False,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; others than this machine's own can then look.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")
+    ] = DEFAULT_PORT,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The folder of the runs' model or tokenizer, for the text of single tokens; a run that brings its own "
+            "needs none.",
+            show_default=False,
+        ),
+    ] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            help="Turns the playground on, with this model: as for `rstar2 solve`. May be repeated to choose from.",
+            show_default=False,
+        ),
+    ] = None,
+    engine: opt.Engine = None,
+    base_url: opt.BaseUrl = None,
+    api_key_env: opt.ApiKeyEnv = None,
+    script: opt.Script = None,
+    template: opt.Template = "model",
+    sandbox: opt.SandboxUrl = None,
+    sandbox_token: opt.SandboxToken = None,
+    max_turns: opt.MaxTurns = 10,
+    max_tokens: opt.MaxTokens = 4096,
+    temperature: opt.Temperature = 0.6,
+    seed: opt.Seed = None,
+) -> None:
+    """Look at runs: curves, rollouts side by side, single traces, engines and tool calls. Read-only, on this machine
+    alone unless --host says otherwise. With --model, --base-url or --script there is a playground, too."""
+    import asyncio
+
+    from rstar2.web.guard import is_loopback
+    from rstar2.web.run_reader import open_runs
+
+    # A server may have one model only, and a script needs none.
+    unnamed: list[str | None] = [None] if base_url is not None or script is not None else []
+    options = [
+        opt.AgentOptions(
+            engine=engine,
+            model=model,
+            base_url=base_url,
+            api_key_env=api_key_env,
+            tokenizer=None,
+            script=script,
+            template=template,
+            tools=(),
+            sandbox=sandbox,
+            sandbox_token=sandbox_token,
+            max_turns=max_turns,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+        )
+        for model in models or unnamed
+    ]
+    if options and not is_loopback(host):
+        raise UserError(f"--host {host} with an engine would let everybody there use it: leave one of them out")
+    if not runs and not demo:
+        raise UserError("which run? give one or more run directories, or --demo")
+    with _demo_run(wanted=demo) as demo_runs:
+        readers = open_runs([*(runs or ()), *demo_runs], tokenizer)
+        asyncio.run(_serve(readers, options, host, port, opens_browser=browser))
+
+
+@contextmanager
+def _demo_run(*, wanted: bool) -> Iterator[list[Path]]:
+    """The bundled run, unpacked for as long as it is looked at."""
+    from tempfile import TemporaryDirectory
+
+    from rstar2.web.demo import unpack_demo
+
+    if not wanted:
+        yield []
+        return
+    with TemporaryDirectory(prefix="rstar2-demo-") as folder:
+        yield [unpack_demo(Path(folder))]
+
+
+async def _serve(
+    readers: "list[RunReader]", options: list[opt.AgentOptions], host: str, port: int, *, opens_browser: bool
+) -> None:
+    import webbrowser
+
+    from rstar2.cli.playground import AgentSolver
+    from rstar2.web.guard import is_loopback
+    from rstar2.web.server import create_app, serving
+
+    async with AgentSolver(options) as solver:
+        app = create_app(readers, host=host, solver=solver if options else None)
+        async with serving(app, host, port) as url:
+            note(f"looking at {', '.join(reader.key for reader in readers)}: {url} (Ctrl-C ends)")
+            if not is_loopback(host):
+                note("everybody who can reach this address can read these runs")
+            if opens_browser:
+                webbrowser.open(url)
+            await _until_signal()
+
+
+async def _until_signal() -> None:
+    import asyncio
+    import signal
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()

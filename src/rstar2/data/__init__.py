@@ -1,0 +1,46 @@
+"""Problems and conversations: generated, from the catalog, the hub or a file; curated, and their golds proved.
+
+Promise: the same source, name and seed give the same rows on every machine; a row that cannot be used is an error that
+names it, never skipped; what was downloaded once stays the same bytes. Works without torch.
+May import: records, config, grading, models (its hub client and data home).
+"""
+
+from rstar2.data.benchmarks import FunctionCallTask, InstructionTask
+from rstar2.data.by_name import grading_of, load_any, load_any_problems
+from rstar2.data.catalog import CATALOG, CatalogSet, Grading, Kind, find_set
+from rstar2.data.conversation import Conversation
+from rstar2.data.curate import Curated, CurationRules, Reason, Rejected, curate
+from rstar2.data.decontaminate import BenchmarkGrams, Overlap
+from rstar2.data.load import find_files, get_set, load_benchmark, load_conversations, load_problems
+from rstar2.data.pass_rates import PassRate, read_pass_rates
+from rstar2.data.validate import Failure, validate
+
+__all__ = [
+    "CATALOG",
+    "BenchmarkGrams",
+    "CatalogSet",
+    "Conversation",
+    "Curated",
+    "CurationRules",
+    "Failure",
+    "FunctionCallTask",
+    "Grading",
+    "InstructionTask",
+    "Kind",
+    "Overlap",
+    "PassRate",
+    "Reason",
+    "Rejected",
+    "curate",
+    "find_files",
+    "find_set",
+    "get_set",
+    "grading_of",
+    "load_any",
+    "load_any_problems",
+    "load_benchmark",
+    "load_conversations",
+    "load_problems",
+    "read_pass_rates",
+    "validate",
+]

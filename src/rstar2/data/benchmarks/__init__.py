@@ -1,0 +1,17 @@
+"""Benchmarks whose rows are more than a question and an answer: how they become problems, and what of them their
+graders need, typed. `Problem.metadata` holds it as JSON; each class here writes it and reads it back.
+"""
+
+from rstar2.data.benchmarks.choices import choice_problems
+from rstar2.data.benchmarks.function_calls import FunctionCallTask, function_call_problems
+from rstar2.data.benchmarks.instructions import InstructionTask, instruction_problems
+from rstar2.data.benchmarks.judged import judged_problems
+
+__all__ = [
+    "FunctionCallTask",
+    "InstructionTask",
+    "choice_problems",
+    "function_call_problems",
+    "instruction_problems",
+    "judged_problems",
+]

@@ -1,0 +1,73 @@
+"""What a person means on a command line: a source as in a recipe, a name of the catalog, or a file."""
+
+from pathlib import Path
+
+from rstar2.config import DataSet
+from rstar2.data import procedural
+from rstar2.data.catalog import CATALOG, Grading, Kind, find_set
+from rstar2.data.conversation import Conversation
+from rstar2.data.conversation_rows import conversations_of, holds_conversation
+from rstar2.data.load import load_catalog_problems, load_conversations, load_problems, local_files, rows_of
+from rstar2.data.rows import is_data_file, read_rows
+from rstar2.errors import UserError
+from rstar2.records import Problem
+
+SOURCE_KINDS = ("procedural", "catalog", "hub", "file")
+NUM_GENERATED = 100
+"""Of a procedural set that is named without a number."""
+
+
+def source_of(name: str) -> str:
+    """The recipe's form of what was named; a UserError that says what could be meant if it is nothing."""
+    if name.partition(":")[0] in SOURCE_KINDS and ":" in name:
+        return name
+    if name in CATALOG:
+        return f"catalog:{name}"
+    if is_data_file(name) or Path(name).exists():
+        return f"file:{name}"
+    find_set(name)
+    raise AssertionError("a name that is not in the catalog is refused above")
+
+
+def grading_of(name: str) -> Grading:
+    kind, _, rest = source_of(name).partition(":")
+    return find_set(rest).grading if kind == "catalog" else Grading.ANSWER
+
+
+def load_any_problems(
+    name: str, data_dir: Path | None = None, num_generated: int = NUM_GENERATED, seed: int = 0
+) -> tuple[Problem, ...]:
+    source = source_of(name)
+    kind, _, rest = source.partition(":")
+    if kind == "catalog":
+        return load_catalog_problems(rest, data_dir)
+    return load_problems(rest, _spec(source, num_generated), seed)
+
+
+def load_any(
+    name: str, data_dir: Path | None = None, num_generated: int = NUM_GENERATED, seed: int = 0
+) -> tuple[Problem, ...] | tuple[Conversation, ...]:
+    """Problems or conversations, whichever it holds."""
+    source = source_of(name)
+    kind, _, rest = source.partition(":")
+    if kind == "catalog" and find_set(rest).kind is Kind.CONVERSATIONS:
+        return tuple(conversations_of(rows_of(local_files(find_set(rest), data_dir)), rest))
+    is_talk = (kind == "procedural" and rest in procedural.CONVERSATION_TASKS) or (
+        kind == "file" and _holds_conversations(rest)
+    )
+    if is_talk:
+        return load_conversations(rest, _spec(source, num_generated), seed)
+    return load_any_problems(name, data_dir, num_generated, seed)
+
+
+def _holds_conversations(path: str) -> bool:
+    first = next(read_rows(Path(path).expanduser()), None)
+    return first is not None and holds_conversation(first)
+
+
+def _spec(source: str, num_generated: int) -> DataSet:
+    is_generated = source.startswith("procedural:")
+    try:
+        return DataSet(source=source, num_problems=num_generated if is_generated else None)
+    except ValueError as error:
+        raise UserError(f"{source!r} is not a source: {error}") from error

@@ -1,0 +1,50 @@
+"""How often a run solved each problem, when it last tried it: what is too easy to learn from, and what too hard.
+
+A training run says it in its groups, an evaluation in its traces. Rollouts without a reward or a verdict (faults of
+ours, undecided verdicts) do not count at all.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rstar2.errors import UserError
+from rstar2.records import RunView, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class PassRate:
+    num_right: int
+    num_scored: int
+
+
+def read_pass_rates(run: Path) -> dict[str, PassRate]:
+    """By problem id; of several steps that tried a problem the last one counts, as it is the strongest policy's."""
+    view = RunView(run)
+    rates = _from_groups(view) if view.group_steps() else _from_traces(view)
+    if not rates:
+        raise UserError(f"{run} has no scored rollouts to take pass rates from; give a run that has")
+    return rates
+
+
+def _from_groups(view: RunView) -> dict[str, PassRate]:
+    rates: dict[str, PassRate] = {}
+    for step in view.group_steps():
+        for group in view.groups(step):
+            rewards = [reward for reward in group.rewards if reward is not None]
+            if rewards:
+                rates[group.problem_id] = PassRate(sum(reward > 0 for reward in rewards), len(rewards))
+    return rates
+
+
+def _from_traces(view: RunView) -> dict[str, PassRate]:
+    rates: dict[str, PassRate] = {}
+    for step in view.trace_steps():
+        of_step: dict[str, PassRate] = {}
+        for trace in view.traces(step):
+            if trace.verdict in (None, Verdict.UNDECIDED):
+                continue
+            before = of_step.get(trace.problem_id, PassRate(0, 0))
+            is_right = trace.verdict is Verdict.RIGHT
+            of_step[trace.problem_id] = PassRate(before.num_right + is_right, before.num_scored + 1)
+        rates.update(of_step)
+    return rates

@@ -1,0 +1,47 @@
+"""Problems and conversations that are generated here: nothing to fetch, no end to them, one stream one result.
+
+Promise: a stream is named by a string; the same name gives the same rows, two names give independent ones. Problems
+cannot be done in the head and are easy with Python; every gold answer is an integer.
+"""
+
+import random
+from collections.abc import Sequence
+
+from rstar2.data.conversation import Conversation
+from rstar2.data.procedural.families import FAMILIES
+from rstar2.data.procedural.tool_format import format_conversation
+from rstar2.errors import UserError
+from rstar2.records import Problem
+
+PROBLEM_TASKS = tuple(FAMILIES)
+CONVERSATION_TASKS = ("tool_format",)
+
+
+def generate(tasks: Sequence[str], num_problems: int, stream: str) -> tuple[Problem, ...]:
+    """Problems of these families in turn, no two with the same text."""
+    _check(tasks, PROBLEM_TASKS, "problems")
+    rng = random.Random(stream)
+    texts: set[str] = set()
+    problems: list[Problem] = []
+    while len(problems) < num_problems:
+        family = FAMILIES[tasks[len(problems) % len(tasks)]]
+        question, answer = family.make(rng)
+        if question not in texts:
+            texts.add(question)
+            problem_id = f"{stream}/{len(problems)}"
+            problems.append(Problem(problem_id, question, str(answer), source=f"procedural/{family.name}"))
+    return tuple(problems)
+
+
+def conversations(task: str, num_conversations: int, stream: str) -> tuple[Conversation, ...]:
+    _check([task], CONVERSATION_TASKS, "conversations")
+    rng = random.Random(stream)
+    return tuple(format_conversation(rng, f"{stream}/{index}") for index in range(num_conversations))
+
+
+def _check(tasks: Sequence[str], known: Sequence[str], what: str) -> None:
+    if unknown := [task for task in tasks if task not in known]:
+        raise UserError(f"there is no procedural task {unknown[0]!r} that makes {what}; there are {', '.join(known)}")
+
+
+__all__ = ["CONVERSATION_TASKS", "PROBLEM_TASKS", "conversations", "generate"]

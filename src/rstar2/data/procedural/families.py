@@ -1,0 +1,94 @@
+"""Families of problems that a program answers in one line and a head does not. Each gold is computed, never written."""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`draw` gives the numbers of one problem; `solve` its answer; a wording puts the numbers into a question."""
+
+    name: str
+    wordings: tuple[str, ...]
+    draw: Callable[[random.Random], tuple[int, ...]]
+    solve: Callable[..., int]
+
+    def make(self, rng: random.Random) -> tuple[str, int]:
+        numbers = self.draw(rng)
+        return rng.choice(self.wordings).format(*numbers), self.solve(*numbers)
+
+
+def _two_factors(rng: random.Random) -> tuple[int, int]:
+    return rng.randint(1_000, 9_999), rng.randint(1_000, 9_999)
+
+
+def _two_multiples(rng: random.Random) -> tuple[int, int]:
+    """Of one number, so that their greatest common divisor is worth asking for."""
+    common = rng.randint(12, 99)
+    first, second = rng.sample(range(20, 100), 2)
+    return common * first, common * second
+
+
+def _two_ends(rng: random.Random) -> tuple[int, int]:
+    return rng.randint(10, 999), rng.randint(1_000, 9_999)
+
+
+def _power(rng: random.Random) -> tuple[int, int, int]:
+    return rng.randint(11, 99), rng.randint(100, 999), rng.randint(100, 999)
+
+
+def _digits_and_base(rng: random.Random) -> tuple[int, int]:
+    base = rng.randint(5, 9)
+    digits = [rng.randint(1, base - 1)] + [rng.randint(0, base - 1) for _ in range(rng.randint(3, 5))]
+    return int("".join(map(str, digits))), base
+
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        Family(
+            "big_product",
+            ("What is {} times {}?", "Multiply {} by {}.", "Find the product of {} and {}."),
+            _two_factors,
+            lambda a, b: a * b,
+        ),
+        Family(
+            "modular_power",
+            (
+                "What is {} to the power of {} modulo {}?",
+                "Raise {} to the power {} and give the remainder after division by {}.",
+            ),
+            _power,
+            lambda a, b, c: pow(a, b, c),
+        ),
+        Family(
+            "gcd",
+            ("What is the greatest common divisor of {} and {}?", "Which is the largest number to divide {} and {}?"),
+            _two_multiples,
+            math.gcd,
+        ),
+        Family(
+            "lcm",
+            (
+                "What is the least common multiple of {} and {}?",
+                "Which is the smallest number that {} and {} both divide?",
+            ),
+            _two_multiples,
+            math.lcm,
+        ),
+        Family(
+            "range_sum",
+            ("Add up all whole numbers from {} to {}.", "What is the sum of the integers from {} to {}?"),
+            _two_ends,
+            lambda a, b: (a + b) * (b - a + 1) // 2,
+        ),
+        Family(
+            "base_conversion",
+            ("Which decimal number is {} in base {}?", "Convert {} from base {} to base ten."),
+            _digits_and_base,
+            lambda digits, base: int(str(digits), base),
+        ),
+    )
+}

@@ -1,0 +1,87 @@
+"""Conversations that show how a call is written and an answer is given, and nothing else.
+
+Invariant: the program of a call is drawn independently of the question that it stands under. So how numbers are taken
+into a program, how a result is read and how an error is followed by another try can be learnt here; which program
+answers which question cannot. A few of the programs raise, as a beginner's do: that is left to be unlearnt as well.
+"""
+
+import io
+import random
+import re
+from contextlib import redirect_stdout
+from linecache import cache as source_lines
+from traceback import TracebackException
+from typing import Any
+
+from rstar2.data.conversation import Conversation
+from rstar2.data.procedural.families import FAMILIES
+
+TOOL_NAME = "execute_python_code_with_standard_io"
+MAX_TRIES = 3
+
+PROGRAMS = (
+    "print({a} * {b})",
+    "print({a} + {b})",
+    "print({a} - {b})",
+    "print({a} // {b})",
+    "print({a} % {b})",
+    "print({a} ** 2 + {b})",
+    "print({a} + 2 * {b})",
+    "print(abs({a} - {b}))",
+    "print(max({a}, {b}))",
+    "print(pow({a}, {b}, {c}))",
+    "print(sum(range({a}, {b} + 1)))",
+    'print(int("{a}", {b}))',
+    "import math\nprint(math.gcd({a}, {b}))",
+    "import math\nprint(math.lcm({a}, {b}))",
+    # These raise: a module that was not imported, a string that is none.
+    "print(math.gcd({a}, {b}))",
+    "print(gcd({a}, {b}))",
+    "print(math.lcm({a}, {b}))",
+    "print(int({a}, {b}))",
+)
+_FILE = "<cell>"
+"""The name that the sandbox gives to a program in its tracebacks."""
+
+
+def format_conversation(rng: random.Random, conversation_id: str) -> Conversation:
+    question, _ = rng.choice(list(FAMILIES.values())).make(rng)
+    numbers = re.findall(r"\d+", question)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
+    for _ in range(MAX_TRIES):
+        program = _program(numbers, rng)
+        output, raised = _run(program)
+        arguments = {"code": program, "input": ""}
+        call = {"type": "function", "function": {"name": TOOL_NAME, "arguments": arguments}}
+        messages += [
+            {"role": "assistant", "content": "<reason> I use Python.</reason>", "tool_calls": [call]},
+            {"role": "tool", "content": output},
+        ]
+        if not raised:
+            break
+    answer = output if not raised else numbers[0]
+    closing = f"<reason> It is done.</reason>\n<answer>\\boxed{{{answer}}}</answer>"
+    messages.append({"role": "assistant", "content": closing})
+    return Conversation(tuple(messages), id=conversation_id, source="procedural/tool_format")
+
+
+def _program(numbers: list[str], rng: random.Random) -> str:
+    a, b = numbers[:2]
+    c = numbers[2] if len(numbers) > 2 else a
+    return rng.choice(PROGRAMS).format(a=a, b=b, c=c)
+
+
+def _run(program: str) -> tuple[str, bool]:
+    """What the sandbox would show of it, and whether it raised. The programs are our own, so they may run here."""
+    printed = io.StringIO()
+    source_lines[_FILE] = (len(program), None, program.splitlines(keepends=True), _FILE)
+    try:
+        with redirect_stdout(printed):
+            exec(compile(program, _FILE, "exec"), {})
+    except Exception as error:
+        trace = error.__traceback__
+        shown = TracebackException(type(error), error, trace.tb_next if trace else None)
+        return "".join(shown.format()).removesuffix("\n"), True
+    finally:
+        del source_lines[_FILE]
+    return printed.getvalue().removesuffix("\n"), False

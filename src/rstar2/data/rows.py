@@ -1,0 +1,139 @@
+"""Rows of a data file, one after the other, each with the words that lead a person to it.
+
+JSON Lines, a JSON array, CSV (each of them plain or gzipped) and Parquet. A file that is not what its name says, and a
+line that is not a row, are user errors that name the file and the line; nothing is skipped.
+"""
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from rstar2.errors import UserError
+from rstar2.models.extras import require_installed
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".jsonl.gz", ".json.gz", ".csv.gz")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row as the file has it; `where` names the file and the line."""
+
+    values: dict[str, Any]
+    where: str
+
+
+def is_data_file(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES)
+
+
+def stem(name: str) -> str:
+    """The file's name without what says its format: `aime24` for `aime24.jsonl.gz`."""
+    ending = max((suffix for suffix in SUFFIXES if name.lower().endswith(suffix)), key=len, default="")
+    return name[: len(name) - len(ending)]
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """All rows of one file, in its order."""
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "is not there"
+        raise UserError(f"data file {path} {what}: give the path of a {', '.join(SUFFIXES)} file")
+    if not is_data_file(path.name):
+        raise UserError(f"data file {path} has none of the endings {', '.join(SUFFIXES)}: rename or convert it")
+    if path.name.lower().endswith(".parquet"):
+        return _parquet_rows(path)
+    return _text_rows(path)
+
+
+def _text_rows(path: Path) -> Iterator[Row]:
+    name = path.name.lower().removesuffix(".gz")
+    try:
+        with _open_text(path) as file:
+            if name.endswith(".csv"):
+                yield from _csv_rows(path, file)
+            elif name.endswith(".json") and _starts_an_array(file):
+                yield from _array_rows(path, file)
+            else:
+                yield from _json_lines(path, file)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path} is not a whole gzip file ({error}): get it again") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start} of a block): convert it") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _open_text(path: Path) -> TextIO:
+    if path.name.lower().endswith(".gz"):
+        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8", newline="")
+    return path.open(encoding="utf-8", newline="")
+
+
+def _starts_an_array(file: TextIO) -> bool:
+    """Some sets call JSON Lines `.json`; the first sign tells."""
+    start = file.read(1)
+    while start and start.isspace():
+        start = file.read(1)
+    file.seek(0)
+    return start == "["
+
+
+def _json_lines(path: Path, file: TextIO) -> Iterator[Row]:
+    # Split at newlines alone: a JSON text may hold other line separators of Unicode as they are.
+    for number, line in enumerate(file, start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield Row(_object(_parsed(line, where), where), where)
+
+
+def _array_rows(path: Path, file: TextIO) -> Iterator[Row]:
+    for number, item in enumerate(_parsed(file.read(), str(path)), start=1):
+        where = f"{path}, item {number}"
+        yield Row(_object(item, where), where)
+
+
+def _csv_rows(path: Path, file: TextIO) -> Iterator[Row]:
+    # Cells may be longer than the module's default limit of 128 KiB.
+    csv.field_size_limit(1 << 24)
+    reader = csv.DictReader(file)
+    try:
+        for values in reader:
+            yield Row({key: value for key, value in values.items() if key}, f"{path}, line {reader.line_num}")
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num}: not CSV ({error})") from error
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    require_installed(("pyarrow",), f"reading {path.name}")
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield Row(values, f"{path}, row {number}")
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(
+            f"{path} is not a readable Parquet file ({str(error).splitlines()[0]}): get it again"
+        ) from error
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not JSON ({error})") from error
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: expected an object with columns, found {type(value).__name__}")
+    return value

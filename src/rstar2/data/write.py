@@ -1,0 +1,49 @@
+"""Problems to a file that `file:PATH` reads back: JSON Lines, gzipped if the name says so, in one step."""
+
+import gzip
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from rstar2.data.curate import Rejected
+from rstar2.errors import UserError
+from rstar2.records import Problem
+from rstar2.records.atomic import replace_file
+from rstar2.records.codec import encode
+
+WRITTEN_SUFFIXES = (".jsonl", ".jsonl.gz")
+
+
+def require_writable_name(path: Path) -> None:
+    if not path.name.endswith(WRITTEN_SUFFIXES):
+        raise UserError(f"{path}: give a name that ends in {' or '.join(WRITTEN_SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: there is no folder {path.parent}; make it first")
+
+
+def rejects_path(path: Path) -> Path:
+    """Beside the file: `rl.rejects.jsonl` for `rl.jsonl`."""
+    ending = next(suffix for suffix in WRITTEN_SUFFIXES[::-1] if path.name.endswith(suffix))
+    return path.with_name(f"{path.name.removesuffix(ending)}.rejects{ending}")
+
+
+def write_problems(path: Path, problems: Iterable[Problem]) -> None:
+    _write(path, (encode(problem) for problem in problems))
+
+
+def write_rejects(path: Path, rejected: Iterable[Rejected]) -> None:
+    """Each problem with the reason, so that a person can look, and the file is data like any other."""
+    _write(path, (_with_reason(each) for each in rejected))
+
+
+def _with_reason(rejected: Rejected) -> bytes:
+    problem = json.loads(encode(rejected.problem))
+    return json.dumps(
+        {**problem, "reason": rejected.reason, "detail": rejected.detail}, ensure_ascii=False, separators=(",", ":")
+    ).encode()
+
+
+def _write(path: Path, lines: Iterable[bytes]) -> None:
+    content = b"".join(line + b"\n" for line in lines)
+    # Without a time in its header the same rows give the same bytes.
+    replace_file(path, gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content)

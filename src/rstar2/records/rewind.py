@@ -1,0 +1,54 @@
+"""Taking a run directory back to an earlier moment, so that a run can go on from its last checkpoint.
+
+Nothing is deleted: what was written since then moves to `superseded/<n>/` and stays readable there.
+"""
+
+from pathlib import Path
+
+from rstar2.records.run_layout import RunLayout, segment, segment_steps
+
+Mark = dict[str, int]
+"""Sizes in bytes of the files that may still grow, by their path in the run directory."""
+
+
+def mark(layout: RunLayout, step: int) -> Mark:
+    """What is written up to now, at the end of `step`."""
+    files = [layout.metrics, *(segment(folder, step) for folder in _segmented(layout))]
+    return {str(path.relative_to(layout.path)): _size(path) for path in files}
+
+
+def rewind(layout: RunLayout, step: int, sizes: Mark) -> int:
+    """Take the directory back to a mark that was made at the end of `step`; the number of files that were changed."""
+    later = [segment(folder, found) for folder in _segmented(layout) for found in segment_steps(folder) if found > step]
+    longer = [layout.path / name for name, size in sizes.items() if _size(layout.path / name) > size]
+    if not later and not longer:
+        return 0
+    kept = _new_folder(layout)
+    for path in later:
+        target = kept / path.relative_to(layout.path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
+    for path in longer:
+        name = str(path.relative_to(layout.path))
+        target = kept / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("r+b") as file:
+            file.seek(sizes[name])
+            target.write_bytes(file.read())
+            file.truncate(sizes[name])
+    return len(later) + len(longer)
+
+
+def _segmented(layout: RunLayout) -> tuple[Path, ...]:
+    return layout.traces, layout.groups, layout.schedule
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _new_folder(layout: RunLayout) -> Path:
+    number = sum(1 for _ in layout.superseded.iterdir()) + 1 if layout.superseded.is_dir() else 1
+    folder = layout.superseded / str(number)
+    folder.mkdir(parents=True)
+    return folder

@@ -1,0 +1,180 @@
+"""Many rollouts of many problems, each of them judged: agent, tools and judge put together on the driver.
+
+Invariant: one trace comes back for each request, in the order of the requests, whatever happened to it; a rollout that
+was lost through our fault comes back as that, and never with a reward.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rstar2.agent import Agent, AgentLimits, ChatFormat, Tool, Transcript
+from rstar2.agent.events import AgentEvent, CallStarted, TurnStarted
+from rstar2.algo import rollout_reward
+from rstar2.engine import Chunk, EngineLoad, Sampling
+from rstar2.errors import InfrastructureError
+from rstar2.grading import AnswerPlace, Grade, Grader, Method
+from rstar2.records import Outcome, Problem, Trace, Verdict
+from rstar2.rollout.driver import Driver
+from rstar2.rollout.facts import RolloutSpec
+from rstar2.rollout.seat import Seat
+
+Judge = Callable[[Problem, Trace], Awaitable[Grade]]
+"""From a finished trace to its grade. InfrastructureError if it could not be judged through our fault."""
+
+MAX_JUDGE_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """One attempt at one problem. Ids are the caller's, so that a repeated attempt can be told from a new one."""
+
+    problem: Problem
+    trace_id: str
+    group_id: str = ""
+    sample_index: int = 0
+    step: int = 0
+    stage: str = ""
+    seed: int | None = None
+
+
+def math_judge(grader: Grader, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) -> Judge:
+    """The answer in the model's own words against the gold."""
+
+    async def judge(problem: Problem, trace: Trace) -> Grade:
+        return await grader.grade(trace.response_text, problem.answer, place)
+
+    return judge
+
+
+class Roller:
+    """Rolls problems out on the driver's engines. `make_tools` is called once for each rollout."""
+
+    def __init__(
+        self,
+        driver: Driver[Trace],
+        chat: ChatFormat,
+        make_tools: Callable[[], Sequence[Tool]],
+        judge: Judge,
+        model: str = "",
+    ) -> None:
+        self.driver = driver
+        self.chat = chat
+        self._make_tools = make_tools
+        self._judge = judge
+        self._model = model
+
+    def num_prompt_tokens(self, problem: Problem) -> int:
+        schemas = [tool.schema for tool in self._make_tools()]
+        return len(Transcript.start(self.chat, problem.problem, schemas).prompt_ids)
+
+    async def run(
+        self,
+        requests: Sequence[RolloutRequest],
+        limits: AgentLimits,
+        sampling: Sampling,
+        on_trace: Callable[[Trace], None] = lambda _trace: None,
+    ) -> list[Trace]:
+        """One judged trace a request; `on_trace` sees each the moment it is ready."""
+        by_id = {request.trace_id: request for request in requests}
+        assert len(by_id) == len(requests), "trace ids must be unique"
+        num_prompt_tokens = {
+            request.problem.id: self.num_prompt_tokens(request.problem)
+            for request in {request.problem.id: request for request in requests}.values()
+        }
+
+        async def roll(seat: Seat) -> Trace:
+            trace = await self._roll(by_id[seat.spec.rollout], seat, limits, sampling)
+            on_trace(trace)
+            return trace
+
+        specs = [
+            RolloutSpec(
+                rollout=request.trace_id,
+                problem=request.problem.id,
+                num_prompt_tokens=num_prompt_tokens[request.problem.id],
+                max_response_tokens=limits.max_response_tokens,
+                stage=request.stage,
+            )
+            for request in requests
+        ]
+        traces = []
+        for result in await self.driver.run(specs, roll):
+            if isinstance(result, BaseException):
+                raise result
+            traces.append(result)
+        return traces
+
+    async def _roll(self, request: RolloutRequest, seat: Seat, limits: AgentLimits, sampling: Sampling) -> Trace:
+        engine = _SeatEngine(seat)
+        agent = Agent(engine, self.chat, limits, replace(sampling, seed=request.seed))
+        tools = self._make_tools()
+        try:
+            trace = await agent.rollout(request.problem, tools, trace_id=request.trace_id, observer=engine.observe)
+        finally:
+            for tool in tools:
+                await tool.close()
+        trace = replace(
+            trace,
+            group_id=request.group_id,
+            sample_index=request.sample_index,
+            step=request.step,
+            model=self._model,
+        )
+        return await self._judged(request.problem, trace)
+
+    async def _judged(self, problem: Problem, trace: Trace) -> Trace:
+        if trace.outcome is Outcome.INFRASTRUCTURE_FAULT:
+            return trace
+        if trace.outcome is Outcome.TRUNCATED:
+            return replace(trace, reward=rollout_reward(trace.outcome, None))
+        grade = await self._grade(problem, trace)
+        return replace(
+            trace,
+            answer=grade.answer,
+            verdict=grade.verdict,
+            reward=rollout_reward(trace.outcome, grade.verdict),
+            note=trace.note or (grade.message if grade.verdict is Verdict.UNDECIDED else ""),
+        )
+
+    async def _grade(self, problem: Problem, trace: Trace) -> Grade:
+        """A judge that stays out of order leaves the rollout undecided: left out and counted, never scored 0."""
+        for attempt in range(MAX_JUDGE_ATTEMPTS):
+            try:
+                return await self._judge(problem, trace)
+            except InfrastructureError as error:
+                reason = str(error)
+                await asyncio.sleep(0.1 * 2**attempt)
+        return Grade(Verdict.UNDECIDED, None, Method.EXTRACTION, f"grading failed {MAX_JUDGE_ATTEMPTS} times: {reason}")
+
+
+class _SeatEngine:
+    """A seat behind the agent's seam, which also tells the scheduler of a tool call the moment it leaves."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+        self._has_called = False
+
+    def observe(self, event: AgentEvent) -> None:
+        if isinstance(event, TurnStarted):
+            self._has_called = False
+        elif isinstance(event, CallStarted) and not self._has_called:
+            self._has_called = True
+            self._seat.calls_tool()
+
+    def generate(
+        self, _session: str, token_ids: Sequence[int], sampling: Sampling, max_tokens: int
+    ) -> AsyncIterator[Chunk]:
+        return self._seat.generate(token_ids, sampling, max_tokens)
+
+    def load(self) -> EngineLoad:
+        raise AssertionError("the driver asks the engines themselves")
+
+    async def cancel(self, _session: str) -> None:
+        raise AssertionError("the driver cancels")
+
+    async def release(self, _session: str) -> None:
+        """The driver releases what it placed."""
+
+    async def close(self) -> None:
+        """The driver's engines outlive a rollout."""

@@ -1,0 +1,105 @@
+"""How fast the engines of a real step were, from what its record says of them.
+
+Between two samples of an engine that was at work all the time, so many steps were made, tokens decoded, tokens
+prefilled and cached tokens read; what each of them costs is what explains the time that passed, over all such intervals
+together. So the speeds are those of the run itself, with whatever else the machine had to do.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from scipy.optimize import nnls
+
+from rstar2.errors import UserError
+from rstar2.records import EngineSample, StepRecord
+from rstar2.rollout.simulator.hardware import EngineModel
+
+MIN_INTERVAL_S = 0.25
+"""Samples are some hundredths of a second old when they are taken: shorter intervals would be mostly that."""
+MIN_INTERVALS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What one of each costs, in seconds."""
+
+    step_s: float
+    sequence_s: float
+    """A decoded token."""
+    prefill_token_s: float
+    cached_token_s: float
+    """A token of a running turn's context, each step."""
+
+
+def engine_model(
+    speeds: Speeds,
+    num_cache_tokens: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    block_size: int,
+    attention_pair_s: float = 0.0,
+) -> EngineModel:
+    """Beyond the linear layers a decoded token pays for the output layer and its draw. If it costs less than a
+    prefilled one, then decoding waits for the weights and not for arithmetic: sequences share their reading."""
+    is_memory_bound = speeds.sequence_s < speeds.prefill_token_s
+    return EngineModel(
+        num_cache_tokens=num_cache_tokens,
+        weights_s=speeds.step_s if is_memory_bound else 0.0,
+        linear_token_s=speeds.prefill_token_s,
+        cached_token_s=speeds.cached_token_s,
+        attention_pair_s=attention_pair_s,
+        overhead_s=0.0 if is_memory_bound else speeds.step_s,
+        sampled_token_s=speeds.sequence_s if is_memory_bound else speeds.sequence_s - speeds.prefill_token_s,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+    )
+
+
+def fit_speeds(records: Iterable[StepRecord]) -> Speeds:
+    """Of engines that are alike."""
+    rows: list[tuple[float, float, float, float]] = []
+    times_s: list[float] = []
+    for record in records:
+        for use in record.engines:
+            samples = [sample for sample in record.samples if sample.engine == use.engine]
+            for interval in _busy_intervals(samples):
+                rows.append(_work(interval, use.num_cache_tokens))
+                times_s.append(interval[-1].at_s - interval[0].at_s)
+    if len(times_s) < MIN_INTERVALS:
+        raise UserError(
+            f"the record shows engines at work in {len(times_s)} intervals of {MIN_INTERVAL_S} s, and {MIN_INTERVALS} "
+            f"are needed to tell how fast they are: take a longer step"
+        )
+    work, time_s = np.array(rows), np.array(times_s)
+    scale = np.maximum(work.max(axis=0), 1e-12)
+    solution, _ = nnls(work / scale, time_s)
+    costs = solution / scale
+    costs *= time_s.sum() / (work @ costs).sum()
+    return Speeds(*(float(cost) for cost in costs))
+
+
+def _busy_intervals(samples: Sequence[EngineSample]) -> Iterator[list[EngineSample]]:
+    """Runs of samples that span `MIN_INTERVAL_S`, with turns at the engine at each of them."""
+    interval: list[EngineSample] = []
+    for sample in samples:
+        interval = [*interval, sample] if sample.num_running else []
+        if interval and sample.at_s - interval[0].at_s >= MIN_INTERVAL_S:
+            yield interval
+            interval = [sample]
+
+
+def _work(interval: Sequence[EngineSample], num_cache_tokens: int) -> tuple[float, float, float, float]:
+    """Steps, decoded tokens, prefilled tokens, and cached tokens read. Each running sequence gets a token a step."""
+    num_steps = num_read = 0.0
+    for earlier, later in pairwise(interval):
+        steps = (
+            2 * (later.num_generated_tokens - earlier.num_generated_tokens) / (earlier.num_running + later.num_running)
+        )
+        num_steps += steps
+        num_read += steps * num_cache_tokens * (earlier.kv_share + later.kv_share) / 2
+    first, last = interval[0], interval[-1]
+    num_decoded = last.num_generated_tokens - first.num_generated_tokens
+    return num_steps, num_decoded, last.num_prefill_tokens - first.num_prefill_tokens, num_read

@@ -1,0 +1,11 @@
+"""Learning: a supervised warm-up on format, then GRPO-RoC in stages, with checkpoints that a kill cannot hurt.
+
+Promise: a recipe's mistakes show before anything runs; a run that was killed goes on where its last checkpoint was, and
+on a CPU ends with the same bits; every rollout, group and number of it is in the run directory.
+May import: everything below the command line. Needs the `train` extra.
+"""
+
+from rstar2.train.observer import Observer, Observers
+from rstar2.train.run import Prepared, prepare_new, prepare_resumed, train
+
+__all__ = ["Observer", "Observers", "Prepared", "prepare_new", "prepare_resumed", "train"]

@@ -1,0 +1,42 @@
+"""Before a stage: what the current policy already solves every time teaches it nothing more, and is dropped."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from rstar2.agent import AgentLimits
+from rstar2.engine import Sampling
+from rstar2.records import Problem, Trace
+from rstar2.rollout.roller import Roller, RolloutRequest
+from rstar2.train.seeds import named_seed
+
+
+async def hard_problems(
+    roller: Roller,
+    problems: Sequence[Problem],
+    *,
+    num_samples: int,
+    drop_solved: int,
+    limits: AgentLimits,
+    sampling: Sampling,
+    seed: int,
+    step: int,
+    stage: str,
+    on_trace: Callable[[Trace], None],
+) -> tuple[Problem, ...]:
+    """Those that fewer than `drop_solved` of `num_samples` rollouts solved, in their order."""
+    requests = [
+        RolloutRequest(
+            problem=problem,
+            trace_id=f"f{step:06d}-{index:06d}-{number:02d}",
+            group_id=f"f{step:06d}-{index:06d}",
+            sample_index=number,
+            step=step,
+            stage=f"filter:{stage}",
+            seed=named_seed(seed, "filter", stage, problem.id, number),
+        )
+        for index, problem in enumerate(problems)
+        for number in range(num_samples)
+    ]
+    traces = await roller.run(requests, limits, sampling, on_trace)
+    num_right = Counter(trace.problem_id for trace in traces if trace.reward == 1)
+    return tuple(problem for problem in problems if num_right[problem.id] < drop_solved)

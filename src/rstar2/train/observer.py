@@ -1,0 +1,45 @@
+"""Who is told how a run goes: terminals, metric services, tests."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+
+class Observer(Protocol):
+    def phase(self, name: str, num_steps: int, num_done: int) -> None:
+        """A phase begins, or is taken up again: the warm-up, a stage, an evaluation. 0 steps: nobody knows."""
+        ...
+
+    def metrics(self, step: int, stage: str, values: Mapping[str, float]) -> None:
+        """One row of metrics.jsonl."""
+        ...
+
+    def rollouts(self, num_ended: int) -> None:
+        """So many more rollouts of the phase ended."""
+        ...
+
+    def say(self, message: str) -> None:
+        """Something worth a line of its own."""
+        ...
+
+
+class Observers:
+    """All of them, one after the other. Satisfies `Observer`."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def phase(self, name: str, num_steps: int, num_done: int) -> None:
+        for observer in self._observers:
+            observer.phase(name, num_steps, num_done)
+
+    def metrics(self, step: int, stage: str, values: Mapping[str, float]) -> None:
+        for observer in self._observers:
+            observer.metrics(step, stage, values)
+
+    def rollouts(self, num_ended: int) -> None:
+        for observer in self._observers:
+            observer.rollouts(num_ended)
+
+    def say(self, message: str) -> None:
+        for observer in self._observers:
+            observer.say(message)

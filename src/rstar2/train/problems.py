@@ -1,0 +1,70 @@
+"""The sets of a recipe, loaded before anything runs, so that a mistake in the data costs no GPU time.
+
+Invariant: no problem that is evaluated on is trained on; what shares its text with one is left out and counted.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rstar2.config import Recipe, Stage
+from rstar2.data import Conversation, load_benchmark, load_conversations, load_problems
+from rstar2.errors import UserError
+from rstar2.records import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Curriculum:
+    conversations: tuple[Conversation, ...]
+    stages: tuple[tuple[Problem, ...], ...]
+    """The problems of each stage, in the order of the recipe."""
+    benchmarks: dict[str, tuple[Problem, ...]]
+    num_held_out: int
+    """Problems that were taken out of training because they are evaluated on."""
+
+
+def load_curriculum(recipe: Recipe) -> Curriculum:
+    benchmarks = {name: _evaluated(name, recipe) for name in recipe.eval.benchmarks}
+    held_out = {problem.problem for problems in benchmarks.values() for problem in problems}
+    stages, num_held_out = [], 0
+    for stage in recipe.stages:
+        problems = _of_stage(stage, recipe)
+        left = tuple(problem for problem in problems if problem.problem not in held_out)
+        if not left:
+            raise UserError(f"stages.{stage.name}: every one of its {len(problems)} problems is evaluated on as well")
+        num_held_out += len(problems) - len(left)
+        stages.append(left)
+    conversations: tuple[Conversation, ...] = ()
+    if recipe.sft is not None:
+        sets = (load_conversations(name, recipe.data[name], recipe.seed) for name in recipe.sft.data)
+        conversations = tuple(conversation for conversations in sets for conversation in conversations)
+    return Curriculum(conversations, tuple(stages), benchmarks, num_held_out)
+
+
+def _evaluated(name: str, recipe: Recipe) -> tuple[Problem, ...]:
+    return load_problems(name, recipe.data[name], recipe.seed) if name in recipe.data else load_benchmark(name)
+
+
+def _of_stage(stage: Stage, recipe: Recipe) -> list[Problem]:
+    problems = [problem for name in stage.data for problem in load_problems(name, recipe.data[name], recipe.seed)]
+    _require_unique(problems, stage.name)
+    return problems
+
+
+def _require_unique(problems: Iterable[Problem], stage: str) -> None:
+    seen: set[str] = set()
+    for problem in problems:
+        if problem.id in seen:
+            raise UserError(
+                f"stages.{stage}: two problems have the id {problem.id!r}; ids must be unique over its sets"
+            )
+        seen.add(problem.id)
+
+
+def require_short_prompts(problems: Sequence[Problem], lengths: Sequence[int], max_prompt_tokens: int) -> None:
+    """UserError names the first problem whose prompt is longer than a rollout may have it."""
+    for problem, length in zip(problems, lengths, strict=True):
+        if length > max_prompt_tokens:
+            raise UserError(
+                f"problem {problem.id!r} has a prompt of {length} tokens, more than rollout.max_prompt_tokens of "
+                f"{max_prompt_tokens}: raise that, or remove the problem"
+            )

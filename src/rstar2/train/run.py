@@ -1,0 +1,131 @@
+"""Starting a training run, and taking one up again."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rstar2.agent import ChatFormat, HfTokenizer
+from rstar2.config import Recipe, load_recipe
+from rstar2.config.emit import to_toml
+from rstar2.config.model import TINY_PREFIX
+from rstar2.data import Conversation
+from rstar2.errors import UserError
+from rstar2.models import resolve
+from rstar2.models.tiny import TinySizes, build_tiny
+from rstar2.records import RunDirectory, RunStatus, RunView
+from rstar2.records.run_layout import RunLayout
+from rstar2.train.checkpoint import Checkpoint
+from rstar2.train.observer import Observer
+from rstar2.train.policy import load_policy
+from rstar2.train.problems import Curriculum, load_curriculum
+from rstar2.train.render import conversation_texts
+from rstar2.train.seeds import named_seed
+from rstar2.train.trainer import Trainer, find_checkpoint, rewind_to
+from rstar2.train.workbench import engine_options, open_workbench
+
+VERB = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run whose recipe and data were read and found good; nothing was loaded and nothing written."""
+
+    recipe: Recipe
+    curriculum: Curriculum
+    folder: Path
+    checkpoint: Checkpoint | None = None
+    is_resumed: bool = False
+
+
+def prepare_new(recipe: Recipe, folder: Path) -> Prepared:
+    _check(recipe)
+    return Prepared(recipe, load_curriculum(recipe), folder)
+
+
+def prepare_resumed(folder: Path) -> Prepared:
+    """What a run was started with stands in its own recipe.toml."""
+    view = RunView(folder)
+    if view.info.verb != VERB:
+        raise UserError(f"{folder} holds a run of `rstar2 {view.info.verb}`; `rstar2 train` cannot resume it")
+    if view.status is RunStatus.FINISHED:
+        raise UserError(f"{folder} is finished: there is nothing to resume")
+    if view.status is RunStatus.RUNNING:
+        raise UserError(f"{folder} is being written by another process: stop that first")
+    recipe = load_recipe(RunLayout(folder).recipe)
+    _check(recipe)
+    return Prepared(recipe, load_curriculum(recipe), folder, find_checkpoint(folder, recipe), is_resumed=True)
+
+
+async def train(prepared: Prepared, observer: Observer, argv: Sequence[str] | None = None) -> None:
+    """To the end of the recipe. Whatever ends it early is in the run directory, which can be resumed."""
+    with _open_run(prepared, observer, argv) as run:
+        recipe = prepared.recipe
+        folder = _model_folder(recipe, prepared.curriculum.conversations, run)
+        _keep_tokenizer(folder, run)
+        chat = _chat(folder, recipe)
+        policy = load_policy(folder, recipe)
+        async with open_workbench(recipe, policy, chat) as bench:
+            trainer = Trainer(recipe, prepared.curriculum, policy, chat, bench, run, observer)
+            await trainer.train(prepared.checkpoint)
+            trainer.export(folder)
+
+
+def _check(recipe: Recipe) -> None:
+    if not recipe.trains:
+        raise UserError("the recipe has neither [sft] nor [[stages]], so there is nothing to train")
+    if recipe.cluster is not None:
+        raise UserError("the recipe has a [cluster]: this machine alone trains recipes without one")
+    engine_options(recipe)
+
+
+def _open_run(prepared: Prepared, observer: Observer, argv: Sequence[str] | None) -> RunDirectory:
+    if not prepared.is_resumed:
+        return RunDirectory.create(
+            prepared.folder, verb=VERB, recipe_toml=to_toml(prepared.recipe), seed=prepared.recipe.seed, argv=argv
+        )
+    num_files = rewind_to(prepared.folder, prepared.checkpoint)
+    run = RunDirectory.resume(prepared.folder, verb=VERB)
+    if num_files:
+        observer.say(f"what {num_files} files held beyond the checkpoint was moved to {run.layout.superseded}")
+    return run
+
+
+def _model_folder(recipe: Recipe, conversations: Sequence[Conversation], run: RunDirectory) -> Path:
+    """A tiny model is built anew from the seed, so a run that was killed while it was built builds it again."""
+    if recipe.model.tiny is None:
+        return resolve(recipe.model.name)
+    if not conversations:
+        raise UserError(f"{recipe.model.name} is built from nothing and learns its words from [sft]: give it data")
+    folder, tiny = run.layout.path / "model", recipe.model.tiny
+    sizes = TinySizes(
+        num_layers=tiny.num_layers,
+        hidden_size=tiny.hidden_size,
+        num_heads=tiny.num_heads,
+        num_kv_heads=tiny.num_kv_heads,
+        vocab_size=tiny.vocab_size,
+        context_tokens=recipe.model.context_tokens,
+    )
+    build_tiny(
+        folder,
+        recipe.model.name.removeprefix(TINY_PREFIX),
+        sizes,
+        conversation_texts(conversations),
+        named_seed(recipe.seed, "model"),
+    )
+    return folder
+
+
+def _keep_tokenizer(folder: Path, run: RunDirectory) -> None:
+    """Beside the traces, so that their tokens can be read without the model."""
+    target = run.layout.tokenizer
+    target.mkdir(exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            shutil.copy(folder / name, target / name)
+
+
+def _chat(folder: Path, recipe: Recipe) -> ChatFormat:
+    tokenizer = HfTokenizer.load(folder, recipe.agent.template)
+    words = recipe.agent.system_text
+    return ChatFormat.of(tokenizer) if words is None else ChatFormat.of(tokenizer, words)

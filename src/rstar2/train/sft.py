@@ -1,0 +1,62 @@
+"""The supervised warm-up: conversations, packed, learnt on the assistant's own tokens.
+
+Invariant: the loss of a step is a mean over the assistant's tokens of all its conversations, however they are packed;
+which conversations a step takes is a function of the seed and its number.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rstar2.agent import ChatFormat
+from rstar2.data import Conversation
+from rstar2.errors import UserError
+from rstar2.train.cursor import Cursor, take
+from rstar2.train.optimizer import Optimizer, cosine_factor
+from rstar2.train.packed import Pack, token_log_probs
+from rstar2.train.packing import pack
+from rstar2.train.policy import Policy
+from rstar2.train.render import Example, render_conversation
+
+
+@dataclass(frozen=True, slots=True)
+class SftSettings:
+    epochs: int
+    lr: float
+    warmup_share: float
+    batch_size: int
+    micro_batch_tokens: int
+    max_grad_norm: float
+    stream: str
+
+    def num_steps(self, num_examples: int) -> int:
+        return max(1, self.epochs * num_examples // self.batch_size)
+
+
+def render_all(conversations: Sequence[Conversation], chat: ChatFormat, max_tokens: int) -> tuple[list[Example], int]:
+    """What can be learnt from, and how many conversations are too long for it."""
+    examples = [render_conversation(conversation, chat) for conversation in conversations]
+    fitting = [example for example in examples if len(example.token_ids) <= max_tokens]
+    if not fitting:
+        raise UserError(f"sft.max_tokens of {max_tokens} is below all {len(examples)} conversations: raise it")
+    return fitting, len(examples) - len(fitting)
+
+
+def sft_step(
+    policy: Policy, optimizer: Optimizer, examples: Sequence[Example], step: int, settings: SftSettings
+) -> dict[str, float]:
+    """One optimizer step; `step` counts from 0."""
+    epoch, position = divmod(step * settings.batch_size, len(examples))
+    indices, _ = take(Cursor(epoch, position), settings.batch_size, len(examples), settings.stream)
+    chosen = [examples[index] for index in indices]
+    num_tokens = sum(example.num_learnt for example in chosen)
+    loss = 0.0
+    for batch in pack([len(example.token_ids) for example in chosen], settings.micro_batch_tokens):
+        packed = Pack.of(
+            [chosen[index].token_ids for index in batch], [chosen[index].mask for index in batch], policy.device
+        )
+        log_probs, _ = token_log_probs(policy.network, packed)
+        share = -log_probs.sum() / num_tokens
+        share.backward()  # type: ignore[no-untyped-call]
+        loss += float(share)
+    lr = settings.lr * cosine_factor(step, settings.num_steps(len(examples)), settings.warmup_share)
+    return {"loss": loss, "lr": lr, "grad_norm": optimizer.step(lr, settings.max_grad_norm), "num_tokens": num_tokens}

@@ -1,0 +1,60 @@
+"""Where a training run stands: all that is not a tensor. A frozen value, stored as JSON beside the tensors."""
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
+
+from rstar2.train.cursor import Cursor
+
+WARM_UP = "sft"
+"""The name of the supervised warm-up where stages have theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainState:
+    sft_step: int = 0
+    """Optimizer steps of the warm-up that are done."""
+    sft_is_done: bool = False
+    stage_index: int = 0
+    stage_step: int = 0
+    """Training steps of the stage that are done."""
+    steps_since_reset: int = 0
+    """Since the optimizer was fresh: the warm-up of the learning rate counts from there."""
+    step: int = 0
+    """Training steps of all stages that are done."""
+    cursor: Cursor = field(default_factory=Cursor)
+    problem_ids: tuple[str, ...] | None = None
+    """What the difficulty filter of the stage left; None before it ran, or where there is none."""
+    pending_evaluation: str | None = None
+    """Evaluate under this name before anything else."""
+    recent_rewards: tuple[float, ...] = ()
+    """Mean rewards of the stage's last steps."""
+    best_reward: float = 0.0
+    """The best mean of a window of steps so far, in this stage."""
+    steps_without_signal: int = 0
+    """Steps in a row that left nothing to train on."""
+
+    def next_stage(self) -> Self:
+        return replace(
+            self,
+            stage_index=self.stage_index + 1,
+            stage_step=0,
+            cursor=Cursor(),
+            problem_ids=None,
+            recent_rewards=(),
+            best_reward=0.0,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> Self:
+        ids = raw["problem_ids"]
+        return cls(
+            **{
+                **raw,
+                "cursor": Cursor(**raw["cursor"]),
+                "problem_ids": None if ids is None else tuple(ids),
+                "recent_rewards": tuple(raw["recent_rewards"]),
+            }
+        )

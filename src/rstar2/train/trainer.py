@@ -1,0 +1,405 @@
+"""The whole run: warm-up, stages, evaluations, checkpoints. Its loop reads as the recipe does.
+
+Invariant: between two checkpoints everything is a function of the first of them and of the recipe. So a run that is
+killed at any moment and taken up again goes through the same states, and on a CPU ends with the same weights, bit for
+bit, as one that was never killed.
+"""
+
+import asyncio
+import hashlib
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from rstar2.agent import ChatFormat
+from rstar2.algo import LossSettings, Mode, RocSettings
+from rstar2.config import Recipe, Stage
+from rstar2.config.emit import to_toml
+from rstar2.engine import Sampling
+from rstar2.errors import UserError
+from rstar2.evals import Protocol, evaluate
+from rstar2.records import Problem, RunDirectory, Trace
+from rstar2.records.rewind import mark, rewind
+from rstar2.records.run_layout import RunLayout
+from rstar2.train.checkpoint import Checkpoint, CheckpointFolder, load_tensors, save_tensors
+from rstar2.train.collect import Collected, StepPlan, collect_step
+from rstar2.train.difficulty import hard_problems
+from rstar2.train.observer import Observer
+from rstar2.train.optimizer import Optimizer, warmup_factor
+from rstar2.train.policy import Policy
+from rstar2.train.problems import Curriculum, require_short_prompts
+from rstar2.train.sft import SftSettings, render_all, sft_step
+from rstar2.train.state import WARM_UP, TrainState
+from rstar2.train.update import UpdateSettings, kept_rollouts, update_policy
+from rstar2.train.watches import (
+    MAX_STEPS_WITHOUT_SIGNAL,
+    WINDOW,
+    collapse,
+    watch_rollouts,
+    window_mean,
+)
+from rstar2.train.workbench import Workbench
+
+SFT_STEPS_PER_REPORT = 10
+SFT_STEPS_PER_CHECKPOINT = 500
+"""A step of the warm-up is short: a few minutes of them may be done again."""
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    return hashlib.sha256(to_toml(recipe).encode()).hexdigest()
+
+
+def find_checkpoint(run: Path, recipe: Recipe) -> Checkpoint | None:
+    """The newest checkpoint of a run. UserError if it was made by another recipe."""
+    found = CheckpointFolder(RunLayout(run).checkpoints, recipe.train.num_checkpoints_kept).latest()
+    if found is not None and found.recipe_digest != recipe_digest(recipe):
+        raise UserError(
+            f"{found.path} was made by another recipe than {run / 'recipe.toml'}: resume with the recipe that the run "
+            "was started with, or start a new run"
+        )
+    return found
+
+
+def rewind_to(run: Path, checkpoint: Checkpoint | None) -> int:
+    """Take the run's records back to the checkpoint, or to the start; the number of files that were changed."""
+    layout = RunLayout(run)
+    if checkpoint is None:
+        return rewind(layout, -1, {"metrics.jsonl": 0})
+    return rewind(layout, checkpoint.state.step, checkpoint.mark)
+
+
+class Trainer:
+    def __init__(
+        self,
+        recipe: Recipe,
+        curriculum: Curriculum,
+        policy: Policy,
+        chat: ChatFormat,
+        bench: Workbench,
+        run: RunDirectory,
+        observer: Observer,
+    ) -> None:
+        self._recipe = recipe
+        self._curriculum = curriculum
+        self._policy = policy
+        self._chat = chat
+        self._bench = bench
+        self._run = run
+        self._observer = observer
+        self._optimizer = Optimizer(policy.parameters(), recipe.train.weight_decay)
+        self._checkpoints = CheckpointFolder(run.checkpoints, recipe.train.num_checkpoints_kept)
+        self._state = TrainState()
+        self._reference: Any = None
+        """The policy that the KL term holds on to; None without one."""
+
+    async def train(self, checkpoint: Checkpoint | None = None) -> None:
+        """From the checkpoint, or from the start, to the end of the recipe."""
+        if checkpoint is not None:
+            self._load(checkpoint)
+        self._check_prompts()
+        await self._warm_up()
+        if self._recipe.algo.kl_coef:
+            self._reference = self._reference_policy()
+        while self._state.stage_index < len(self._recipe.stages):
+            await self._run_stage(self._recipe.stages[self._state.stage_index])
+        await self._evaluate_if_due()
+
+    def export(self, source: Path) -> Path:
+        """The trained model as a folder that `rstar2 solve --model` and everybody else can read."""
+        target = self._run.layout.path / "final"
+        unfinished = target.with_name(".final")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        self._policy.served.save_pretrained(unfinished)
+        for file in source.iterdir():
+            if file.suffix != ".safetensors" and file.is_file() and not (unfinished / file.name).exists():
+                shutil.copy(file, unfinished / file.name)
+        shutil.rmtree(target, ignore_errors=True)
+        unfinished.rename(target)
+        return target
+
+    # The warm-up.
+
+    async def _warm_up(self) -> None:
+        sft = self._recipe.sft
+        if sft is None or self._state.sft_is_done:
+            await self._evaluate_if_due()
+            return
+        examples, num_long = render_all(self._curriculum.conversations, self._chat, sft.max_tokens)
+        if num_long:
+            self._say(
+                f"{num_long} of {num_long + len(examples)} conversations are longer than sft.max_tokens: left out"
+            )
+        settings = SftSettings(
+            epochs=sft.epochs,
+            lr=sft.lr,
+            warmup_share=sft.warmup_share,
+            batch_size=sft.batch_size,
+            micro_batch_tokens=self._recipe.train.micro_batch_tokens,
+            max_grad_norm=self._recipe.train.max_grad_norm,
+            stream=f"{self._recipe.seed}/{WARM_UP}",
+        )
+        num_steps = settings.num_steps(len(examples))
+        self._observer.phase(WARM_UP, num_steps, self._state.sft_step)
+        with self._bench.engine.paused():
+            for step in range(self._state.sft_step, num_steps):
+                started_s = time.monotonic()
+                values = sft_step(self._policy, self._optimizer, examples, step, settings)
+                values["tokens_per_s"] = values["num_tokens"] / (time.monotonic() - started_s)
+                if step % SFT_STEPS_PER_REPORT == 0 or step == num_steps - 1:
+                    self._write_metrics(step, WARM_UP, values)
+                    await asyncio.sleep(0)
+                self._state = replace(self._state, sft_step=step + 1)
+                if (step + 1) % SFT_STEPS_PER_CHECKPOINT == 0:
+                    self._save()
+            self._optimizer.reset()
+            self._weights_changed()
+        self._state = replace(self._state, sft_is_done=True, pending_evaluation=WARM_UP)
+        self._save(keep=True)
+        await self._evaluate_if_due()
+
+    # The stages.
+
+    async def _run_stage(self, stage: Stage) -> None:
+        await self._evaluate_if_due()
+        problems = await self._problems_of(stage)
+        self._observer.phase(stage.name, stage.steps, self._state.stage_step)
+        if self._state.stage_step == 0 and stage.reset_optimizer:
+            self._optimizer.reset()
+            self._state = replace(self._state, steps_since_reset=0)
+        while not self._stage_is_done(stage):
+            await self._train_step(stage, problems)
+            is_last = self._stage_is_done(stage)
+            every = self._recipe.eval.every_steps
+            if every and self._state.step % every == 0 and not is_last:
+                self._state = replace(self._state, pending_evaluation=stage.name)
+            if not is_last and self._state.step % self._recipe.train.checkpoint_every_steps == 0:
+                self._save()
+            if not is_last:
+                await self._evaluate_if_due()
+        self._state = replace(self._state.next_stage(), pending_evaluation=stage.name)
+        self._save(keep=True)
+
+    def _stage_is_done(self, stage: Stage) -> bool:
+        if self._state.stage_step >= stage.steps:
+            return True
+        mean = window_mean(self._state.recent_rewards)
+        return stage.target_reward is not None and mean is not None and mean >= stage.target_reward
+
+    async def _problems_of(self, stage: Stage) -> tuple[Problem, ...]:
+        problems = self._curriculum.stages[self._state.stage_index]
+        wanted = stage.difficulty_filter
+        if wanted is None:
+            return problems
+        if self._state.problem_ids is None:
+            self._observer.phase(f"filter:{stage.name}", 0, 0)
+            hard = await hard_problems(
+                self._bench.roller,
+                problems,
+                num_samples=wanted.num_samples,
+                drop_solved=wanted.drop_solved,
+                limits=self._bench.limits(stage),
+                sampling=self._sampling,
+                seed=self._recipe.seed,
+                step=self._state.step,
+                stage=stage.name,
+                on_trace=lambda _trace: self._observer.rollouts(1),
+            )
+            self._run.write_event(
+                "difficulty_filter",
+                f"{len(problems) - len(hard)} of {len(problems)} problems are solved {wanted.drop_solved} of "
+                f"{wanted.num_samples} times: {len(hard)} are left for stage {stage.name}",
+                {"stage": stage.name, "num_problems": len(problems), "num_left": len(hard)},
+            )
+            self._say(
+                f"{len(hard)} of {len(problems)} problems are not solved every time: stage {stage.name} trains on them"
+            )
+            self._state = replace(self._state, problem_ids=tuple(problem.id for problem in hard))
+        left = set(self._state.problem_ids or ())
+        kept = tuple(problem for problem in problems if problem.id in left)
+        if not kept:
+            self._say(f"stage {stage.name} has nothing left to learn from: it is skipped")
+            self._run.write_event("stage_skipped", f"stage {stage.name}: every problem is already solved")
+            self._state = replace(self._state, stage_step=stage.steps)
+        return kept
+
+    async def _train_step(self, stage: Stage, problems: tuple[Problem, ...]) -> None:
+        step = self._state.step + 1
+        started_s = time.monotonic()
+        driver = self._bench.roller.driver
+        driver.begin_step(step)
+        collected = await collect_step(
+            self._bench.roller, problems, self._state.cursor, self._plan(step, stage), self._keep_trace
+        )
+        self._run.write_step_record(driver.end_step())
+        for group in collected.groups:
+            self._run.write_group(group)
+        generated_s = time.monotonic()
+        values = watch_rollouts(collected.traces, collected.groups)
+        if collected.trainable:
+            values |= self._update(collected)
+        ended_s = time.monotonic()
+        num_sampled = sum(trace.num_sampled_tokens for trace in collected.traces)
+        values |= {
+            "num_refills": collected.num_refills,
+            "generate_s": generated_s - started_s,
+            "train_s": ended_s - generated_s,
+            "step_s": ended_s - started_s,
+            "tokens_per_s": num_sampled / (generated_s - started_s),
+        }
+        self._advance(collected, values)
+        self._write_metrics(step, stage.name, values)
+        self._stop_if_hopeless(stage, values)
+
+    def _plan(self, step: int, stage: Stage) -> StepPlan:
+        algo = self._recipe.algo
+        return StepPlan(
+            step=step,
+            stage=stage.name,
+            seed=self._recipe.seed,
+            num_groups=self._recipe.train.prompts_per_step,
+            num_sampled=algo.num_sampled,
+            max_refills=algo.max_refills,
+            settings=RocSettings(algo.group_size, Mode(algo.selection), algo.penalty_epsilon, algo.drop_equal_groups),
+            limits=self._bench.limits(stage),
+            sampling=self._sampling,
+        )
+
+    @property
+    def _sampling(self) -> Sampling:
+        return Sampling(temperature=self._recipe.rollout.temperature, entropies=True)
+
+    def _update(self, collected: Collected) -> dict[str, float]:
+        algo, train = self._recipe.algo, self._recipe.train
+        traces = {trace.id: trace for trace in collected.traces}
+        lr = train.lr * warmup_factor(self._state.steps_since_reset, train.warmup_steps)
+        settings = UpdateSettings(
+            loss=LossSettings(algo.clip_low, algo.clip_high, algo.kl_coef, algo.tis_cap),
+            temperature=self._recipe.rollout.temperature,
+            micro_batch_tokens=train.micro_batch_tokens,
+            num_optimizer_steps=train.optimizer_steps_per_batch,
+            max_grad_norm=train.max_grad_norm,
+        )
+        with self._bench.engine.paused():
+            groups = [kept_rollouts(group, traces) for group in collected.trainable]
+            values = update_policy(self._policy, self._optimizer, groups, settings, lr, self._reference)
+            self._weights_changed()
+        return {**values, "lr": lr}
+
+    def _weights_changed(self) -> None:
+        self._policy.publish()
+        self._bench.engine.weights_changed(self._state.step + 1)
+
+    def _advance(self, collected: Collected, values: Mapping[str, float]) -> None:
+        recent = (*self._state.recent_rewards, values["reward_mean"])[-WINDOW:]
+        self._state = replace(
+            self._state,
+            step=self._state.step + 1,
+            stage_step=self._state.stage_step + 1,
+            steps_since_reset=self._state.steps_since_reset + bool(collected.trainable),
+            cursor=collected.cursor,
+            recent_rewards=recent,
+            best_reward=max(self._state.best_reward, window_mean(recent) or 0.0),
+            steps_without_signal=0 if collected.trainable else self._state.steps_without_signal + 1,
+        )
+
+    def _stop_if_hopeless(self, stage: Stage, values: dict[str, float]) -> None:
+        if self._state.steps_without_signal >= MAX_STEPS_WITHOUT_SIGNAL:
+            self._save()
+            solved = values["accuracy"]
+            what = (
+                "every rollout is right" if solved == 1 else "no rollout is right" if solved == 0 else "equal rewards"
+            )
+            raise UserError(
+                f"stage {stage.name} taught nothing for {MAX_STEPS_WITHOUT_SIGNAL} steps: in every group all rewards "
+                f"are equal ({what} at the last step). Use easier or harder problems, a longer warm-up or more samples "
+                "(algo.group_size). What was learnt is saved"
+            )
+        seen = collapse(values, self._state.recent_rewards, self._state.best_reward)
+        if seen is not None and self._recipe.train.stop_at_collapse:
+            self._save()
+            self._run.write_event("collapse", seen, {"step": self._state.step, "stage": stage.name})
+            raise UserError(
+                f"the policy collapsed at step {self._state.step} of stage {stage.name}: {seen}. Go on from an earlier "
+                "checkpoint with a lower train.lr, or set train.stop_at_collapse to false"
+            )
+
+    def _reference_policy(self) -> Any:
+        """The policy that reinforcement learning started from, kept on disk for runs that are taken up again."""
+        file = self._run.checkpoints / "reference.safetensors"
+        if not file.exists():
+            save_tensors(file, self._policy.learnt_state())
+        return self._policy.frozen_copy(load_file(file, device=str(self._policy.device)))
+
+    # Evaluation, records, checkpoints.
+
+    async def _evaluate_if_due(self) -> None:
+        stage = self._state.pending_evaluation
+        if stage is None:
+            return
+        settings = self._recipe.eval
+        if self._curriculum.benchmarks:
+            name = f"eval:{stage}"
+            num_rollouts = settings.num_samples * sum(map(len, self._curriculum.benchmarks.values()))
+            self._observer.phase(name, num_rollouts, 0)
+            protocol = Protocol(
+                num_samples=settings.num_samples,
+                temperature=settings.temperature,
+                max_response_tokens=settings.max_response_tokens,
+                max_turns=settings.max_turns,
+                max_tool_output_tokens=self._recipe.agent.max_tool_output_tokens,
+                max_fault_retries=self._recipe.rollout.max_fault_retries,
+            )
+            results = await evaluate(
+                self._bench.roller,
+                self._curriculum.benchmarks,
+                protocol,
+                step=self._state.step,
+                stage=name,
+                seed=self._recipe.seed,
+                on_trace=self._keep_trace,
+            )
+            for benchmark, result in results.items():
+                numbers = {key: float(value) for key, value in asdict(result).items() if isinstance(value, int | float)}
+                self._write_metrics(self._state.step, f"{name}/{benchmark}", numbers)
+        self._state = replace(self._state, pending_evaluation=None)
+
+    def _keep_trace(self, trace: Trace) -> None:
+        self._run.write_trace(trace)
+        self._observer.rollouts(1)
+
+    def _write_metrics(self, step: int, stage: str, values: Mapping[str, float]) -> None:
+        self._run.write_metrics(step, stage, values)
+        self._observer.metrics(step, stage, values)
+
+    def _say(self, message: str) -> None:
+        self._observer.say(message)
+
+    def _check_prompts(self) -> None:
+        for problems in (*self._curriculum.stages, *self._curriculum.benchmarks.values()):
+            lengths = [self._bench.roller.num_prompt_tokens(problem) for problem in problems]
+            require_short_prompts(problems, lengths, self._recipe.rollout.max_prompt_tokens)
+
+    def _save(self, *, keep: bool = False) -> None:
+        path = self._checkpoints.save(
+            self._state,
+            weights=self._policy.learnt_state(),
+            optimizer=self._optimizer.state_dict(),
+            recipe_digest=recipe_digest(self._recipe),
+            mark=mark(self._run.layout, self._state.step),
+            keep=keep,
+        )
+        self._run.write_event("checkpoint", f"saved {path.name}", {"step": self._state.step, "path": path.name})
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        weights, optimizer = load_tensors(checkpoint, self._policy.device)
+        with self._bench.engine.paused():
+            self._policy.load_learnt_state(weights)
+            self._optimizer.load_state_dict(optimizer)
+            self._state = checkpoint.state
+            self._weights_changed()
+        self._say(f"resumed at step {self._state.step} from {checkpoint.path.name}")

@@ -1,0 +1,109 @@
+"""What is watched while a policy learns, and when it is called collapsed. Pure."""
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean, pstdev
+from typing import TypeVar
+
+from rstar2.algo import is_trainable
+from rstar2.grading import count_answer_blocks
+from rstar2.records import Group, Outcome, Selection, StopReason, Trace, Verdict
+
+Item = TypeVar("Item")
+
+WINDOW = 10
+"""Steps that a mean reward is taken over before it says anything: single steps are noisy."""
+COLLAPSED_SHARE = 0.4
+"""A mean reward below this share of the stage's best is no fluctuation of a policy that still works."""
+LEAST_BEST_REWARD = 0.15
+"""Below this, a policy has not yet learnt what it could lose."""
+MAX_STEPS_WITHOUT_SIGNAL = 5
+
+
+def watch_rollouts(traces: Sequence[Trace], groups: Sequence[Group]) -> dict[str, float]:
+    """Of one step, over all its rollouts, those that were not kept included. Names are those of metrics.jsonl."""
+    scored = [trace for trace in traces if trace.reward is not None]
+    right = [trace for trace in scored if trace.reward == 1]
+    wrong = [trace for trace in scored if trace.reward != 1]
+    kept = [group for group in groups if is_trainable(group)]
+    rewards = [trace.reward or 0.0 for trace in scored]
+    spreads = [
+        pstdev(values) for group in groups if (values := [value for value in group.rewards if value is not None])
+    ]
+    return {
+        "reward_mean": _mean(rewards),
+        "reward_std": _mean(spreads),
+        "accuracy": _share(scored, lambda trace: trace.reward == 1),
+        "tool_error_share_right": _tool_error_share(right),
+        "tool_error_share_wrong": _tool_error_share(wrong),
+        "tool_error_share_kept_right": _tool_error_share(_kept(right, kept)),
+        "calls_per_rollout": _mean([trace.num_tool_calls for trace in scored]),
+        "turns_mean": _mean([len(trace.turns) for trace in scored]),
+        "void_turn_share": _void_turn_share(scored),
+        "answers_per_rollout": _mean([count_answer_blocks(trace.response_text) for trace in scored]),
+        "no_tool_share": _share(scored, lambda trace: trace.num_tool_calls == 0),
+        "truncated_share": _share(scored, lambda trace: trace.outcome is Outcome.TRUNCATED),
+        "response_tokens_mean": _mean([trace.num_response_tokens for trace in scored]),
+        "response_tokens_right": _mean([trace.num_response_tokens for trace in right]),
+        "engine_entropy": _mean([value for trace in scored for turn in trace.turns for value in turn.entropies]),
+        "num_rollouts": len(traces),
+        "num_faults": sum(trace.outcome is Outcome.INFRASTRUCTURE_FAULT for trace in traces),
+        "num_undecided": sum(trace.verdict is Verdict.UNDECIDED for trace in traces),
+        "groups_kept": len(kept),
+        "groups_dropped": len(groups) - len(kept),
+    }
+
+
+def window_mean(rewards: Sequence[float]) -> float | None:
+    """None until there are enough of them."""
+    return fmean(rewards[-WINDOW:]) if len(rewards) >= WINDOW else None
+
+
+def collapse(metrics: dict[str, float], recent_rewards: Sequence[float], best_reward: float) -> str | None:
+    """Why the policy is called collapsed after a step, with what was seen; None if it is not."""
+    for name in ("loss", "grad_norm", "entropy"):
+        if name in metrics and not math.isfinite(metrics[name]):
+            return f"{name} is {metrics[name]}"
+    mean = window_mean(recent_rewards)
+    if mean is not None and best_reward >= LEAST_BEST_REWARD and mean < COLLAPSED_SHARE * best_reward:
+        seen = {
+            name: metrics[name]
+            for name in ("entropy", "grad_norm", "truncated_share", "no_tool_share", "void_turn_share")
+            if name in metrics
+        }
+        beside = ", ".join(f"{name} {value:.3g}" for name, value in seen.items())
+        return (
+            f"the mean reward of the last {WINDOW} steps is {mean:.3f}, after a best of {best_reward:.3f} in this "
+            f"stage; at the last step {beside}"
+        )
+    return None
+
+
+def _kept(traces: Sequence[Trace], groups: Sequence[Group]) -> list[Trace]:
+    ids = {
+        trace_id
+        for group in groups
+        for trace_id, selection in zip(group.trace_ids, group.selections, strict=True)
+        if selection is Selection.KEPT
+    }
+    return [trace for trace in traces if trace.id in ids]
+
+
+def _tool_error_share(traces: Sequence[Trace]) -> float:
+    """Of the calls of these rollouts, those that failed by the policy's own doing."""
+    num_calls = sum(len(trace.results) for trace in traces)
+    return sum(trace.num_tool_errors for trace in traces) / num_calls if num_calls else 0.0
+
+
+def _void_turn_share(traces: Sequence[Trace]) -> float:
+    """Of all finished turns, those that neither called a tool nor gave an answer."""
+    turns = [turn for trace in traces for turn in trace.turns if turn.stop_reason is StopReason.END_OF_TURN]
+    return _share(turns, lambda turn: not turn.calls and "<answer>" not in turn.text)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
+
+
+def _share(items: Sequence[Item], holds: Callable[[Item], bool]) -> float:
+    return sum(map(holds, items)) / len(items) if items else 0.0

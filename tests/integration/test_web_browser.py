@@ -1,0 +1,397 @@
+"""The viewer in a real browser: every view, on a phone and on a wide screen, by keyboard, and under attack."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from chromium import EXECUTABLE, Page, browser_page
+from web_attacks import ATTACKS, UNSEEN
+from web_runs import answering_turn, calling_turn, create, make_group, make_step_record, make_trace, write_small_run
+
+from rstar2.records import Selection, ToolResult, ToolStatus
+from rstar2.web import render_report
+from rstar2.web.demo import unpack_demo
+from rstar2.web.run_reader import open_runs
+from rstar2.web.server import create_app, serving
+from rstar2.web.trace_wire import result_json
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium on this machine: apt-get install chromium"),
+]
+
+PHONE, WIDE = (390, 844), (1440, 900)
+
+
+class Solver:
+    engines = ("scripted",)
+
+    async def solve(self, engine: str, problem: str) -> AsyncIterator[dict[str, Any]]:
+        assert engine == "scripted"
+        result = result_json(ToolResult(ToolStatus.OK, problem, wall_s=0.5))
+        yield {"type": "turn"}
+        yield {"type": "text", "kind": "reason", "text": "I run "}
+        yield {"type": "text", "kind": "reason", "text": "it."}
+        yield {"type": "call", "name": "python", "text": f"print({problem!r})", "stdin": ""}
+        yield {"type": "result", **result}
+        yield {"type": "turn"}
+        yield {"type": "text", "kind": "answer", "text": problem}
+        yield {"type": "end", "outcome": "answered", "note": "", "answer": problem, "num_tokens": 7}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def page(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Page]:
+    async with browser_page(tmp_path_factory.mktemp("profile")) as tab:
+        yield tab
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    folder = tmp_path_factory.mktemp("runs")
+    write_small_run(folder / "small")
+    write_small_run(folder / "other")
+    write_hostile_run(folder / "hostile")
+    demo = unpack_demo(folder)
+    readers = open_runs([folder / "small", folder / "other", folder / "hostile", demo])
+    async with serving(create_app(readers, solver=Solver()), "127.0.0.1", 0) as url:
+        yield url
+
+
+def write_hostile_run(path: Path) -> None:
+    with create(path) as run:
+        run.write_metrics(1, "<b>stage</b>", dict.fromkeys(ATTACKS.values(), 0.5))
+        traces = []
+        for number, (name, text) in enumerate(ATTACKS.items()):
+            run.write_event(text, text, {text: text})
+            result = ToolResult(ToolStatus.RAISED if number % 2 else ToolStatus.OK, text, wall_s=0.1)
+            trace = make_trace(
+                f"{number} {text}",
+                sample_index=number,
+                problem_id=text if number % 2 else "shared",
+                question=text,
+                turns=[calling_turn(text, result, text), answering_turn(text, f"{text} {name}")],
+                answer=text,
+                model=text,
+                note=text,
+                metadata={text: text},
+                group_id=text,
+            )
+            traces.append(trace)
+            run.write_trace(trace)
+        named = [replace(trace, problem_id="<i>p</i>") for trace in traces]
+        run.write_group(make_group("<i>g</i>", 1, named, [Selection.KEPT] * len(traces)))
+        record = make_step_record(1)
+        engines = tuple(replace(use, engine=text) for use, text in zip(record.engines, ATTACKS.values(), strict=False))
+        run.write_step_record(replace(record, engines=engines, critical_rollout=ATTACKS["image error"]))
+
+
+async def go(page: Page, place: str) -> None:
+    """Another place in the same document."""
+    await page.ask(f"document.querySelector('main').replaceChildren(), void (location.hash = {json.dumps(place)})")
+    await page.wait("document.querySelector('main h1') && !document.querySelector('main[aria-busy]')")
+
+
+async def settled(page: Page) -> None:
+    """Nothing was thrown, blocked or fetched from elsewhere, and nothing is wider than the screen."""
+    assert page.complaints == []
+    assert await page.ask("document.documentElement.scrollWidth <= innerWidth")
+
+
+async def test_the_run_view_draws_every_curve(page: Page, site: str) -> None:
+    await page.look(*WIDE)
+    await page.open(f"{site}#/run/small")
+    titles = await page.texts(".chart h3")
+    assert titles == ["Reward", "Accuracy", "Entropy, nats", "my own"]
+    assert await page.texts(".chart:nth-child(2) .legend li") == ["accuracy", "accuracy, evaluation aime24"]
+    assert await page.texts(".chart:first-child .stage-name") == ["one", "two"]
+    assert "train finished" in await page.text(".events")
+    assert "by-hand" in await page.text(".recipe")
+    await page.ask("document.querySelector('svg.plot').focus()")
+    await page.press("ArrowRight")
+    assert await page.text(".chart .tip") == "step1reward mean0.25"
+    await page.press("End")
+    assert await page.text(".chart [aria-live]") == "step 2, reward mean 0.5"
+    await settled(page)
+
+
+async def test_runs_are_compared(page: Page, site: str) -> None:
+    await page.open(f"{site}#/run/small")
+    await page.click("fieldset input")
+    await page.wait_for(".chart:first-child .legend li", 2)
+    assert "other: reward mean" in await page.text(".chart .legend")
+    assert await page.ask("location.hash") == "#/run/small?with=other"
+    await page.open(f"{site}#/run/small?with=other")
+    assert "other: reward mean" in await page.text(".chart .legend")
+    await settled(page)
+
+
+async def test_a_group_shows_its_rollouts_side_by_side(page: Page, site: str) -> None:
+    await page.open(f"{site}#/run/small/step/2")
+    await page.wait_for(".row a")
+    assert "2 of 4 right" in await page.text(".row")
+    await page.click(".row a")
+    await page.wait_for(".card", 4)
+    cards = await page.texts(".card")
+    assert "Kept: 1 of 2 right rollouts were kept. Its penalty is 0.00" in cards[0]
+    assert "Left out by resampling" in cards[1]
+    assert "NameError" in cards[1]
+    assert "error penalty0.25" in cards[1]
+    for label, count in (("Right", 2), ("Wrong", 2), ("Kept", 2)):
+        await page.click(".chip", label)
+        assert len(await page.texts(".card")) == count
+    await settled(page)
+
+
+async def test_rollouts_are_filtered_searched_and_linked_to(page: Page, site: str) -> None:
+    await page.open(f"{site}#/run/small/step/2?show=rollouts")
+    await page.wait_for(".row", 4)
+    for label, count in (("tool error", 1), ("truncated", 1), ("no tool", 2), ("wrong", 1)):
+        await page.click(".chip", label)
+        await page.wait_for(".row", count)
+        assert await page.texts('.chip[aria-pressed="true"]') == [label]
+        await page.click(".chip", label)
+        await page.wait_for(".row", 4)
+    await page.ask("document.querySelector('input[type=search]').focus()")
+    await page.call("Input.insertText", text="a guess")
+    await page.wait_for(".row", 1)
+    assert await page.ask("location.hash") == "#/run/small/step/2?show=rollouts&text=a+guess"
+    link = await page.ask("document.querySelector('.row a').href")
+    await page.open(link)
+    assert "A guess." in await page.text()
+    await settled(page)
+
+
+async def test_the_list_moves_by_keyboard_and_holds_few_elements(page: Page, tmp_path: Path) -> None:
+    with create(tmp_path / "many") as run:
+        for number in range(1500):
+            run.write_trace(make_trace(f"t{number}", sample_index=number, answer=str(number)))
+    async with serving(create_app(open_runs([tmp_path / "many"])), "127.0.0.1", 0) as url:
+        await page.open(f"{url}#/run/many/step/1?show=rollouts")
+        await page.wait_for(".row a")
+        await page.ask("document.querySelector('.row a').focus()")
+        await page.press("ArrowDown")
+        assert "1" in await page.ask("document.activeElement.querySelector('.answer').textContent")
+        for _ in range(40):
+            await page.press("End")
+            await asyncio.sleep(0.05)
+            if await page.ask("document.activeElement.querySelector('.answer')?.textContent") == "1499":
+                break
+        assert await page.ask("document.activeElement.querySelector('.answer').textContent") == "1499"
+        assert len(await page.texts(".row")) < 60
+        assert await page.text(".listing [role=status]") == "1,500 rollouts. "
+    await settled(page)
+
+
+async def test_a_trace_is_a_notebook_with_its_tokens(page: Page, site: str) -> None:
+    await page.open(f"{site}#/run/small/step/2/trace/0")
+    turns = await page.texts(".turn")
+    assert len(turns) == 2
+    assert "I compute it." in turns[0]
+    assert await page.text(".code") == "print(807)"
+    assert await page.text(".output") == "807"
+    assert await page.text(".cell.answer .prose") == "\\boxed{807}"
+    await page.click(".tokens summary")
+    await page.wait_for(".turn:first-child .token", 5)
+    assert len(await page.texts(".turn:first-child .token.masked")) == 2
+    await page.ask("document.querySelector('.token-box').focus()")
+    for _ in range(3):
+        await page.press("ArrowRight")
+    assert "3 id 2 · entropy 0.5 · log-probability -1 · advantage 1" in await page.text(".readout")
+    await page.press("End")
+    assert "masked, never trained on" in await page.text(".readout")
+    options = await page.ask("[...document.querySelectorAll('.toolbar option')].map((option) => option.value)")
+    assert options == ["entropy", "log_prob", "advantage"]
+    await settled(page)
+
+
+async def test_scheduler_and_sandbox(page: Page, site: str) -> None:
+    await page.open(f"{site}#/run/small/scheduler")
+    assert "queued 1 s, generating 3 s" in await page.text()
+    assert len(await page.texts(".heatmap")) == 3
+    assert len(await page.texts("tbody tr")) == 2
+    await go(page, "#/run/small/sandbox")
+    await page.wait_for("table")
+    assert "raised" in await page.text("table")
+    assert "2 calls of 4 rollouts" in await page.text()
+    await settled(page)
+
+
+async def test_the_playground_solves_before_ones_eyes(page: Page, site: str) -> None:
+    await page.open(f"{site}#/playground")
+    attack = ATTACKS["image error"]
+    await page.ask(f"document.querySelector('textarea').value = {json.dumps(attack)}")
+    await page.click("button[type=submit]")
+    await page.wait("document.querySelector('[role=status]').textContent.startsWith('Answer')")
+    assert await page.text(".prose") == "I run it."
+    assert await page.text(".output") == attack
+    assert await page.text(".cell.answer .prose") == attack
+    assert await page.ask("window.pwned") is None
+    await settled(page)
+
+
+async def test_a_run_is_followed(page: Page, tmp_path: Path) -> None:
+    with create(tmp_path / "live") as run:
+        run.write_metrics(1, "rl", {"reward_mean": 0.5})
+        async with serving(create_app(open_runs([tmp_path / "live"])), "127.0.0.1", 0) as url:
+            await page.open(url)
+            assert await page.text("h1 .badge") == "running"
+            run.write_metrics(2, "rl", {"reward_mean": 0.75, "loss": 1.0})
+            await page.wait_for(".chart", 2)
+            await settled(page)
+            await page.call("Page.navigate", url="about:blank")
+
+
+async def test_the_demo_opens(page: Page, site: str) -> None:
+    await page.look(*WIDE)
+    await page.open(f"{site}#/run/demo")
+    assert len(await page.texts(".chart path.line")) > 3
+    await go(page, "#/run/demo/step")
+    await page.wait_for(".row a")
+    await settled(page)
+
+
+@pytest.mark.parametrize("size", [PHONE, WIDE], ids=["phone", "wide"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_every_view_fits_in_light_and_dark(page: Page, site: str, size: tuple[int, int], scheme: str) -> None:
+    await page.look(*size, scheme)
+    places = ("", "/step/2", "/step/2?show=rollouts", "/step/2/group/0", "/step/2/trace/0", "/scheduler", "/sandbox")
+    pictures = set()
+    for place in places:
+        await page.open(f"{site}#/run/small{place}")
+        await settled(page)
+        picture = await page.photograph()
+        assert picture.startswith(b"\x89PNG")
+        pictures.add(picture)
+    assert len(pictures) == len(places)
+    ink, paper = await page.ask(
+        "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
+    )
+    assert (brightness(ink) < brightness(paper)) == (scheme == "light")
+
+
+def brightness(colour: str) -> int:
+    return sum(map(int, colour.strip("rgb()").split(",")))
+
+
+NAMELESS = """[...document.querySelectorAll('a, button, select, input, textarea, [role=img], [role=region], nav')]
+.filter((item) => {
+  const label = item.closest('label') ?? document.querySelector(`label[for="${item.id}"]`);
+  return !(item.getAttribute('aria-label') || item.textContent.trim() || label?.textContent);
+}).map((item) => item.outerHTML)"""
+REPEATED_IDS = """[...document.querySelectorAll('[id]')].map((item) => item.id)
+.filter((id, index, all) => all.indexOf(id) !== index)"""
+ATTRIBUTES = "[...document.querySelectorAll('*')].flatMap((item) => item.getAttributeNames())"
+SHOWN = """document.body.textContent
++ [...document.querySelectorAll('[title], [aria-label]')].map((item) => item.title + item.ariaLabel).join('')"""
+
+
+async def test_what_a_screen_reader_is_told(page: Page, site: str) -> None:
+    for place in ("", "/step/2?show=rollouts", "/step/2/group/0", "/step/2/trace/0", "/scheduler", "/sandbox"):
+        await page.open(f"{site}#/run/small{place}")
+        assert await page.ask(NAMELESS) == []
+        assert await page.ask(REPEATED_IDS) == []
+        assert len(await page.texts("h1")) == 1
+        assert await page.ask("document.documentElement.lang") == "en"
+
+
+async def assert_harmless(page: Page, origin: str) -> None:
+    assert await page.ask("window.pwned") is None
+    assert page.complaints == []
+    elsewhere = [url for url in page.requests if not url.startswith((origin, "about:", "data:"))]
+    assert elsewhere == []
+    assert not set(UNSEEN) & set(await page.ask(SHOWN))
+    assert not [name for name in await page.ask(ATTRIBUTES) if name.startswith("on")]
+    elements = set(await page.ask("[...document.querySelectorAll('main *, header *')].map((item) => item.localName)"))
+    assert not elements & {"script", "style", "img", "iframe", "object", "template", "marquee", "base", "meta", "math"}
+
+
+@pytest.mark.parametrize("form", ["server", "report"])
+async def test_no_text_ever_runs(page: Page, site: str, tmp_path: Path, form: str) -> None:
+    await page.look(*WIDE)
+    if form == "server":
+        base = site
+    else:
+        write_hostile_run(tmp_path / "hostile")
+        report = tmp_path / "report.html"
+        report.write_text(render_report(tmp_path / "hostile"), encoding="utf-8")
+        base = report.as_uri()
+    page.requests.clear()
+    await page.open(f"{base}#/run/hostile")
+    await assert_harmless(page, base)
+    plain = {name: text for name, text in ATTACKS.items() if not set(text) & set(UNSEEN) and "\ud83d" not in text}
+    assert len(plain) >= 25
+    events = await page.text(".events")
+    titles = await page.texts(".chart h3")
+    for name, text in plain.items():
+        assert text in events, name
+        assert text.replace("_", " ") in titles, name
+    for place in ("/step/1", "/step/1?show=rollouts", "/scheduler/1", "/sandbox/1"):
+        await go(page, f"#/run/hostile{place}")
+        await assert_harmless(page, base)
+    await go(page, "#/run/hostile/step/1/group/0")
+    assert len(await page.texts(".card")) == len(ATTACKS)
+    await assert_harmless(page, base)
+    await go(page, "#/run/hostile/step/1?show=rollouts")
+    await page.wait("document.querySelectorAll('.row').length > 10")
+    links = [f"#/run/hostile/step/1/trace/{at}" for at in await rollouts_of(page, form)]
+    for link, (name, text) in zip(links, ATTACKS.items(), strict=True):
+        await go(page, link)
+        await page.click(".tokens summary")
+        await assert_harmless(page, base)
+        if name in plain:
+            for selector in (".code", ".output", ".question"):
+                assert await page.text(selector) == text, (name, selector)
+            assert text in await page.text(".cell.reason")
+            assert text in await page.text(".trace-head")
+    await go(page, "#/run/%3Cscript%3E/step/%00/trace/x?flags=<script>")
+    page.complaints = [complaint for complaint in page.complaints if "404" not in complaint]
+    await assert_harmless(page, base)
+
+
+async def rollouts_of(page: Page, form: str) -> list[int]:
+    """Where each rollout lies, as the page itself is told."""
+    rows = (
+        "fetch('api/runs/hostile/steps/1/rollouts').then((answer) => answer.json()).then(({ rows }) => rows"
+        if form == "server"
+        else "Promise.resolve(JSON.parse(document.getElementById('data').textContent).runs[0].step[0][1].rollouts"
+    )
+    return list(await page.ask(f"{rows}.map((row) => row.at))"))
+
+
+async def test_unseen_characters_are_made_visible(page: Page, site: str) -> None:
+    expected = {
+        "bidirectional": "access ⟨RLO⟩⟨LRI⟩// admin⟨PDI⟩ ⟨LRI⟩ only⟨PDI⟩",
+        "ansi": "␛[2J␛[31mred␛]8;;http://evil.example␇link␛]8;;␇",
+        "zero width and tags": "8⟨ZWSP⟩0⟨ZWJ⟩7⟨BOM⟩⟨U+E0041⟩",
+        "lone surrogate": "half ⟨U+D83D⟩ of a character",
+        "null byte": "<scr␀ipt>window.pwned=1</scr␀ipt>",
+        "line separators": "x⟨LS⟩window.pwned=1⟨PS⟩",
+    }
+    await page.open(f"{site}#/run/hostile/step/1/group/0")
+    outputs = await page.texts(".card .output")
+    for name, text in expected.items():
+        assert outputs[list(ATTACKS).index(name)] == text
+
+
+async def test_a_report_shows_what_the_server_shows(page: Page, tmp_path: Path) -> None:
+    write_small_run(tmp_path / "small")
+    report = tmp_path / "report.html"
+    report.write_text(render_report(tmp_path / "small"), encoding="utf-8")
+    await page.look(*PHONE)
+    await page.open(report.as_uri())
+    assert len(await page.texts(".chart")) == 4
+    await page.open(f"{report.as_uri()}#/run/small/step/2?show=rollouts&flags=wrong")
+    await page.wait_for(".row", 1)
+    await page.open(f"{report.as_uri()}#/run/small/step/2/group/0")
+    assert len(await page.texts(".card")) == 4
+    await page.open(f"{report.as_uri()}#/run/small/sandbox/2")
+    await page.wait_for("table")
+    await page.open(f"{report.as_uri()}#/run/small/step/2/trace/123456789")
+    assert "This cannot be shown" in await page.text()
+    await settled(page)
