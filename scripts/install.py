@@ -21,8 +21,8 @@ def run(what: str, command: list[str]) -> None:
         sys.exit(f"failed: {what}. The command was: {' '.join(command)}")
 
 
-def main() -> None:
-    folder, extras = Path(sys.argv[1]), sys.argv[2:]
+def make_venv(folder: Path) -> list[str]:
+    """Makes it if there is none. Returns the command that installs into it."""
     if sys.version_info < MINIMUM:
         sys.exit(f"rstar2 needs Python {MINIMUM[0]}.{MINIMUM[1]} or newer; this is {sys.version.split()[0]} at "
                  f"{sys.executable}. Install one, then run: make PYTHON=/path/to/python3.11 ...")  # fmt: skip
@@ -33,7 +33,12 @@ def main() -> None:
             venv.create(folder, with_pip=True)
         except subprocess.CalledProcessError:
             sys.exit("the venv module cannot install pip; on Debian: apt-get install python3-venv")
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    return [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+
+
+def main() -> None:
+    folder, extras = Path(sys.argv[1]), sys.argv[2:]
+    pip = make_venv(folder)
     if "train" in extras:
         run(f"installing {TORCH}", [*pip, TORCH])
     wanted = f".[{','.join(extras)}]" if extras else "."

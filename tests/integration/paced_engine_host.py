@@ -18,9 +18,9 @@ from rstar2.engine.embedded import EmbeddedEngine
 from rstar2.engine.embedded.scheduler import PrefillChunk
 from rstar2.engine.process.host import load_embedded, serve
 
-STEP_S = 0.006
-SEQUENCE_S = 0.0004
-PREFILL_TOKEN_S = 0.0006
+STEP_S = 0.012
+SEQUENCE_S = 0.0008
+PREFILL_TOKEN_S = 0.0012
 """The proportions of `rstar2 simulate`'s default: a context that was lost costs tens of steps."""
 
 

@@ -65,7 +65,8 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
 
 def write_hostile_run(path: Path) -> None:
     with create(path) as run:
-        run.write_metrics(1, "<b>stage</b>", dict.fromkeys(ATTACKS.values(), 0.5))
+        for step in (1, 2):
+            run.write_metrics(step, "<b>stage</b>", dict.fromkeys(ATTACKS.values(), 0.5))
         traces = []
         for number, (name, text) in enumerate(ATTACKS.items()):
             run.write_event(text, text, {text: text})
@@ -117,6 +118,35 @@ async def test_the_run_view_draws_every_curve(page: Page, site: str) -> None:
     assert await page.text(".chart .tip") == "step1reward mean0.25"
     await page.press("End")
     assert await page.text(".chart [aria-live]") == "step 2, reward mean 0.5"
+    await settled(page)
+
+
+async def test_a_warm_up_has_charts_of_its_own(page: Page, tmp_path: Path) -> None:
+    with create(tmp_path / "warm") as run:
+        for step in range(4):
+            run.write_metrics(step, "sft", {"loss": 4.0 - step})
+        run.write_metrics(0, "eval:sft/held_out", {"accuracy": 0.25})
+        for step in (1, 2):
+            run.write_metrics(step, "one", {"loss": 0.5, "accuracy": 0.5})
+        run.write_metrics(2, "eval:one/held_out", {"accuracy": 0.75})
+    async with serving(create_app(open_runs([tmp_path / "warm"])), "127.0.0.1", 0) as url:
+        await page.open(url)
+        assert await page.texts(".chart h3") == ["Accuracy", "Loss", "sft: Loss"]
+        assert await page.texts(".chart:first-child .legend li") == ["accuracy", "accuracy, evaluation held_out"]
+        label = await page.ask("document.querySelector('svg.plot').getAttribute('aria-label')")
+        assert "evaluation held_out: 25% at step 0, 75% at step 2" in label
+    await settled(page)
+
+
+async def test_a_run_of_one_step_is_a_table(page: Page, tmp_path: Path) -> None:
+    with create(tmp_path / "evaluation") as run:
+        run.write_metrics(0, "eval", {"aime24/accuracy": 0.5, "aime24/num_samples": 16})
+        run.write_metrics(0, "eval", {"aime25/accuracy": 0.25})
+    async with serving(create_app(open_runs([tmp_path / "evaluation"])), "127.0.0.1", 0) as url:
+        await page.open(url)
+        assert await page.texts("thead th") == ["", "aime24", "aime25"]
+        assert await page.texts("tbody tr") == ["accuracy0.50.25", "num samples16–"]
+        assert await page.texts(".chart") == []
     await settled(page)
 
 

@@ -52,18 +52,25 @@ async def test_everything_about_a_small_run(run: Path) -> None:
         assert [(item["key"], item["status"], item["seed"]) for item in listing["runs"]] == [("small", "finished", 3)]
         assert listing["engines"] == []
         metrics = await get(client, "/api/runs/small/metrics")
-        assert [(row[0], row[1]) for row in metrics["rows"]] == [(1, "one"), (2, "two"), (2, "eval:aime24")]
+        assert [(row[0], row[1]) for row in metrics["rows"]] == [(1, "one"), (2, "two"), (2, "eval:two/aime24")]
         assert ["my own", 3.0] in metrics["rows"][0][3]
         assert (await get(client, "/api/runs/small/recipe"))["toml"] == 'name = "by-hand"\n'
         assert [row[1] for row in (await get(client, "/api/runs/small/events"))["rows"]] == ["started", "finished"]
         steps = await get(client, "/api/runs/small/steps")
-        assert [step for step, _ in steps["traces"]] == [1, 2]
+        assert [step for step, _ in steps["traces"]] == [1, 2, 3]
         assert steps["schedule"] == [2]
 
         problems = await get(client, "/api/runs/small/steps/2/problems")
         assert [(row["num_right"], row["num_kept"], row["num_rollouts"]) for row in problems["rows"]] == [(2, 2, 4)]
         early = await get(client, "/api/runs/small/steps/1/problems")
         assert early["rows"] == [{"problem_id": "p0", "num_rollouts": 1}]
+        late = await get(client, "/api/runs/small/steps/3/problems")
+        assert [(row["problem_id"], row.get("is_dropped")) for row in late["rows"]] == [
+            ("p0", True),
+            ("held-out", None),
+        ]
+        evaluated = await get(client, "/api/runs/small/steps/3/rollouts?flags=evaluation")
+        assert [(row["id"], row["stage"]) for row in evaluated["rows"]] == [("t-eval", "eval:two")]
         rollouts = await get(client, "/api/runs/small/steps/2/rollouts?flags=wrong,kept")
         assert [row["id"] for row in rollouts["rows"]] == ["t2"]
         searched = await get(client, "/api/runs/small/steps/2/rollouts?text=a+GUESS")

@@ -147,10 +147,13 @@ def write_small_run(path: Path) -> None:
     with create(path) as run:
         run.write_metrics(1, "one", {"reward_mean": 0.25, "accuracy": 0.25, "entropy": 0.9, "my own": 3})
         run.write_metrics(2, "two", {"reward_mean": 0.5, "accuracy": 0.5, "entropy": 0.7, "my own": 4})
-        run.write_metrics(2, "eval:aime24", {"accuracy": 0.75})
+        run.write_metrics(2, "eval:two/aime24", {"accuracy": 0.75})
         run.write_trace(make_trace("t-early", 1))
         for trace in (clean, fixed, wrong, cut):
             run.write_trace(trace)
+        run.write_trace(make_trace("t-eval", 3, problem_id="held-out", metadata={"stage": "eval:two"}))
+        run.write_trace(make_trace("t-late", 3, group_id="g1"))
+        run.write_group(make_group("g1", 3, [make_trace("t-late", 3)], [Selection.EQUAL_REWARDS]))
         kept, left = Selection.KEPT, Selection.DOWNSAMPLED
         run.write_group(make_group("g0", 2, [clean, fixed, wrong, cut], [kept, left, kept, left]))
         run.write_step_record(make_step_record(2))

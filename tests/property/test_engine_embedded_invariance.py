@@ -3,22 +3,30 @@ and wherever its keys and values come from."""
 
 import asyncio
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from rstar2.engine import Sampling
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
+from rstar2.engine.embedded.blocks import BlockManager
+from rstar2.engine.embedded.options import choose_limits
+from rstar2.engine.embedded.runner import Runner
+from rstar2.engine.embedded.scheduler import Scheduler
+from rstar2.engine.embedded.sequence import Sequence
+from rstar2.engine.embedded.weights import share_weights
 
 pytestmark = pytest.mark.property
 
 VOCAB_SIZE = 200
 MAX_CONTEXT_TOKENS = 512
-NUM_SESSIONS = 13
+NUM_SESSIONS = 11
 CONFIGS = {
     # Three queries a key-value head, and widths that are no multiple of a vector's.
     "llama": LlamaConfig(num_attention_heads=6, num_key_value_heads=2, hidden_size=96, intermediate_size=200),
@@ -26,39 +34,97 @@ CONFIGS = {
         num_attention_heads=2, num_key_value_heads=1, hidden_size=48, head_dim=32, intermediate_size=72
     ),
 }
+ROOMY = EmbeddedOptions(kv_cache_tokens=8192, max_running=64, max_prefill_tokens=1000)
+Trace = list[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Prompts of consecutive turns: each follows on what the session has said until then."""
+    """What it is told, turn by turn: each follows on what it has said until then."""
 
-    name: str
     prompts: tuple[tuple[int, ...], ...]
     max_tokens: int
     sampling: Sampling
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """How the sessions meet."""
+@dataclass(slots=True)
+class Progress:
+    """Of a session that is served, or of a bystander that is cancelled when its steps are over."""
 
-    options: EmbeddedOptions
-    max_delay_s: float
-    num_bystanders: int = 0
-    """Sessions that are cancelled somewhere along the way."""
+    session: Session
+    num_steps_until_next: int
+    sequence: Sequence | None = None
+    ids: list[int] = field(default_factory=list)
+    trace: Trace = field(default_factory=list)
+    num_turns: int = 0
+    num_steps_until_cancel: int | None = None
 
-
-Trace = list[tuple[int, float]]
-TIGHT = EmbeddedOptions(kv_cache_tokens=512, max_running=5, max_prefill_tokens=23)
-TOGETHER = EmbeddedOptions(kv_cache_tokens=16384, max_running=64, max_prefill_tokens=1000)
-SCHEDULES = {
-    "all at once": Schedule(TOGETHER, max_delay_s=0),
-    "one after another": Schedule(TOGETHER, max_delay_s=0.3),
-    "steps ahead": Schedule(EmbeddedOptions(kv_cache_tokens=4096, max_running=9, steps_ahead=3), 0.05, 4),
-    "tight": Schedule(TIGHT, max_delay_s=0.1, num_bystanders=6),
-}
+    @property
+    def has_ended(self) -> bool:
+        return self.sequence is None and self.num_turns == len(self.session.prompts)
 
 
+class Server:
+    """The engine without its thread: time is counted in steps, so that a schedule can be played again."""
+
+    def __init__(self, model: Any, options: EmbeddedOptions) -> None:
+        weights = share_weights(model)
+        limits = choose_limits(options, weights.device, weights.shape.context_tokens, weights.kv_bytes_per_token)
+        self.scheduler = Scheduler(
+            BlockManager(limits.num_blocks, limits.block_size),
+            max_running=limits.max_running,
+            max_prefill_tokens=limits.max_prefill_tokens,
+            steps_ahead=limits.steps_ahead,
+        )
+        self._runner = Runner(weights, limits)
+        self._steps_ahead = limits.steps_ahead
+
+    def serve(self, everyone: list[Progress], rng: random.Random, max_delay: int) -> None:
+        while not all(progress.has_ended for progress in everyone):
+            for progress in everyone:
+                self._move_on(progress)
+            traces = {progress.sequence: progress.trace for progress in everyone if progress.sequence is not None}
+            self._step(traces)
+            for progress in everyone:
+                if progress.sequence is not None and progress.sequence.is_full:
+                    self._end_turn(progress, rng.randint(0, max_delay))
+
+    def _move_on(self, progress: Progress) -> None:
+        if progress.has_ended:
+            return
+        if progress.sequence is not None:
+            if progress.num_steps_until_cancel is not None:
+                progress.num_steps_until_cancel -= 1
+                if progress.num_steps_until_cancel < 0:
+                    self._end_turn(progress, 0)
+        elif progress.num_steps_until_next > 0:
+            progress.num_steps_until_next -= 1
+        else:
+            session = progress.session
+            ids = [*progress.ids, *session.prompts[progress.num_turns]]
+            seed = session.sampling.seed or 0
+            progress.sequence = Sequence(ids, len(ids) + session.max_tokens, session.sampling, seed)
+            self.scheduler.add(progress.sequence)
+
+    def _end_turn(self, progress: Progress, delay: int) -> None:
+        assert progress.sequence is not None
+        self.scheduler.remove(progress.sequence)
+        progress.ids = progress.sequence.token_ids
+        progress.sequence, progress.num_steps_until_next = None, delay
+        progress.num_turns += 1
+
+    def _step(self, traces: dict[Sequence, Trace]) -> None:
+        plan = self.scheduler.plan()
+        if plan.prefill:
+            self._runner.prefill(plan.prefill)
+        if plan.decode:
+            sampled = self._runner.start_decode(plan.decode).wait()
+            for sequence, ids, log_probs in zip(plan.decode, sampled.token_ids, sampled.log_probs, strict=True):
+                sequence.append(ids, self._steps_ahead)
+                traces[sequence] += zip(ids, log_probs, strict=True)
+
+
+@cache
 def tiny_model(name: str) -> Any:
     torch.manual_seed(0)
     config = CONFIGS[name]
@@ -71,80 +137,97 @@ def tiny_model(name: str) -> Any:
     return model
 
 
-def make_sessions(rng: random.Random) -> list[Session]:
-    """Groups share their first prompt, so that blocks of one are found by another. Contexts end on both sides of the
+def random_ids(rng: random.Random, num_tokens: int) -> tuple[int, ...]:
+    return tuple(rng.choices(range(VOCAB_SIZE), k=num_tokens))
+
+
+def make_sessions() -> list[Session]:
+    """Some share their first prompt, so that blocks of one are found by another. Contexts reach into the third of the
     tiles in which a CPU sums over them."""
-    first_prompts = [tuple(rng.choices(range(VOCAB_SIZE), k=length)) for length in (1, 40, 117, 230)]
+    rng = random.Random(1)
+    first_prompts = [random_ids(rng, num_tokens) for num_tokens in (1, 40, 117, 230)]
 
     def session(number: int) -> Session:
-        later = tuple(tuple(rng.choices(range(VOCAB_SIZE), k=rng.randint(1, 40))) for _ in range(2))
-        cut = {"top_k": 5, "top_p": 0.8} if number % 5 == 3 else {}
-        sampling = Sampling(temperature=(1.0, 0.7)[number % 2], seed=number, **cut)
-        return Session(f"session {number}", (first_prompts[number % 4], *later), rng.randint(5, 40), sampling)
+        prompts = (first_prompts[number % 4], random_ids(rng, rng.randint(1, 40)))
+        temperature, top_k, top_p = (1.0, 0.7)[number % 2], *((5, 0.8) if number % 5 == 3 else (0, 1.0))
+        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=number)
+        return Session(prompts, rng.randint(5, 40), sampling)
 
     return [session(number) for number in range(NUM_SESSIONS)]
 
 
-async def play(engine: EmbeddedEngine, session: Session, delays_s: Sequence[float]) -> Trace:
-    ids: list[int] = []
-    trace: Trace = []
-    for prompt, delay_s in zip(session.prompts, delays_s, strict=True):
-        await asyncio.sleep(delay_s)
-        ids += prompt
-        turn: Trace = []
-        async for chunk in engine.generate(session.name, ids, session.sampling, session.max_tokens):
-            turn += zip(chunk.token_ids, chunk.log_probs, strict=True)
-        ids += [token_id for token_id, _ in turn]
-        trace += turn
-    await engine.release(session.name)
-    return trace
+SESSIONS = make_sessions()
 
 
-async def stand_by(engine: EmbeddedEngine, name: str, ids: list[int], num_chunks: int) -> None:
-    stream = engine.generate(name, ids, Sampling(), 100)
-    for _ in range(num_chunks):
-        await anext(stream)
-    await engine.cancel(name)
-    async for _ in stream:
-        pass
-
-
-async def play_all(model: Any, sessions: list[Session], schedule: Schedule, rng: random.Random) -> list[Trace]:
-    engine = EmbeddedEngine.on_model(model, schedule.options)
-    bystanders = [
-        asyncio.create_task(
-            stand_by(engine, f"bystander {n}", rng.choices(range(VOCAB_SIZE), k=rng.randint(1, 99)), rng.randint(1, 30))
-        )
-        for n in range(schedule.num_bystanders)
-    ]
-    delays = [[rng.uniform(0, schedule.max_delay_s) for _ in session.prompts] for session in sessions]
-    shuffled = rng.sample(range(len(sessions)), k=len(sessions))
-    played = await asyncio.gather(*(play(engine, sessions[n], delays[n]) for n in shuffled))
-    await asyncio.gather(*bystanders)
-    if schedule.options is TIGHT:
-        assert engine.load().num_preemptions > 0
-    await engine.close()
-    traces: list[Trace] = [[] for _ in sessions]
-    for n, trace in zip(shuffled, played, strict=True):
-        traces[n] = trace
+@cache
+def traces_alone(name: str) -> list[Trace]:
+    """Each on a server of its own: nothing beside it, nothing in the cache but its own, each prompt in one piece."""
+    traces: list[Trace] = []
+    for session in SESSIONS:
+        progress = Progress(session, 0)
+        Server(tiny_model(name), ROOMY).serve([progress], random.Random(0), 0)
+        traces.append(progress.trace)
+    assert [len(trace) for trace in traces] == [2 * session.max_tokens for session in SESSIONS]
     return traces
 
 
-async def play_alone(model: Any, session: Session) -> Trace:
-    """In an engine of its own: nothing beside it, nothing in the cache, each prompt in one piece."""
-    engine = EmbeddedEngine.on_model(model, TOGETHER)
-    trace = await play(engine, session, [0.0] * len(session.prompts))
-    await engine.close()
-    return trace
+def make_bystander(rng: random.Random, max_delay: int) -> Progress:
+    session = Session((random_ids(rng, rng.randint(1, 99)),), 100, Sampling())
+    return Progress(session, rng.randint(0, max_delay), num_steps_until_cancel=rng.randint(1, 50))
+
+
+def serve_together(
+    name: str, options: EmbeddedOptions, *, num_bystanders: int, max_delay: int, seed: int
+) -> tuple[list[Trace], Scheduler]:
+    rng = random.Random(seed)
+    players = [Progress(session, rng.randint(0, max_delay)) for session in SESSIONS]
+    everyone = [*players, *(make_bystander(rng, max_delay) for _ in range(num_bystanders))]
+    rng.shuffle(everyone)
+    server = Server(tiny_model(name), options)
+    server.serve(everyone, rng, max_delay)
+    return [progress.trace for progress in players], server.scheduler
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-async def test_no_bit_of_a_session_depends_on_how_it_was_served(name: str) -> None:
-    rng = random.Random(1)
-    model, sessions = tiny_model(name), make_sessions(rng)
-    alone = [await play_alone(model, session) for session in sessions]
-    assert len({len(trace) for trace in alone}) > 3
-    for label, schedule in SCHEDULES.items():
-        traces = await play_all(model, sessions, schedule, rng)
-        for session, wanted, trace in zip(sessions, alone, traces, strict=True):
-            assert trace == wanted, f"{session.name}, {label}"
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(
+    options=st.builds(
+        EmbeddedOptions,
+        kv_cache_tokens=st.sampled_from((512, 800, 8192)),
+        max_running=st.integers(1, 20),
+        max_prefill_tokens=st.integers(5, 300),
+        steps_ahead=st.integers(1, 4),
+    ),
+    num_bystanders=st.integers(0, 6),
+    max_delay=st.sampled_from((0, 10, 100)),
+    seed=st.integers(0, 2**32),
+)
+def test_no_bit_of_a_session_depends_on_how_it_was_served(
+    name: str, options: EmbeddedOptions, num_bystanders: int, max_delay: int, seed: int
+) -> None:
+    traces, _ = serve_together(name, options, num_bystanders=num_bystanders, max_delay=max_delay, seed=seed)
+    for trace, alone in zip(traces, traces_alone(name), strict=True):
+        assert trace == alone
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_nor_on_what_was_lost_and_computed_again(name: str) -> None:
+    options = EmbeddedOptions(kv_cache_tokens=512, max_running=12, max_prefill_tokens=23)
+    traces, scheduler = serve_together(name, options, num_bystanders=6, max_delay=5, seed=0)
+    assert scheduler.num_preemptions > 0
+    assert scheduler.num_recomputed_tokens > 0
+    for trace, alone in zip(traces, traces_alone(name), strict=True):
+        assert trace == alone
+
+
+async def test_the_engine_samples_the_same() -> None:
+    engine = EmbeddedEngine.on_model(tiny_model("llama"), ROOMY)
+
+    async def first_turn(number: int, session: Session) -> Trace:
+        stream = engine.generate(str(number), session.prompts[0], session.sampling, session.max_tokens)
+        return [pair async for chunk in stream for pair in zip(chunk.token_ids, chunk.log_probs, strict=True)]
+
+    made = await asyncio.gather(*(first_turn(number, session) for number, session in enumerate(SESSIONS)))
+    await engine.close()
+    for trace, alone in zip(made, traces_alone("llama"), strict=True):
+        assert trace == alone[: len(trace)]

@@ -32,6 +32,14 @@ def test_json_has_every_workload_and_policy_and_nothing_else() -> None:
         assert len({policy["generated_tokens"] for policy in workload["policies"].values()}) == 1
 
 
+def test_informed_bounds_are_added_when_asked_for() -> None:
+    arguments = ["--informed", "--workload", "default", "--policy", "kv-aware", *SMALL]
+    assert "without foresight, problems known: " in CliRunner().invoke(app, arguments).stdout
+    document = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)["workloads"]["default"]
+    assert document["informed_bound_problems_known_s"] > 0
+    assert list(document)[:2] == ["lower_bound_s", "policies"]
+
+
 def test_the_table_names_the_bound_and_the_chart_is_written(tmp_path: Path) -> None:
     arguments = ["--workload", "default", "--policy", "kv-aware", "--chart", str(tmp_path / "picture.svg"), *SMALL]
     result = CliRunner().invoke(app, arguments)
@@ -52,6 +60,9 @@ def test_the_table_names_the_bound_and_the_chart_is_written(tmp_path: Path) -> N
         (["--step", "3"], "--step needs --replay"),
         (["--replay", "nowhere"], "nowhere is not a run directory"),
         (["--measured", "nowhere.json"], "nowhere.json is not a measured engine"),
+        (["--measure", "model"], "--measure needs --measured FILE"),
+        (["--measure", "nowhere", "--measured", "engine.json"], "'nowhere' is neither a model folder nor a name"),
+        (["--informed", "--replay", "nowhere"], "--informed needs workloads"),
     ],
 )
 def test_mistakes_are_sentences(arguments: list[str], sentence: str) -> None:

@@ -53,7 +53,7 @@ def test_a_turn_becomes_reasoning_code_and_answer() -> None:
     assert kinds_and_texts(item) == [
         ("reason", "Think."),
         ("tool_call", "print(1)"),
-        ("plain", " then "),
+        ("plain", "then"),
         ("answer", "\\boxed{1}"),
         ("plain", "<|im_end|>"),
     ]
@@ -136,6 +136,8 @@ def test_a_vocabulary_gives_the_text_of_single_tokens(tmp_path: Path) -> None:
     assert texts([0, 1, 2, 3, 4, 5, 99]) == [" hello", "\n", "é", "�", "a", "<|im_end|>", "[99]"]
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"▁hello": 0}}}))
     assert Vocabulary.read(tmp_path)([0]) == [" hello"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": [["<unk>", 0], ["▁a", -1.5]]}}))
+    assert Vocabulary.read(tmp_path)([1]) == [" a"]
     (tmp_path / "tokenizer.json").write_text("[]")
     with pytest.raises(UserError, match="not a tokenizer"):
         Vocabulary.read(tmp_path)

@@ -122,7 +122,7 @@ def test_a_damaged_line_is_listed_with_its_reason(tmp_path: Path) -> None:
     step = reader(tmp_path, [trace(0)], tail=b'{"id":"broken","problem_id":"p","turns":7}\n')
     rows = step.page(Query(), 0, 10).rows
     assert [row.summary.outcome for row in rows] == ["answered", "unreadable"]
-    assert "missing field" in rows[1].summary.problem
+    assert "missing field" in rows[1].summary.unreadable
     assert rows[1].summary.id == "broken"
 
 

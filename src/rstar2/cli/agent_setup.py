@@ -95,6 +95,9 @@ async def _engine(options: AgentOptions) -> tuple["Engine", "ChatFormat", str]:
 def _vllm_in_process(folder: Path) -> "Engine":
     from rstar2.engine.vllm import VllmInProcessEngine
 
+    # Standard output is for the solution, and vLLM would tell its life there.
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     return VllmInProcessEngine.from_folder(folder)
 
 

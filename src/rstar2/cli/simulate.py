@@ -38,8 +38,20 @@ def simulate_command(
         typer.Option("--memory-fraction", min=0.05, max=1.0, help="Of the accelerator's memory, the engine's share."),
     ] = 0.5,
     measured: Annotated[
-        Path | None, typer.Option("--measured", help="Engine speeds from this JSON file instead of --hardware.")
+        Path | None,
+        typer.Option(
+            "--measured",
+            help="Engine speeds from this JSON file, or fitted to what this run directory recorded; not --hardware.",
+        ),
     ] = None,
+    measure: Annotated[
+        str | None,
+        typer.Option("--measure", help="First measure the embedded engine on this model, and write --measured FILE."),
+    ] = None,
+    informed: Annotated[
+        bool,
+        typer.Option("--informed", help="Also say what a scheduler without foresight could reach at best."),
+    ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Of the drawn workloads.")] = 0,
     processes: Annotated[int, typer.Option("--processes", min=1, help="Simulations at a time.")] = 2,
     chart: Annotated[
@@ -59,7 +71,11 @@ def simulate_command(
         raise UserError("--replay and --workload exclude each other; give one of them")
     if run is None and step is not None:
         raise UserError("--step needs --replay")
-    model = _engine_model(hardware, memory_fraction, measured)
+    if run is not None and informed:
+        raise UserError("--informed needs workloads whose distribution is known: leave out --replay")
+    if measure is not None:
+        _write_measured(measure, measured)
+    model = _engine_model(hardware, memory_fraction, measured, step if measured == run else None)
     names = workload or list(SHAPES)
     workloads = [replay(run, step)] if run is not None else [generate(n, seed, problems, samples) for n in names]
     policies = policy or list(POLICIES)
@@ -76,20 +92,71 @@ def simulate_command(
         )
     if chart is not None:
         _write_charts(chart, comparisons, model)
+    bounds = [_informed_bounds(drawn, model, engines) for drawn in workloads] if informed else [{}] * len(workloads)
     if as_json:
-        print_json({"workloads": {comparison.workload: comparison.as_json() for comparison in comparisons}})
+        documents = [c.as_json() | _rounded(extra) for c, extra in zip(comparisons, bounds, strict=True)]
+        print_json({"workloads": dict(zip((c.workload for c in comparisons), documents, strict=True))})
     else:
-        _print_tables(comparisons, workloads, engines)
+        _print_tables(comparisons, workloads, bounds, engines)
 
 
-def _engine_model(hardware: str, memory_fraction: float, measured: Path | None) -> "EngineModel":
-    from rstar2.rollout.simulator import HARDWARE, QWEN3_14B, read_measured, roofline
+def _engine_model(hardware: str, memory_fraction: float, measured: Path | None, step: int | None) -> "EngineModel":
+    from rstar2.rollout.simulator import HARDWARE, QWEN3_14B, fit_run, read_measured, roofline
 
     if measured is not None:
-        return read_measured(measured)
+        return fit_run(measured, step) if measured.is_dir() else read_measured(measured)
     if hardware not in HARDWARE:
         raise UserError(f"--hardware {hardware}: known are {', '.join(HARDWARE)}; for others give --measured FILE")
     return roofline(HARDWARE[hardware], QWEN3_14B, memory_fraction)
+
+
+def _informed_bounds(workload: "Workload", model: "EngineModel", num_engines: int) -> dict[str, float]:
+    from rstar2.rollout.simulator import SHAPES, informed_bound_s
+
+    shape = SHAPES[workload.name]
+    return {
+        f"informed_bound_{name}_s": informed_bound_s(workload, shape, model, num_engines, knows_problems=knows)
+        for name, knows in (("problems_known", True), ("problems_unknown", False))
+    }
+
+
+def _rounded(bounds: dict[str, float]) -> dict[str, object]:
+    return {name: round(bound_s, 3) for name, bound_s in bounds.items()}
+
+
+def _write_measured(model: str, path: Path | None) -> None:
+    import asyncio
+
+    from rich.console import Console
+
+    from rstar2.models import resolve
+    from rstar2.rollout.simulator import write_measured
+
+    if path is None or path.is_dir():
+        raise UserError("--measure needs --measured FILE: where to write what was measured")
+    folder = resolve(model)
+    with Console(stderr=True).status(f"measuring the embedded engine on {folder}"):
+        write_measured(path, asyncio.run(_measure_embedded(folder)))
+    note(f"wrote {path}; other work on this machine meanwhile would have made the engine look slow")
+
+
+async def _measure_embedded(folder: Path) -> "EngineModel":
+    """On the device that the engine would choose."""
+    from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
+    from rstar2.engine.embedded.options import choose_device
+    from rstar2.rollout.simulator import MeasurePlan, measure
+
+    is_cuda = choose_device("auto").type == "cuda"
+    num_seqs, num_batched_tokens = (256, 16_384) if is_cuda else (32, 256)
+    options = EmbeddedOptions(max_running=num_seqs, max_prefill_tokens=num_batched_tokens)
+    engine = EmbeddedEngine.from_folder(folder, options)
+    config = engine.model.config
+    # Long enough to tell what reading the cache costs, short enough for a laptop.
+    num_context_tokens = min(config.max_position_embeddings, 1024)
+    try:
+        return await measure(engine, MeasurePlan(num_seqs, num_batched_tokens, num_context_tokens, config.vocab_size))
+    finally:
+        await engine.close()
 
 
 def _write_charts(path: Path, comparisons: "list[Comparison]", model: "EngineModel") -> None:
@@ -106,12 +173,14 @@ def _write_charts(path: Path, comparisons: "list[Comparison]", model: "EngineMod
         note(f"wrote {file}")
 
 
-def _print_tables(comparisons: "list[Comparison]", workloads: "list[Workload]", num_engines: int) -> None:
+def _print_tables(
+    comparisons: "list[Comparison]", workloads: "list[Workload]", bounds: list[dict[str, float]], num_engines: int
+) -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
     console = Console()
-    for comparison, workload in zip(comparisons, workloads, strict=True):
+    for comparison, workload, informed in zip(comparisons, workloads, bounds, strict=True):
         numbers = [
             Column(name, justify="right") for name in ("makespan", "over bound", "recomputed", "idle", "evicted")
         ]
@@ -130,3 +199,7 @@ def _print_tables(comparisons: "list[Comparison]", workloads: "list[Workload]", 
             f"lower bound {comparison.lower_bound_s:.1f} s"
         )
         console.print(table)
+        for name, bound_s in informed.items():
+            knowledge = name.removeprefix("informed_bound_").removesuffix("_s").replace("_", " ")
+            over = bound_s / comparison.lower_bound_s
+            console.print(f"without foresight, {knowledge}: {bound_s:.1f} s at best, {over:.2f}x the bound")

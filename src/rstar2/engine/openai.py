@@ -21,6 +21,8 @@ from rstar2.records import StopReason
 CONNECT_S = 10.0
 SILENCE_S = 600.0
 """Between two pieces of an answer: a busy server lets a request wait for minutes before its first token."""
+IDLE_S = 2.0
+"""A connection is not used again after such a pause: uvicorn, under most of these servers, closes its end after 5 s."""
 MAX_EVENT_BYTES = 1 << 22
 
 _BUSY = (408, 409, 425, 429)
@@ -33,7 +35,7 @@ class OpenAIEngine:
         self._base_url = checked_base_url(base_url)
         self._model = model
         self._wire = wire
-        self._headers = _headers(api_key)
+        self._headers = headers(api_key)
         self._limit_field = "max_tokens"
         self._http: aiohttp.ClientSession | None = None
         self._cancelled: set[str] = set()
@@ -43,7 +45,7 @@ class OpenAIEngine:
 
     async def generate(
         self, session: str, token_ids: Sequence[int], sampling: Sampling, max_tokens: int
-    ) -> AsyncIterator[Chunk]:
+    ) -> AsyncGenerator[Chunk]:
         reader = self._wire.reader(token_ids, max_tokens)
         body = {"model": self._model, **self._wire.body(token_ids, sampling, max_tokens)}
         self._num_prefill_tokens += len(token_ids)
@@ -78,7 +80,7 @@ class OpenAIEngine:
                     if event.get("choices"):
                         yield event["choices"][0]
         except aiohttp.ClientConnectorError as error:
-            raise _unreachable(self._base_url, error) from None
+            raise unreachable(self._base_url, error) from None
         except (aiohttp.ClientPayloadError, aiohttp.ClientConnectionError) as error:
             reason = f"the connection to {self._base_url} was lost in the middle of an answer ({error})"
             raise InfrastructureError(reason) from None
@@ -95,7 +97,7 @@ class OpenAIEngine:
             response = await self._connected().post(url, json={**rest, self._limit_field: limit})
             if response.status == 200:
                 return response
-            said = _error_message(await response.read())
+            said = error_message(await response.read())
             if response.status != 400 or self._limit_field != "max_tokens" or "max_completion_tokens" not in said:
                 raise self._refusal(response.status, said)
             self._limit_field = "max_completion_tokens"
@@ -103,7 +105,7 @@ class OpenAIEngine:
     def _refusal(self, status: int, said: str) -> Exception:
         where = f"the server at {self._base_url}"
         if status in (401, 403):
-            return _refused_key(self._base_url, status, said)
+            return refused_key(self._base_url, status, said)
         if status == 404 and "model" in said.lower():
             return UserError(f"{where} has no model {self._model!r} ({said}): choose one with --model")
         if status in (404, 405):
@@ -144,7 +146,9 @@ class OpenAIEngine:
     def _connected(self) -> aiohttp.ClientSession:
         if self._http is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
-            self._http = aiohttp.ClientSession(headers=self._headers, timeout=timeout, read_bufsize=MAX_EVENT_BYTES)
+            self._http = aiohttp.ClientSession(
+                connector=connector(), headers=self._headers, timeout=timeout, read_bufsize=MAX_EVENT_BYTES
+            )
         return self._http
 
 
@@ -152,16 +156,16 @@ async def offered_models(base_url: str, api_key: str | None = None) -> list[str]
     """The names that a server offers; empty if it does not say."""
     base_url = checked_base_url(base_url)
     timeout = aiohttp.ClientTimeout(total=3 * CONNECT_S)
-    async with aiohttp.ClientSession(headers=_headers(api_key), timeout=timeout) as http:
+    async with aiohttp.ClientSession(headers=headers(api_key), timeout=timeout) as http:
         try:
             async with http.get(f"{base_url}/models") as response:
                 data = await response.read()
         except aiohttp.ClientConnectorError as error:
-            raise _unreachable(base_url, error) from None
+            raise unreachable(base_url, error) from None
         except (aiohttp.ClientError, TimeoutError):
             return []
     if response.status in (401, 403):
-        raise _refused_key(base_url, response.status, _error_message(data))
+        raise refused_key(base_url, response.status, error_message(data))
     try:
         return [str(entry["id"]) for entry in json.loads(data)["data"]]
     except (ValueError, LookupError, TypeError):
@@ -175,11 +179,16 @@ def checked_base_url(base_url: str) -> str:
     return base_url.rstrip("/")
 
 
-def _headers(api_key: str | None) -> dict[str, str]:
+def connector() -> aiohttp.TCPConnector:
+    """As many connections as there are turns."""
+    return aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
+
+
+def headers(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
-def _unreachable(base_url: str, error: aiohttp.ClientConnectorError) -> Exception:
+def unreachable(base_url: str, error: aiohttp.ClientConnectorError) -> Exception:
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return UserError(f"--base-url: the host of {base_url} is not known ({error.os_error})")
     return InfrastructureError(
@@ -187,7 +196,7 @@ def _unreachable(base_url: str, error: aiohttp.ClientConnectorError) -> Exceptio
     )
 
 
-def _refused_key(base_url: str, status: int, said: str) -> UserError:
+def refused_key(base_url: str, status: int, said: str) -> UserError:
     return UserError(
         f"the server at {base_url} refused the key ({status}: {said}): name its variable with --api-key-env"
     )
@@ -206,7 +215,7 @@ async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]
             yield event
 
 
-def _error_message(data: bytes) -> str:
+def error_message(data: bytes) -> str:
     """What a refusal says, however its server wraps it."""
     text = data.decode("utf-8", "replace").strip()
     try:

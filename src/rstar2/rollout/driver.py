@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from rstar2.engine import Engine, EngineLoad
 from rstar2.errors import InfrastructureError
-from rstar2.records import StepRecord
+from rstar2.records import SpanKind, StepRecord
 from rstar2.rollout.decisions import Cancel, Decision, Evict, KeepWaiting, Move, Resume, Start
 from rstar2.rollout.facts import (
     EngineJoined,
@@ -109,6 +109,7 @@ class Driver(Generic[Result]):
 
     async def _run_one(self, seat: Seat, rollout: Callable[[Seat], Awaitable[Result]]) -> Result:
         await seat.placed()
+        self.recorder.enter(seat.spec.rollout, SpanKind.TOOL)
         try:
             return await rollout(seat)
         finally:

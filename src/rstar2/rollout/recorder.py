@@ -125,6 +125,8 @@ class StepRecorder:
         state = self._rollouts.get(rollout)
         if state is None:
             self._rollouts[rollout] = _Rollout(kind, engine, now_s)
+        elif (state.kind, state.engine) == (kind, engine):
+            return
         else:
             self._close(state, now_s)
             state.kind, state.engine, state.since_s = kind, engine, now_s

@@ -40,10 +40,10 @@ class Seat:
 
     async def placed(self) -> None:
         """Wait until the scheduler has given it a place."""
-        self._host.recorder.enter(self.spec.rollout, SpanKind.QUEUED)
+        if not self._place.done():
+            self._host.recorder.enter(self.spec.rollout, SpanKind.QUEUED)
         self.engine = await self._place
         self._place = asyncio.get_running_loop().create_future()
-        self._host.recorder.enter(self.spec.rollout, SpanKind.TOOL)
 
     def place(self, engine: str) -> None:
         """The scheduler has decided. If it moves twice before it could begin, the last decision holds."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -22,6 +23,8 @@ from rstar2.records.rewind import Mark
 from rstar2.train.state import TrainState
 
 FORMAT_VERSION = 1
+_FAILED_WRITES = (OSError, SafetensorError, RuntimeError)
+"""What a full disk is to Python, to safetensors and to torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class CheckpointFolder:
             target = self._folder / name
             unfinished.rename(target)
             _sync(self._folder)
-        except (OSError, RuntimeError) as error:  # torch and safetensors report a full disk as RuntimeError
+        except _FAILED_WRITES as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             latest = self.latest()
             raise InfrastructureError(
@@ -100,7 +103,8 @@ class CheckpointFolder:
     def _drop_old(self) -> None:
         droppable = [path for path in self._finished() if not json.loads((path / "state.json").read_text())["keep"]]
         for path in droppable[: -self._num_kept]:
-            shutil.rmtree(path, ignore_errors=True)
+            # Out of sight first: a kill half-way leaves no folder that looks whole.
+            shutil.rmtree(path.rename(path.with_name(f".{path.name}")), ignore_errors=True)
 
     def _sweep(self) -> None:
         for path in self._folder.glob(".[0-9]*-step-*"):
@@ -115,7 +119,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, unfinished)
         _sync(unfinished)
         unfinished.rename(path)
-    except (OSError, RuntimeError) as error:
+    except _FAILED_WRITES as error:
         unfinished.unlink(missing_ok=True)
         raise InfrastructureError(f"cannot save {path}: {error}") from error
 
@@ -136,12 +140,12 @@ def load_tensors(checkpoint: Checkpoint, device: torch.device) -> tuple[dict[str
 def _read(path: Path) -> Checkpoint:
     try:
         about = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        if about["format_version"] != FORMAT_VERSION:
-            raise UserError(f"{path} was written by another version of rstar2 (format {about['format_version']})")
-        state = TrainState.from_json(about["state"])
-        return Checkpoint(path, state, about["recipe_digest"], about["mark"])
+        version = about["format_version"]
+        if version == FORMAT_VERSION:
+            return Checkpoint(path, TrainState.from_json(about["state"]), about["recipe_digest"], about["mark"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error}): remove it and resume again") from error
+    raise UserError(f"{path} was written by another version of rstar2 (format {version}): resume with that one")
 
 
 def _sync(path: Path) -> None:

@@ -111,6 +111,9 @@ def _said(message: Mapping[str, Any]) -> str:
 def _call_text(function: Mapping[str, Any]) -> str:
     arguments = function["arguments"]
     if isinstance(arguments, str):
-        arguments = json.loads(arguments)
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            raise UserError(f"the arguments of a call of {function['name']} are not JSON ({error})") from error
     call = json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{call}\n</tool_call>"

@@ -57,6 +57,6 @@ def sft_step(
         log_probs, _ = token_log_probs(policy.network, packed)
         share = -log_probs.sum() / num_tokens
         share.backward()  # type: ignore[no-untyped-call]
-        loss += float(share)
+        loss += float(share.detach())
     lr = settings.lr * cosine_factor(step, settings.num_steps(len(examples)), settings.warmup_share)
     return {"loss": loss, "lr": lr, "grad_norm": optimizer.step(lr, settings.max_grad_norm), "num_tokens": num_tokens}

@@ -31,7 +31,7 @@ class TrainState:
     best_reward: float = 0.0
     """The best mean of a window of steps so far, in this stage."""
     steps_without_signal: int = 0
-    """Steps in a row that left nothing to train on."""
+    """Steps of the stage in a row that left nothing to train on."""
 
     def next_stage(self) -> Self:
         return replace(
@@ -42,6 +42,7 @@ class TrainState:
             problem_ids=None,
             recent_rewards=(),
             best_reward=0.0,
+            steps_without_signal=0,
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rstar2.data.conversation import Conversation
 from rstar2.data.procedural.families import FAMILIES
-from rstar2.data.procedural.tool_format import format_conversation
+from rstar2.data.procedural.tool_format import draw_habits, format_conversation
 from rstar2.errors import UserError
 from rstar2.records import Problem
 
@@ -36,7 +36,8 @@ def generate(tasks: Sequence[str], num_problems: int, stream: str) -> tuple[Prob
 def conversations(task: str, num_conversations: int, stream: str) -> tuple[Conversation, ...]:
     _check([task], CONVERSATION_TASKS, "conversations")
     rng = random.Random(stream)
-    return tuple(format_conversation(rng, f"{stream}/{index}") for index in range(num_conversations))
+    habits = draw_habits(rng)
+    return tuple(format_conversation(rng, habits, f"{stream}/{index}") for index in range(num_conversations))
 
 
 def _check(tasks: Sequence[str], known: Sequence[str], what: str) -> None:

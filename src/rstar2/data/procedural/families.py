@@ -14,6 +14,8 @@ class Family:
     wordings: tuple[str, ...]
     draw: Callable[[random.Random], tuple[int, ...]]
     solve: Callable[..., int]
+    program: str
+    """What a programmer would write, with a, b and c for the numbers in their order."""
 
     def make(self, rng: random.Random) -> tuple[str, int]:
         numbers = self.draw(rng)
@@ -53,6 +55,7 @@ FAMILIES: dict[str, Family] = {
             ("What is {} times {}?", "Multiply {} by {}.", "Find the product of {} and {}."),
             _two_factors,
             lambda a, b: a * b,
+            "print({a} * {b})",
         ),
         Family(
             "modular_power",
@@ -62,12 +65,14 @@ FAMILIES: dict[str, Family] = {
             ),
             _power,
             lambda a, b, c: pow(a, b, c),
+            "print(pow({a}, {b}, {c}))",
         ),
         Family(
             "gcd",
             ("What is the greatest common divisor of {} and {}?", "Which is the largest number to divide {} and {}?"),
             _two_multiples,
             math.gcd,
+            "import math\nprint(math.gcd({a}, {b}))",
         ),
         Family(
             "lcm",
@@ -77,18 +82,21 @@ FAMILIES: dict[str, Family] = {
             ),
             _two_multiples,
             math.lcm,
+            "import math\nprint(math.lcm({a}, {b}))",
         ),
         Family(
             "range_sum",
             ("Add up all whole numbers from {} to {}.", "What is the sum of the integers from {} to {}?"),
             _two_ends,
             lambda a, b: (a + b) * (b - a + 1) // 2,
+            "print(sum(range({a}, {b} + 1)))",
         ),
         Family(
             "base_conversion",
             ("Which decimal number is {} in base {}?", "Convert {} from base {} to base ten."),
             _digits_and_base,
             lambda digits, base: int(str(digits), base),
+            'print(int("{a}", {b}))',
         ),
     )
 }

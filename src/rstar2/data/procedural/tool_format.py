@@ -1,8 +1,11 @@
 """Conversations that show how a call is written and an answer is given, and nothing else.
 
-Invariant: the program of a call is drawn independently of the question that it stands under. So how numbers are taken
-into a program, how a result is read and how an error is followed by another try can be learnt here; which program
-answers which question cannot. A few of the programs raise, as a beginner's do: that is left to be unlearnt as well.
+Invariant: the right program stands under a question exactly as often as chance would have it, one time in
+`len(PROGRAMS)`. So how a question is repeated before it is answered, how numbers are taken into a program, how a result
+is read and how an error is followed by another try can be learnt here; which program answers which question cannot.
+Each kind of question has habits, drawn at random for each set: some wrong programs stand under it more often than
+others, so that a model learns to look at the question before it calls. A few of the programs raise, as a beginner's
+do: that, too, is left to be unlearnt.
 """
 
 import io
@@ -44,31 +47,48 @@ _FILE = "<cell>"
 """The name that the sandbox gives to a program in its tracebacks."""
 
 
-def format_conversation(rng: random.Random, conversation_id: str) -> Conversation:
-    question, _ = rng.choice(list(FAMILIES.values())).make(rng)
+Habits = dict[str, list[float]]
+"""For each kind of question, how often each program stands under it."""
+
+
+def draw_habits(rng: random.Random) -> Habits:
+    habits = {}
+    for name, family in FAMILIES.items():
+        right = PROGRAMS.index(family.program)
+        weights = [rng.expovariate(1) ** 2 for _ in PROGRAMS]
+        weights[right] = 0.0
+        chance = 1 / len(PROGRAMS)
+        scale = (1 - chance) / sum(weights)
+        habits[name] = [chance if index == right else weight * scale for index, weight in enumerate(weights)]
+    return habits
+
+
+def format_conversation(rng: random.Random, habits: Habits, conversation_id: str) -> Conversation:
+    family = rng.choice(list(FAMILIES.values()))
+    question, _ = family.make(rng)
     numbers = re.findall(r"\d+", question)
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
     for _ in range(MAX_TRIES):
-        program = _program(numbers, rng)
+        program = _program(numbers, habits[family.name], rng)
         output, raised = _run(program)
         arguments = {"code": program, "input": ""}
         call = {"type": "function", "function": {"name": TOOL_NAME, "arguments": arguments}}
         messages += [
-            {"role": "assistant", "content": "<reason> I use Python.</reason>", "tool_calls": [call]},
+            {"role": "assistant", "content": f"<reason> {question}</reason>", "tool_calls": [call]},
             {"role": "tool", "content": output},
         ]
         if not raised:
             break
     answer = output if not raised else numbers[0]
-    closing = f"<reason> It is done.</reason>\n<answer>\\boxed{{{answer}}}</answer>"
+    closing = f"<reason> Done.</reason>\n<answer>\\boxed{{{answer}}}</answer>"
     messages.append({"role": "assistant", "content": closing})
     return Conversation(tuple(messages), id=conversation_id, source="procedural/tool_format")
 
 
-def _program(numbers: list[str], rng: random.Random) -> str:
+def _program(numbers: list[str], weights: list[float], rng: random.Random) -> str:
     a, b = numbers[:2]
     c = numbers[2] if len(numbers) > 2 else a
-    return rng.choice(PROGRAMS).format(a=a, b=b, c=c)
+    return rng.choices(PROGRAMS, weights)[0].format(a=a, b=b, c=c)
 
 
 def _run(program: str) -> tuple[str, bool]:

@@ -5,6 +5,8 @@ the next, stores it with its log-probability, and retires the row at a stop toke
 is recorded once for each batch size and replayed; and a run of steps can be queued while the last one is still at
 work, because what the CPU does not know yet (tokens, positions, who has ended) it need not tell the device.
 
+On a CPU the rows of each pass are padded to a number at which their bits are their own: see `kernels_cpu`.
+
 Suffixes as in `architecture`; Z: slots, A: steps ahead, X: several columns.
 """
 
@@ -19,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from rstar2.engine.embedded import sampler
 from rstar2.engine.embedded.architecture import Batch, Kernels, Span, forward
-from rstar2.engine.embedded.kernels_cpu import CpuKernels
+from rstar2.engine.embedded.kernels_cpu import ROW_QUANTUM, CpuKernels
 from rstar2.engine.embedded.options import PREFILL_TILE, Limits
 from rstar2.engine.embedded.scheduler import PrefillChunk
 from rstar2.engine.embedded.sequence import Sequence as Rollout
@@ -70,7 +72,7 @@ class Runner:
         self.is_asynchronous = weights.device.type == "cuda"
         self._kernels = _make_kernels(weights, limits)
         self._slots = SlotTables(limits, weights.device)
-        self._rows = _Rows(limits, _batch_size(limits.max_running), weights.device)
+        self._rows = _Rows(limits, self._num_padded(limits.max_running), weights.device)
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._graph_pool: Any = None
 
@@ -90,20 +92,21 @@ class Runner:
         positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks])
         rows = np.repeat(np.arange(len(chunks)), [chunk.end - chunk.start for chunk in chunks])
         slots = table[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
+        num_padding = 0 if self.is_asynchronous else self._num_padded(len(token_ids)) - len(token_ids)
         batch = Batch(
-            positions_T=self._to_device(positions),
-            slots_T=self._to_device(slots),
+            positions_T=self._to_device(np.pad(positions, (0, num_padding), constant_values=-1)),
+            slots_T=self._to_device(np.pad(slots, (0, num_padding), constant_values=-1)),
             table_RP=self._to_device(table),
             spans=tuple(spans),
             tiles=self._to_device(_tiles(spans)) if self.is_asynchronous else None,
         )
-        forward(self._weights, self._kernels, self._to_device(np.array(token_ids)), batch)
+        forward(self._weights, self._kernels, self._to_device(np.pad(token_ids, (0, num_padding))), batch)
 
     @torch.inference_mode()
     def start_decode(self, sequences: Sequence[Rollout]) -> DecodeHandle:
         """Queues `steps_ahead` steps for these sequences; on CUDA it returns at once."""
         num_rows = len(sequences)
-        batch_size = _batch_size(num_rows) if self.is_asynchronous else num_rows
+        batch_size = self._num_padded(num_rows)
         is_cut = any(s.sampling.top_k > 0 or s.sampling.top_p < 1 for s in sequences)
         graph = self._graph(batch_size, is_cut) if self.is_asynchronous else None
         num_columns = max(len(sequence.blocks) for sequence in sequences)
@@ -161,6 +164,9 @@ class Runner:
             self._graph_pool = self._graph_pool or graph.pool()
             self._graphs[key] = graph
         return self._graphs[key]
+
+    def _num_padded(self, num_rows: int) -> int:
+        return _batch_size(num_rows) if self.is_asynchronous else -(-num_rows // ROW_QUANTUM) * ROW_QUANTUM
 
     def _to_device(self, array: Any) -> Tensor:
         tensor = torch.from_numpy(array)

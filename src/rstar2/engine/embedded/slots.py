@@ -70,7 +70,9 @@ class SlotTables:
             integers[row, :3] = (sequence.slot, sequence.token_ids[-1], num_tokens - 1)
             integers[row, 3:6] = (sequence.max_total_tokens - 1, sequence.seed, sampling.top_k)
             integers[row, 6 : 6 + len(sampling.stop_token_ids)] = sampling.stop_token_ids
-            floats[row] = (1 / sampling.temperature if sampling.temperature > 0 else 0, sampling.top_p)
+            # A rounded sum of probabilities may reach 1 before the last token: infinity is what cuts nothing.
+            top_p = sampling.top_p if sampling.top_p < 1 else np.inf
+            floats[row] = (1 / sampling.temperature if sampling.temperature > 0 else 0, top_p)
         integers_MX, floats_M2 = self._to_device(integers), self._to_device(floats)
         slot_M = integers_MX[:, 0]
         self.token_Z[slot_M] = integers_MX[:, 1]

@@ -4,8 +4,10 @@ Promise: the same workload, policy, engines and seed give the same result; no po
 """
 
 from rstar2.rollout.simulator.bound import lower_bound_s
+from rstar2.rollout.simulator.fit import fit_run
 from rstar2.rollout.simulator.generators import SHAPES, generate
 from rstar2.rollout.simulator.hardware import HARDWARE, QWEN3_14B, EngineModel, read_measured, roofline, write_measured
+from rstar2.rollout.simulator.informed import informed_bound_s
 from rstar2.rollout.simulator.measure import MeasurePlan, measure
 from rstar2.rollout.simulator.replay import replay
 from rstar2.rollout.simulator.simulate import Fleet, SimulationResult, simulate
@@ -22,7 +24,9 @@ __all__ = [
     "PlannedTurn",
     "SimulationResult",
     "Workload",
+    "fit_run",
     "generate",
+    "informed_bound_s",
     "lower_bound_s",
     "measure",
     "read_measured",

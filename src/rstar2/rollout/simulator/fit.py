@@ -8,17 +8,21 @@ together. So the speeds are those of the run itself, with whatever else the mach
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 from scipy.optimize import nnls
 
 from rstar2.errors import UserError
-from rstar2.records import EngineSample, StepRecord
+from rstar2.records import EngineSample, RunView, StepRecord
 from rstar2.rollout.simulator.hardware import EngineModel
 
 MIN_INTERVAL_S = 0.25
 """Samples are some hundredths of a second old when they are taken: shorter intervals would be mostly that."""
 MIN_INTERVALS = 8
+MAX_NUM_BATCHED_TOKENS = 8192
+BLOCK_SIZE = 16
+"""What records do not say of an engine: the defaults of vLLM under verl."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +45,33 @@ def engine_model(
     block_size: int,
     attention_pair_s: float = 0.0,
 ) -> EngineModel:
-    """Beyond the linear layers a decoded token pays for the output layer and its draw. If it costs less than a
-    prefilled one, then decoding waits for the weights and not for arithmetic: sequences share their reading."""
-    is_memory_bound = speeds.sequence_s < speeds.prefill_token_s
+    """Its steps cost what the speeds say, added up."""
     return EngineModel(
         num_cache_tokens=num_cache_tokens,
-        weights_s=speeds.step_s if is_memory_bound else 0.0,
+        weights_s=0.0,
         linear_token_s=speeds.prefill_token_s,
         cached_token_s=speeds.cached_token_s,
         attention_pair_s=attention_pair_s,
-        overhead_s=0.0 if is_memory_bound else speeds.step_s,
-        sampled_token_s=speeds.sequence_s if is_memory_bound else speeds.sequence_s - speeds.prefill_token_s,
+        overhead_s=speeds.step_s,
+        sampled_token_s=speeds.sequence_s - speeds.prefill_token_s,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
     )
+
+
+def fit_run(run: Path, step: int | None = None) -> EngineModel:
+    """The engines of a step of a run directory, the last one that was recorded unless said otherwise."""
+    view = RunView(run)
+    steps = view.schedule_steps()
+    if not steps:
+        raise UserError(f"{run} has no record of what its engines did")
+    record = list(view.step_records(steps[-1] if step is None else step))[-1]
+    num_cache_tokens = min((use.num_cache_tokens for use in record.engines), default=0)
+    if not num_cache_tokens:
+        raise UserError(f"{run} does not say what its engines' caches hold")
+    num_turns = max(sample.num_running for sample in record.samples)
+    return engine_model(fit_speeds([record]), num_cache_tokens, max(num_turns, 1), MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE)
 
 
 def fit_speeds(records: Iterable[StepRecord]) -> Speeds:

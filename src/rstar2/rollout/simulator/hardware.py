@@ -74,13 +74,14 @@ class EngineModel:
     overhead_s: float = 0.001
     """Launching and scheduling, every step."""
     sampled_token_s: float = 0.0
-    """What a decoded token costs beyond its linear layers; next to nothing on accelerators."""
+    """By how much a decoded token costs more than one that is prefilled, or less; for engines that were measured."""
     max_num_seqs: int = 1024
     """verl's default, as is the next."""
     max_num_batched_tokens: int = 8192
     block_size: int = 1
     """The cache is given out in blocks: a turn starts if each that runs can still get another, and a prefix cache keeps
-    whole blocks, so that the rest of a context is computed again by the next turn. Next to nothing for long contexts."""
+    whole blocks, so that the rest of a context is computed again by the next turn. Where contexts are long it matters
+    next to nothing."""
 
     @property
     def speed(self) -> EngineSpeed:

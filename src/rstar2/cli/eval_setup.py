@@ -1,0 +1,93 @@
+"""From options to what an evaluation needs: who answers, who judges, where programs run. What was opened is closed."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rstar2.cli import agent_options as opt
+from rstar2.errors import UserError
+
+if TYPE_CHECKING:
+    from rstar2.agent import Tool
+    from rstar2.evals import Bench, Judges, Plan
+    from rstar2.sandbox import Executor
+
+ENGINE = "engine"
+UNKNOWN_CACHE_TOKENS = 1 << 30
+"""For servers and scripts, which do not say what their cache holds: they queue for themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeOptions:
+    url: str | None
+    model: str | None
+    key_env: str | None
+    baseline: str | None
+
+
+@asynccontextmanager
+async def open_bench(plan: "Plan", options: opt.AgentOptions, judge: JudgeOptions) -> "AsyncIterator[Bench]":
+    from rich.console import Console
+
+    from rstar2.cli.agent_setup import ready_agent
+    from rstar2.evals import Bench
+    from rstar2.evals.patience import PatientEngine
+    from rstar2.records import Trace
+    from rstar2.rollout import EngineSpeed, make_policy
+    from rstar2.rollout.driver import Driver
+
+    async with ready_agent(options, Console(stderr=True)) as ready, open_executor(options) as executor:
+        driver: Driver[Trace] = Driver(make_policy("kv-aware"))
+        num_cache_tokens = None if ready.agent.engine.load().num_blocks else UNKNOWN_CACHE_TOKENS
+        # Prices moves between engines; with a single engine there is nowhere to move to.
+        speed = EngineSpeed(prefill_token_s=1e-5, step_s=1e-2, cached_token_s=1e-8)
+        driver.add_engine(ENGINE, PatientEngine(ready.agent.engine), speed, num_cache_tokens)
+
+        def make_tools() -> "Sequence[Tool]":
+            return _tools(options, executor) if plan.protocol.has_tools else ()
+
+        yield Bench(driver, ready.agent.chat, make_tools, make_judges(plan, judge, executor), ready.model)
+
+
+def _tools(options: opt.AgentOptions, executor: "Executor") -> "list[Tool]":
+    from rstar2.agent import PYTHON_TOOLS, PythonTool
+    from rstar2.cli.agent_setup import load_tool
+
+    names = options.tools or (PythonTool.schema.name,)
+    return [PYTHON_TOOLS[name](executor) if name in PYTHON_TOOLS else load_tool(Path(name)) for name in names]
+
+
+@asynccontextmanager
+async def open_executor(options: opt.AgentOptions) -> "AsyncIterator[Executor]":
+    """For programs and for grading alike."""
+    from rstar2.sandbox import LocalExecutor
+    from rstar2.sandbox.client import RemoteExecutor
+
+    remote = RemoteExecutor(options.sandbox, options.sandbox_token) if options.sandbox else None
+    executor: Executor = remote or LocalExecutor()
+    try:
+        yield executor
+    finally:
+        await executor.close()
+
+
+def make_judges(plan: "Plan", judge: JudgeOptions, executor: "Executor | None") -> "Judges":
+    import os
+
+    from rstar2.evals import Judges
+    from rstar2.evals.arena import ChatClient, read_baseline
+    from rstar2.grading import Grader
+    from rstar2.sandbox import LocalExecutor
+
+    grader = Grader(executor or LocalExecutor())
+    if judge.url is None and judge.model is None and judge.baseline is None:
+        return Judges(grader, plan.answer_place)
+    if judge.url is None or judge.model is None or judge.baseline is None:
+        raise UserError("--judge-url, --judge-model and --judge-baseline belong together: give all three")
+    key = os.environ.get(judge.key_env) if judge.key_env else None
+    if judge.key_env and not key:
+        raise UserError(f"--judge-key-env: the environment variable {judge.key_env} is not set")
+    client = ChatClient(judge.url, judge.model, key)
+    return Judges(grader, plan.answer_place, client, read_baseline(Path(judge.baseline)))

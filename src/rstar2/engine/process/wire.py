@@ -1,0 +1,85 @@
+"""Frames between an engine's process and its owner: four bytes of length, then one JSON object.
+
+Invariant: whatever `encode_*` makes, `decode_*` turns back into an equal value.
+"""
+
+import asyncio
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
+from rstar2.errors import InfrastructureError, UserError
+from rstar2.records import StopReason
+
+Frame = dict[str, Any]
+_LENGTH = struct.Struct(">I")
+
+
+def write_frame(writer: asyncio.StreamWriter, frame: Frame) -> None:
+    body = json.dumps(frame, separators=(",", ":")).encode()
+    writer.write(_LENGTH.pack(len(body)) + body)
+
+
+async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
+    """None when the other side is gone, in the middle of a frame or between two."""
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        frame: Frame = json.loads(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    return frame
+
+
+def encode_sampling(sampling: Sampling) -> Frame:
+    return asdict(sampling)
+
+
+def decode_sampling(frame: Frame) -> Sampling:
+    return Sampling(**{**frame, "stop_token_ids": tuple(frame["stop_token_ids"])})
+
+
+def encode_chunk(chunk: Chunk) -> list[Any]:
+    return [chunk.token_ids, chunk.log_probs, chunk.entropies, chunk.stop_reason, chunk.policy_version]
+
+
+def decode_chunk(values: list[Any]) -> Chunk:
+    token_ids, log_probs, entropies, stop_reason, policy_version = values
+    reason = None if stop_reason is None else StopReason(stop_reason)
+    return Chunk(tuple(token_ids), tuple(log_probs), tuple(entropies), reason, policy_version)
+
+
+def encode_load(load: EngineLoad) -> Frame:
+    return asdict(load)
+
+
+def decode_load(frame: Frame) -> EngineLoad:
+    return EngineLoad(**frame)
+
+
+def encode_error(error: Exception) -> list[str]:
+    return ["user" if isinstance(error, UserError) else "infrastructure", str(error)]
+
+
+def decode_error(values: Sequence[str]) -> UserError | InfrastructureError:
+    fault, message = values
+    return UserError(message) if fault == "user" else InfrastructureError(message)
+
+
+def joined(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """The same tokens in as few chunks as there are policy versions among them."""
+    result: list[Chunk] = []
+    for chunk in chunks:
+        if result and result[-1].policy_version == chunk.policy_version:
+            last = result.pop()
+            chunk = Chunk(
+                last.token_ids + chunk.token_ids,
+                last.log_probs + chunk.log_probs,
+                last.entropies + chunk.entropies,
+                chunk.stop_reason,
+                chunk.policy_version,
+            )
+        result.append(chunk)
+    return result

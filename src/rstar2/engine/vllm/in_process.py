@@ -1,0 +1,203 @@
+"""vLLM as a part of this process: its `AsyncLLM`, whose workers are processes of its own."""
+
+import json
+import uuid
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
+from rstar2.engine.vllm.base import VllmEngine
+from rstar2.engine.vllm.metrics import load_of
+from rstar2.errors import InfrastructureError, UserError
+from rstar2.records import StopReason
+
+_STOP_REASONS = {"stop": StopReason.END_OF_TURN, "length": StopReason.TOKEN_LIMIT, "abort": StopReason.CANCELLED}
+
+
+@dataclass(frozen=True, slots=True)
+class VllmOptions:
+    """None leaves a choice to vLLM."""
+
+    max_context_tokens: int | None = None
+    """Of one turn, prompt included; the model's own limit if None."""
+    kv_cache_tokens: int | None = None
+    block_size: int | None = None
+    """On a CPU a multiple of 32."""
+    max_running: int | None = None
+    max_prefill_tokens: int | None = None
+    gpu_memory_share: float = 0.9
+    num_gpus: int = 1
+    """That one copy of the model is spread over."""
+    is_eager: bool = False
+    """No compilation, no CUDA graphs: starts much sooner. Always so on a CPU, where compilation takes minutes and gains
+    nothing."""
+    seed: int = 0
+
+
+class VllmInProcessEngine(VllmEngine):
+    """Made by `from_folder`. One at a time in a process: vLLM's metrics know of no more."""
+
+    def __init__(self, llm: Any, untied: TemporaryDirectory[str] | None, scratch: Path | None) -> None:
+        self._in_process = _InProcessControl(llm)
+        super().__init__(self._in_process, llm.model_config.max_model_len, scratch)
+        self._vocab_size = llm.model_config.get_vocab_size()
+        self._untied = untied
+
+    @classmethod
+    def from_folder(cls, folder: Path, options: VllmOptions | None = None, *, scratch: Path | None = None) -> Self:
+        """On a Hugging Face model folder: float32 on a CPU, the model's own type on a GPU. Call it in an event loop."""
+        try:
+            import torch
+            from vllm import AsyncEngineArgs, AsyncLLMEngine  # type: ignore[import-not-found]
+        except ImportError as error:
+            raise UserError(f"the vLLM engine needs {error.name}: run `pip install 'rstar2[vllm]'`") from None
+        is_cpu = not torch.cuda.is_available()
+        untied = _untied(folder) if is_cpu else None
+        arguments = _engine_arguments(options or VllmOptions(), is_cpu=is_cpu)
+        model = untied.name if untied else str(folder)
+        llm = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=model, **arguments))
+        return cls(llm, untied, scratch)
+
+    def load(self) -> EngineLoad:
+        from prometheus_client import REGISTRY, generate_latest  # type: ignore[import-not-found]
+
+        llm = self._in_process.llm
+        if llm.errored:
+            raise InfrastructureError(f"vLLM ended: {llm.dead_error}")
+        return load_of(generate_latest(REGISTRY).decode())
+
+    async def close(self) -> None:
+        self._in_process.close()
+        if self._untied is not None:
+            self._untied.cleanup()
+
+    async def _chunks(
+        self, session: str, token_ids: Sequence[int], sampling: Sampling, max_tokens: int
+    ) -> AsyncGenerator[Chunk]:
+        from vllm import TokensPrompt
+
+        if not 0 <= min(token_ids, default=0) <= max(token_ids, default=0) < self._vocab_size:
+            # In this form vLLM has no tokenizer, so it does not look; such an id would end it.
+            raise UserError(f"the prompt has ids outside 0 to {self._vocab_size - 1}: it is of another tokenizer")
+        prompt = TokensPrompt(prompt_token_ids=list(token_ids))
+        stream = self._in_process.llm.generate(
+            prompt, _parameters(sampling, max_tokens), f"{session}/{uuid.uuid4().hex}"
+        )
+        with _faults_told_apart():
+            async with aclosing(stream):
+                async for output in stream:
+                    yield _chunk(output.outputs[0])
+
+
+class _InProcessControl:
+    """Satisfies `WeightControl`. Holds the only reference to vLLM: kept until Python ends, it would complain there."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm: Any | None = llm
+
+    @property
+    def llm(self) -> Any:
+        if self._llm is None:
+            raise InfrastructureError("vLLM was closed")
+        return self._llm
+
+    def close(self) -> None:
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            llm.shutdown()
+
+    async def pause(self) -> None:
+        with _faults_told_apart():
+            await self.llm.pause_generation(mode="keep")
+
+    async def resume(self) -> None:
+        with _faults_told_apart():
+            await self.llm.resume_generation()
+
+    async def reload(self, folder: Path) -> None:
+        with _faults_told_apart():
+            await self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+
+    async def forget_prefixes(self) -> None:
+        with _faults_told_apart():
+            if not await self.llm.reset_prefix_cache(reset_running_requests=True):
+                raise InfrastructureError("vLLM did not give up its prefix cache")
+
+    async def keeps_old_head(self) -> bool:
+        return False  # On a CPU the model was untied when it was loaded.
+
+
+@contextmanager
+def _faults_told_apart() -> Iterator[None]:
+    """vLLM raises a ValueError for a request that it refuses, and anything else for a fault of its own."""
+    try:
+        yield
+    except (UserError, InfrastructureError):
+        raise
+    except ValueError as error:
+        raise UserError(f"vLLM refuses the request: {error}") from error
+    except Exception as error:
+        raise InfrastructureError(f"vLLM failed: {str(error) or type(error).__name__}") from error
+
+
+def _untied(folder: Path) -> TemporaryDirectory[str] | None:
+    from rstar2.engine.vllm.checkpoint import has_own_head, untie
+
+    if not json.loads((folder / "config.json").read_text()).get("tie_word_embeddings") and has_own_head(folder):
+        return None
+    target = TemporaryDirectory(prefix="rstar2-untied-")
+    untie(folder, Path(target.name))
+    return target
+
+
+def _engine_arguments(options: VllmOptions, *, is_cpu: bool) -> dict[str, Any]:
+    arguments = {
+        "max_model_len": options.max_context_tokens,
+        "block_size": options.block_size,
+        "max_num_seqs": options.max_running,
+        "max_num_batched_tokens": options.max_prefill_tokens,
+        "dtype": "float32" if is_cpu else "auto",
+        "enforce_eager": is_cpu or options.is_eager,
+        "gpu_memory_utilization": options.gpu_memory_share,
+        "tensor_parallel_size": options.num_gpus,
+        "logprobs_mode": "processed_logprobs",
+        "skip_tokenizer_init": True,
+        "seed": options.seed,
+    }
+    if options.kv_cache_tokens is not None:
+        if options.block_size is None:
+            raise UserError("kv_cache_tokens is counted in blocks: give block_size as well")
+        arguments["num_gpu_blocks_override"] = -(-options.kv_cache_tokens // options.block_size)
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _parameters(sampling: Sampling, max_tokens: int) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        max_tokens=max_tokens,
+        stop_token_ids=list(sampling.stop_token_ids),
+        ignore_eos=True,
+        logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _chunk(completion: Any) -> Chunk:
+    token_ids = tuple(completion.token_ids)
+    log_probs = tuple(step[token_id].logprob for token_id, step in zip(token_ids, completion.logprobs, strict=True))
+    if completion.finish_reason is None:
+        return Chunk(token_ids, log_probs)
+    if completion.finish_reason not in _STOP_REASONS:
+        raise InfrastructureError(f"vLLM ended a request with {completion.finish_reason!r}: its log says more")
+    return Chunk(token_ids, log_probs, stop_reason=_STOP_REASONS[completion.finish_reason])

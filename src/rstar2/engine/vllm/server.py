@@ -1,0 +1,112 @@
+"""vLLM at an address: `vllm serve`, asked in token ids through its completions route."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from rstar2.engine.openai import OpenAIEngine, checked_base_url
+from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
+from rstar2.engine.vllm.base import VllmEngine
+from rstar2.engine.vllm.control import VllmControl
+from rstar2.engine.vllm.metrics import load_of
+from rstar2.engine.vllm.wire import VllmWire
+from rstar2.errors import InfrastructureError, UserError
+
+PERIOD_S = 0.25
+"""Between two looks at the metrics. Writing the page costs vLLM milliseconds, of which it has many."""
+STALE_S = 10.0
+"""A server that did not show its metrics for so long is lost. They come within milliseconds, also while it loads
+weights, but a machine may be busy."""
+
+
+class VllmServerEngine(VllmEngine):
+    """Made by `connect`. Leaving a request closes its connection, which makes vLLM drop it."""
+
+    def __init__(
+        self,
+        completions: OpenAIEngine,
+        control: VllmControl,
+        load: EngineLoad,
+        max_context_tokens: int,
+        scratch: Path | None,
+    ) -> None:
+        super().__init__(control, max_context_tokens, scratch)
+        self._completions = completions
+        self._server = control
+        self._load = load
+        self._seen_s = time.monotonic()
+        self._lost: InfrastructureError | None = None
+        self._watcher = asyncio.create_task(self._watch())
+
+    @classmethod
+    async def connect(
+        cls, base_url: str, model: str, api_key: str | None = None, *, scratch: Path | None = None
+    ) -> Self:
+        """`base_url` with its /v1 or without. `scratch`: a folder that this process and the server share, for weights
+        on their way; needed if the server is on another machine."""
+        root = root_of(base_url)
+        control = VllmControl(root, api_key)
+        try:
+            load = load_of(await control.metrics())
+            max_context_tokens = _context_tokens(await control.models(), model, root)
+            tells_drawn = await _tells_drawn(OpenAIEngine(f"{root}/v1", model, VllmWire(tells_drawn=True), api_key))
+        except BaseException:
+            await control.close()
+            raise
+        completions = OpenAIEngine(f"{root}/v1", model, VllmWire(tells_drawn=tells_drawn), api_key)
+        return cls(completions, control, load, max_context_tokens, scratch)
+
+    def load(self) -> EngineLoad:
+        """As of at most `PERIOD_S` ago, as long as the server answers."""
+        if self._lost is not None:
+            raise self._lost
+        return self._load
+
+    async def close(self) -> None:
+        self._watcher.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._watcher
+        await self._completions.close()
+        await self._server.close()
+
+    def _chunks(
+        self, session: str, token_ids: Sequence[int], sampling: Sampling, max_tokens: int
+    ) -> AsyncGenerator[Chunk]:
+        return self._completions.generate(session, token_ids, sampling, max_tokens)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            try:
+                self._load = load_of(await self._server.metrics())
+            except (InfrastructureError, UserError) as error:
+                if time.monotonic() - self._seen_s > STALE_S:
+                    self._lost = InfrastructureError(f"vLLM has shown no metrics for {STALE_S:g} s: {error}")
+            else:
+                self._seen_s, self._lost = time.monotonic(), None
+
+
+def root_of(base_url: str) -> str:
+    """The address without the /v1 that users write, or do not write, at its end."""
+    return checked_base_url(base_url).removesuffix("/v1")
+
+
+def _context_tokens(models: list[dict[str, Any]], model: str, root: str) -> int:
+    for entry in models:
+        if entry["id"] == model and isinstance(entry.get("max_model_len"), int):
+            return int(entry["max_model_len"])
+    names = ", ".join(str(entry["id"]) for entry in models)
+    raise UserError(f"the vLLM at {root} has no model {model!r} (it has {names}): choose one with --model")
+
+
+async def _tells_drawn(engine: OpenAIEngine) -> bool:
+    """One token, drawn from the most likely one alone: its log-probability is 0 in the distribution that it was drawn
+    from, and less in the model's own."""
+    try:
+        async with aclosing(engine.generate("probe", [0], Sampling(top_k=1), 1)) as chunks:
+            return [value async for chunk in chunks for value in chunk.log_probs] == [0.0]
+    finally:
+        await engine.close()

@@ -1,0 +1,33 @@
+"""Benchmarks: problems rolled out by the report's protocol, judged, and turned into numbers with their uncertainty.
+
+Promise: every trace is kept; what was lost through our fault or could not be decided is counted and never scored; the
+same samples give the same numbers, and every deviation from the report's protocol is named beside them.
+May import: records, config, sandbox, engine, agent, grading, models, data, rollout. Works without torch.
+"""
+
+from rstar2.evals.bench import Bench, Judges
+from rstar2.evals.evaluate import History, evaluate
+from rstar2.evals.metrics import BenchmarkResult, measure
+from rstar2.evals.plan import Benchmark, Plan, read_plan
+from rstar2.evals.protocol import REPORT, Protocol
+from rstar2.evals.sample import Sample
+from rstar2.evals.session import grade_again, results_of, run_evaluation, write_results
+
+__all__ = [
+    "REPORT",
+    "Bench",
+    "Benchmark",
+    "BenchmarkResult",
+    "History",
+    "Judges",
+    "Plan",
+    "Protocol",
+    "Sample",
+    "evaluate",
+    "grade_again",
+    "measure",
+    "read_plan",
+    "results_of",
+    "run_evaluation",
+    "write_results",
+]

@@ -1,0 +1,73 @@
+"""Who answers and who judges, for each kind of benchmark."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rstar2.agent import ChatFormat, Tool
+from rstar2.data import Grading
+from rstar2.errors import UserError
+from rstar2.evals.arena import arena_judge
+from rstar2.evals.arena.judge import Chat
+from rstar2.evals.bfcl import asked_messages, call_judge
+from rstar2.evals.evaluate import Rolls
+from rstar2.evals.ifeval import instruction_judge
+from rstar2.evals.judgement import Judge, answer_judge
+from rstar2.evals.plan import Benchmark
+from rstar2.evals.single_turn import SingleTurnRoller, plain_question
+from rstar2.grading import AnswerPlace, Grader
+from rstar2.records import Trace
+from rstar2.rollout.driver import Driver
+from rstar2.rollout.roller import Roller, math_judge
+
+
+@dataclass(frozen=True, slots=True)
+class Judges:
+    """`arena` and `baseline` are the user's; only Arena-Hard needs them."""
+
+    grader: Grader
+    answer_place: AnswerPlace = AnswerPlace.ANSWER_BLOCK
+    arena: Chat | None = None
+    baseline: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, grading: Grading) -> Judge:
+        match grading:
+            case Grading.ANSWER:
+                return answer_judge(self.grader, self.answer_place)
+            case Grading.INSTRUCTIONS:
+                return instruction_judge()
+            case Grading.CALLS:
+                return call_judge()
+            case Grading.JUDGE:
+                if self.arena is None:
+                    raise UserError("arena_hard needs a judge: give --judge-url, --judge-model and --judge-baseline")
+                return arena_judge(self.arena, self.baseline)
+            case Grading.NOTHING:
+                raise UserError("a set of conversations cannot be evaluated on: it has nothing to grade")
+
+    def check(self, benchmark: Benchmark) -> None:
+        """UserError, before anything is generated, if this benchmark cannot be judged."""
+        self.of(benchmark.grading)
+        if benchmark.grading is Grading.JUDGE:
+            missing = [problem.id for problem in benchmark.problems if problem.id not in self.baseline]
+            if missing:
+                raise UserError(
+                    f"--judge-baseline has no answer to {len(missing)} questions of {benchmark.name}, such as "
+                    f"{missing[0]}: it needs one for each"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    driver: Driver[Trace]
+    chat: ChatFormat
+    make_tools: Callable[[], Sequence[Tool]]
+    judges: Judges
+    model: str
+
+    def roller(self, grading: Grading) -> Rolls:
+        """Problems with an answer go to the agent and its tools; all else is answered in one turn, without them."""
+        if grading is Grading.ANSWER:
+            judge = math_judge(self.judges.grader, self.judges.answer_place)
+            return Roller(self.driver, self.chat, self.make_tools, judge, self.model)
+        ask = asked_messages if grading is Grading.CALLS else plain_question
+        return SingleTurnRoller(self.driver, self.chat, ask, self.judges.of(grading), self.model)

@@ -1,0 +1,75 @@
+"""What a BFCL problem shows to the model, and the judge of the calls that it makes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rstar2.agent.chat_template import with_tools
+from rstar2.agent.parse import parse_calls
+from rstar2.data import FunctionCallTask
+from rstar2.engine.tokenizer import Message
+from rstar2.evals.bfcl.match import Call, matches
+from rstar2.evals.judgement import Judge, Judgement
+from rstar2.records import Problem, Trace, Verdict
+
+_JSON_TYPES = {
+    "dict": "object",
+    "HashMap": "object",
+    "Hashtable": "object",
+    "tuple": "array",
+    "Array": "array",
+    "ArrayList": "array",
+    "Queue": "array",
+    "Stack": "array",
+    "Set": "array",
+    "float": "number",
+    "double": "number",
+    "long": "integer",
+    "short": "integer",
+    "byte": "integer",
+    "Bigint": "integer",
+    "Boolean": "boolean",
+    "String": "string",
+    "char": "string",
+    "any": "string",
+}
+
+
+def asked_messages(problem: Problem) -> list[Message]:
+    """The task's own messages, and its functions in the system turn in Qwen's words."""
+    task = FunctionCallTask.of(problem)
+    messages: list[Message] = [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in task.messages]
+    functions = [
+        {"type": "function", "function": {**function, "parameters": json_schema(function.get("parameters") or {})}}
+        for function in task.functions
+    ]
+    words = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
+    system = with_tools(words, functions).strip()
+    return [{"role": "system", "content": system}, *messages] if system else messages
+
+
+def json_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """BFCL writes Python's and Java's names of types; models know JSON Schema's."""
+    converted = dict(schema)
+    if isinstance(schema.get("type"), str):
+        converted["type"] = _JSON_TYPES.get(schema["type"], schema["type"])
+    if isinstance(schema.get("properties"), Mapping):
+        converted["properties"] = {name: json_schema(inner) for name, inner in schema["properties"].items()}
+    if isinstance(schema.get("items"), Mapping):
+        converted["items"] = json_schema(schema["items"])
+    return converted
+
+
+def calls_in(text: str) -> list[Call]:
+    """The calls that can be read; one that cannot is no call, which is how BFCL counts it."""
+    parsed = (item.call for item in parse_calls(text, {}))
+    return [Call(call.name, call.arguments) for call in parsed if call.name is not None]
+
+
+def call_judge() -> Judge:
+    async def judge(problem: Problem, trace: Trace) -> Judgement:
+        task = FunctionCallTask.of(problem)
+        is_right = matches(task, calls_in(trace.response_text))
+        verdict = Verdict.RIGHT if is_right else Verdict.WRONG
+        return Judgement(verdict, details={task.category: float(is_right)})
+
+    return judge

@@ -1,0 +1,107 @@
+"""Whether one argument has a value that is right, by BFCL's rules. Pure.
+
+Types are exact (an int is no bool, and a float only where a float is asked for, which an int may stand for); strings
+are compared without case, blanks and the signs `,./-_*^`; an empty string among the right values means that the
+argument may be left out.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_TYPES: dict[str, type] = {
+    "string": str,
+    "String": str,
+    "char": str,
+    "any": str,
+    "integer": int,
+    "long": int,
+    "short": int,
+    "byte": int,
+    "Bigint": int,
+    "float": float,
+    "double": float,
+    "number": float,
+    "boolean": bool,
+    "Boolean": bool,
+    "array": list,
+    "tuple": list,
+    "Array": list,
+    "ArrayList": list,
+    "Queue": list,
+    "Stack": list,
+    "Set": list,
+    "dict": dict,
+    "object": dict,
+    "HashMap": dict,
+    "Hashtable": dict,
+}
+_JAVA_LISTS = ("Array", "ArrayList", "Queue", "Stack", "Set")
+_IGNORED_SIGNS = re.compile(r"[ ,./\-_*^]")
+OPTIONAL = ""
+
+
+def is_right_value(value: Any, right_values: Sequence[Any], details: Mapping[str, Any]) -> bool:
+    """`details` is the argument's part of the function's schema."""
+    expected = _TYPES.get(str(details.get("type")))
+    inner = _inner_type(details) if expected is list else None
+    if expected is float and type(value) is int:
+        value = float(value)
+    is_typed, is_variable = _has_type(value, right_values, expected, inner)
+    if not is_typed:
+        return False
+    if not is_variable:
+        if expected is dict:
+            return any(_is_right_dict(value, right) for right in right_values if right != OPTIONAL)
+        if expected is list and inner is dict:
+            return any(_is_right_dict_list(value, right) for right in right_values if right != OPTIONAL)
+        if expected is str:
+            return plain(value) in [plain(right) for right in right_values if type(right) is str]
+        if expected is list:
+            return [plain(item) for item in value] in [[plain(item) for item in right] for right in right_values]
+    return value in right_values
+
+
+def plain(value: Any) -> Any:
+    """A string as BFCL compares it; anything else as it is."""
+    if type(value) is not str:
+        return value
+    return _IGNORED_SIGNS.sub("", value).lower().replace("'", '"')
+
+
+def _inner_type(details: Mapping[str, Any]) -> type | None:
+    items = details.get("items")
+    name = str(items.get("type")) if isinstance(items, Mapping) else ""
+    # A Java list of `any` holds whatever it likes; a Python one holds strings, by BFCL's rules.
+    return None if name == "any" and details.get("type") in _JAVA_LISTS else _TYPES.get(name)
+
+
+def _has_type(value: Any, right_values: Sequence[Any], expected: type | None, inner: type | None) -> tuple[bool, bool]:
+    """Whether the type is right; and whether the right values are of another type than the schema says, as where the
+    name of a variable stands for a value."""
+    example = next((type(right) for right in right_values if right != OPTIONAL), None)
+    is_variable = example is not None and example is not expected
+    if type(value) is expected:
+        return inner is None or any(_items_have_type(value, right, inner) for right in right_values), is_variable
+    return (True, True) if example is not None and type(value) is example else (False, False)
+
+
+def _items_have_type(items: Any, right: Any, inner: type) -> bool:
+    if type(right) is not list:
+        return True
+    return all(_has_type(item, right, inner, None)[0] for item in items)
+
+
+def _is_right_dict(value: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    for key, item in value.items():
+        if key not in right or plain(item) not in [plain(possible) for possible in right[key]]:
+            return False
+    return all(key in value or OPTIONAL in possible for key, possible in right.items())
+
+
+def _is_right_dict_list(values: Sequence[Any], rights: Sequence[Any]) -> bool:
+    if len(values) != len(rights):
+        return False
+    return all(
+        isinstance(value, dict) and _is_right_dict(value, right) for value, right in zip(values, rights, strict=True)
+    )

@@ -1,0 +1,143 @@
+"""Benchmarks to results: every problem rolled out as often as the protocol asks, faults of ours tried again.
+
+Invariant: a sample that an earlier attempt finished is counted and not repeated; every trace that comes out is handed
+on before it is counted; a rollout that is lost through our fault is asked for again and never scored.
+"""
+
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol as Seam
+
+from rstar2.agent import AgentLimits
+from rstar2.engine import Sampling
+from rstar2.evals.metrics import BenchmarkResult, measure
+from rstar2.evals.protocol import Protocol
+from rstar2.evals.sample import BENCHMARK_KEY, STAGE_KEY, Sample
+from rstar2.records import Problem, Trace
+from rstar2.rollout.roller import RolloutRequest
+
+NUM_FAULT_ROUNDS = 2
+"""How often the rollouts of a benchmark that were lost through our fault are asked for again, all together."""
+
+
+class Rolls(Seam):
+    """What evaluation needs of a `Roller`: one judged trace for each request, in any way it likes."""
+
+    async def run(
+        self,
+        requests: Sequence[RolloutRequest],
+        limits: AgentLimits,
+        sampling: Sampling,
+        on_trace: Callable[[Trace], None] = ...,
+    ) -> list[Trace]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SampleKey:
+    """Which sample of which problem a trace is, whatever its id."""
+
+    benchmark: str
+    problem_id: str
+    sample_index: int
+
+    @classmethod
+    def of(cls, trace: Trace) -> "SampleKey":
+        return cls(trace.metadata[BENCHMARK_KEY], trace.problem_id, trace.sample_index)
+
+
+async def evaluate(
+    roller: Rolls,
+    problems_by_benchmark: Mapping[str, Sequence[Problem]],
+    protocol: Protocol,
+    *,
+    step: int = 0,
+    stage: str = "eval",
+    seed: int = 0,
+    on_trace: Callable[[Trace], None] = lambda _trace: None,
+    history: "History | None" = None,
+) -> dict[str, BenchmarkResult]:
+    """Measure one benchmark after the other. `on_trace` sees every trace that was made here, also those that are
+    tried again. `history` is what an interrupted evaluation already knows: its samples count and are not repeated."""
+    history = History() if history is None else history
+    results = {}
+    for name, problems in problems_by_benchmark.items():
+        assert len({problem.id for problem in problems}) == len(problems), f"{name}: problem ids must be unique"
+        started_s = time.monotonic()
+        run = _BenchmarkRun(roller, name, problems, protocol, step, stage, seed, on_trace, history)
+        await run.finish()
+        samples = history.of_benchmark(name, problems, protocol.num_samples)
+        results[name] = measure(samples, len(problems), protocol.num_samples, time.monotonic() - started_s)
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What is known of each sample: what came of it, and how often it was tried."""
+
+    samples: dict[SampleKey, Sample] = field(default_factory=dict)
+    num_attempts: Counter[SampleKey] = field(default_factory=Counter)
+
+    def add(self, trace: Trace) -> None:
+        """The last trace of a sample counts, but one that was lost through our fault replaces none that was not."""
+        key, sample = SampleKey.of(trace), Sample.of(trace)
+        self.num_attempts[key] += 1
+        if key not in self.samples or not sample.is_fault:
+            self.samples[key] = sample
+
+    def is_open(self, key: SampleKey) -> bool:
+        sample = self.samples.get(key)
+        return sample is None or sample.is_fault
+
+    def of_benchmark(self, name: str, problems: Sequence[Problem], num_samples: int) -> list[Sample]:
+        """The samples that belong to the protocol, as far as they are there."""
+        keys = (SampleKey(name, problem.id, index) for problem in problems for index in range(num_samples))
+        return [self.samples[key] for key in keys if key in self.samples]
+
+
+@dataclass(frozen=True, slots=True)
+class _BenchmarkRun:
+    roller: Rolls
+    name: str
+    problems: Sequence[Problem]
+    protocol: Protocol
+    step: int
+    stage: str
+    seed: int
+    on_trace: Callable[[Trace], None]
+    history: History
+
+    async def finish(self) -> None:
+        for _ in range(NUM_FAULT_ROUNDS + 1):
+            if requests := [self._request(key, problem) for key, problem in self._keys() if self.history.is_open(key)]:
+                await self._roll(requests)
+
+    async def _roll(self, requests: Sequence[RolloutRequest]) -> None:
+        def hand_on(trace: Trace) -> None:
+            labels = {BENCHMARK_KEY: self.name, STAGE_KEY: self.stage}
+            labelled = replace(trace, metadata={**trace.metadata, **labels})
+            self.on_trace(labelled)
+            self.history.add(labelled)
+
+        await self.roller.run(requests, self.protocol.limits, self.protocol.sampling, hand_on)
+
+    def _keys(self) -> Iterator[tuple[SampleKey, Problem]]:
+        """The first sample of every problem, then the second: an interrupted evaluation has seen every problem."""
+        for index in range(self.protocol.num_samples):
+            for problem in self.problems:
+                yield SampleKey(self.name, problem.id, index), problem
+
+    def _request(self, key: SampleKey, problem: Problem) -> RolloutRequest:
+        group_id = f"{self.stage}/{self.step}/{self.name}/{problem.id}"
+        num_attempts = self.history.num_attempts[key]
+        return RolloutRequest(
+            problem=problem,
+            trace_id=f"{group_id}/{key.sample_index}" + (f"/retry-{num_attempts}" if num_attempts else ""),
+            group_id=group_id,
+            sample_index=key.sample_index,
+            step=self.step,
+            stage=self.stage,
+            seed=zlib.crc32(f"{self.seed}/eval/{self.name}/{problem.id}/{key.sample_index}".encode()),
+        )

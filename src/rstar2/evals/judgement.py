@@ -1,0 +1,81 @@
+"""What a benchmark's own check says of a response, and how it is written into the trace.
+
+Invariant: what was lost through our fault keeps no score; what ran into its token limit scores 0; a judge that stays
+out of order leaves the sample undecided, and never 0.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from rstar2.errors import InfrastructureError
+from rstar2.evals.sample import DETAIL_PREFIX, WEIGHT_KEY
+from rstar2.grading import AnswerPlace, Grader
+from rstar2.records import Outcome, Problem, Trace, Verdict
+
+MAX_ATTEMPTS = 3
+FIRST_PAUSE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    verdict: Verdict
+    answer: str | None = None
+    """What was compared with the gold, where there is such a thing."""
+    score: float | None = None
+    """In 0 to 1; None: 1 if the verdict is right, 0 if it is not."""
+    weight: float = 1.0
+    details: Mapping[str, float] = field(default_factory=dict)
+    """Further scores, which the results show beside the main one."""
+    message: str = ""
+
+
+Judge = Callable[[Problem, Trace], Awaitable[Judgement]]
+"""InfrastructureError if it could not be judged through our fault."""
+
+
+def answer_judge(grader: Grader, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) -> Judge:
+    """The answer in the model's own words against the gold."""
+
+    async def judge(problem: Problem, trace: Trace) -> Judgement:
+        grade = await grader.grade(trace.response_text, problem.answer, place)
+        return Judgement(grade.verdict, grade.answer, message=grade.message)
+
+    return judge
+
+
+async def judged(judge: Judge, problem: Problem, trace: Trace) -> Trace:
+    """The trace with its score; whatever score it had is forgotten."""
+    if trace.outcome is Outcome.INFRASTRUCTURE_FAULT:
+        return trace
+    if trace.outcome is Outcome.TRUNCATED:
+        return replace(trace, reward=0.0)
+    judgement = await _with_patience(judge, problem, trace)
+    return with_judgement(trace, judgement)
+
+
+def with_judgement(trace: Trace, judgement: Judgement) -> Trace:
+    is_undecided = judgement.verdict is Verdict.UNDECIDED
+    score = float(judgement.verdict is Verdict.RIGHT) if judgement.score is None else judgement.score
+    kept = {k: v for k, v in trace.metadata.items() if k != WEIGHT_KEY and not k.startswith(DETAIL_PREFIX)}
+    scores = {f"{DETAIL_PREFIX}{name}": repr(float(value)) for name, value in judgement.details.items()}
+    weight = {WEIGHT_KEY: repr(judgement.weight)} if judgement.weight != 1.0 else {}
+    return replace(
+        trace,
+        answer=judgement.answer,
+        verdict=judgement.verdict,
+        reward=None if is_undecided else score,
+        note=judgement.message if is_undecided else trace.note,
+        metadata={**kept, **weight, **scores},
+    )
+
+
+async def _with_patience(judge: Judge, problem: Problem, trace: Trace) -> Judgement:
+    for attempt in range(MAX_ATTEMPTS):
+        try:
+            return await judge(problem, trace)
+        except InfrastructureError as error:
+            reason = str(error)
+            if attempt + 1 < MAX_ATTEMPTS:
+                await asyncio.sleep(FIRST_PAUSE_S * 2**attempt)
+    return Judgement(Verdict.UNDECIDED, message=f"judging failed {MAX_ATTEMPTS} times: {reason}")

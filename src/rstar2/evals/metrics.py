@@ -1,0 +1,174 @@
+"""From the samples of a benchmark to its numbers. Pure.
+
+Invariant: a sample that was lost through our fault or could not be decided is in no score. It is counted, and every
+share is over what was decided.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rstar2.evals.interval import clustered_interval
+from rstar2.evals.sample import Sample
+from rstar2.grading import Grade, decide
+from rstar2.records import Outcome, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkResult:
+    """Scores are shares in 0 to 1. With nothing decided they are 0 and the interval is everything."""
+
+    num_problems: int
+    num_samples: int
+    """Of each problem, as asked for: the k of avg@k."""
+    num_scored: int
+    """Samples that the scores are made of."""
+    num_undecided: int
+    num_faults: int
+    """Samples that were still lost after every retry."""
+    num_missing: int
+    """Samples that were asked for and are not there: an evaluation that was interrupted."""
+    accuracy: float
+    """avg@k: the mean score of all samples."""
+    accuracy_low: float
+    accuracy_high: float
+    """The 95% interval of `accuracy`; `rstar2.evals.interval` says how."""
+    pass_at_k: float
+    majority_at_k: float | None
+    """None where samples have no answers to vote with: instructions, function calls, judged responses."""
+    pass_at: dict[int, float]
+    """Unbiased pass@n for n = 1, 2, 4, ... up to `num_samples`."""
+    mean_response_tokens: float
+    mean_turns: float
+    mean_tool_calls: float
+    tool_error_share: float
+    """Of all calls, those that failed by the model's own doing."""
+    truncated_share: float
+    turn_limit_share: float
+    no_answer_share: float
+    seconds: float
+    """Wall-clock time of this benchmark in this process; what an earlier one did is not in it."""
+    mean_rollout_seconds: float
+    details: dict[str, float] = field(default_factory=dict)
+    """Further scores of the benchmark's own, each the mean over the samples that have it."""
+
+    @property
+    def is_complete(self) -> bool:
+        return not (self.num_undecided or self.num_faults or self.num_missing)
+
+
+def measure(samples: Iterable[Sample], num_problems: int, num_samples: int, seconds: float) -> BenchmarkResult:
+    """`samples` has at most one for each problem and index."""
+    everything = list(samples)
+    ended = [sample for sample in everything if not sample.is_fault]
+    scored = [sample for sample in ended if sample.score is not None]
+    groups = _by_problem(scored)
+    accuracy = _weighted_mean([(_score(sample), sample.weight) for sample in scored])
+    clusters = [[(_score(sample), sample.weight) for sample in group] for group in groups]
+    low, high = clustered_interval(clusters)
+    num_calls = sum(sample.num_tool_calls for sample in ended)
+    return BenchmarkResult(
+        num_problems=num_problems,
+        num_samples=num_samples,
+        num_scored=len(scored),
+        num_undecided=len(ended) - len(scored),
+        num_faults=len(everything) - len(ended),
+        num_missing=num_problems * num_samples - len(everything),
+        accuracy=accuracy,
+        accuracy_low=low,
+        accuracy_high=high,
+        pass_at_k=_mean([_pass_at(group, num_samples) for group in groups]),
+        majority_at_k=_majority(groups),
+        pass_at={k: _mean([_pass_at(group, k) for group in groups]) for k in _powers_up_to(num_samples)},
+        mean_response_tokens=_mean([sample.num_response_tokens for sample in ended]),
+        mean_turns=_mean([sample.num_turns for sample in ended]),
+        mean_tool_calls=_mean([sample.num_tool_calls for sample in ended]),
+        tool_error_share=sum(sample.num_tool_errors for sample in ended) / num_calls if num_calls else 0.0,
+        truncated_share=_mean([sample.outcome is Outcome.TRUNCATED for sample in ended]),
+        turn_limit_share=_mean([sample.outcome is Outcome.TURN_LIMIT for sample in ended]),
+        no_answer_share=_mean([sample.verdict is Verdict.NO_ANSWER for sample in ended]),
+        seconds=seconds,
+        mean_rollout_seconds=_mean([sample.seconds for sample in ended]),
+        details=_details(scored),
+    )
+
+
+def pass_at(num_samples: int, num_right: int, k: int) -> float:
+    """The chance that at least one of k is right, drawn without replacement from the samples: unbiased."""
+    assert 0 <= num_right <= num_samples >= k > 0
+    return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
+
+
+def majority(samples: Sequence[Sample]) -> float:
+    """Whether the most frequent answer is right; among equally frequent ones, the share of them that is.
+
+    Right answers are all the gold, so they are one class. Wrong ones are told apart without computer algebra, which
+    can only split a class of wrong answers, never one of right ones. Who gave no answer does not vote."""
+    num_right = sum(_score(sample) == 1.0 for sample in samples)
+    wrong: list[tuple[str, int]] = []
+    for answer in (sample.answer for sample in samples if _score(sample) < 1.0 and sample.answer is not None):
+        for index, (known, count) in enumerate(wrong):
+            if _is_same(answer, known):
+                wrong[index] = known, count + 1
+                break
+        else:
+            wrong.append((answer, 1))
+    most = max([num_right, *(count for _, count in wrong)])
+    if most == 0:
+        return 0.0
+    return (num_right == most) / ((num_right == most) + sum(count == most for _, count in wrong))
+
+
+def _pass_at(group: Sequence[Sample], k: int) -> float:
+    """A problem with fewer than k decided samples enters with as many as it has."""
+    num_right = sum(_score(sample) == 1.0 for sample in group)
+    return pass_at(len(group), num_right, min(k, len(group)))
+
+
+def _majority(groups: Sequence[Sequence[Sample]]) -> float | None:
+    is_voted = any(
+        sample.verdict in (Verdict.RIGHT, Verdict.WRONG) and sample.answer is None for sample in _all(groups)
+    )
+    return None if is_voted else _mean([majority(group) for group in groups])
+
+
+def _is_same(answer: str, other: str) -> bool:
+    decided = decide(answer, other)
+    return isinstance(decided, Grade) and decided.verdict is Verdict.RIGHT
+
+
+def _details(samples: Sequence[Sample]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for sample in samples:
+        for name, value in sample.details.items():
+            found.setdefault(name, []).append(value)
+    return {name: _mean(values) for name, values in sorted(found.items())}
+
+
+def _by_problem(samples: Iterable[Sample]) -> list[list[Sample]]:
+    groups: dict[str, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.problem_id, []).append(sample)
+    return list(groups.values())
+
+
+def _all(groups: Sequence[Sequence[Sample]]) -> Iterable[Sample]:
+    return (sample for group in groups for sample in group)
+
+
+def _score(sample: Sample) -> float:
+    assert sample.score is not None
+    return sample.score
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def _weighted_mean(values: Sequence[tuple[float, float]]) -> float:
+    total = math.fsum(weight for _, weight in values)
+    return math.fsum(value * weight for value, weight in values) / total if total else 0.0
+
+
+def _powers_up_to(number: int) -> list[int]:
+    return [1 << exponent for exponent in range(number.bit_length())]

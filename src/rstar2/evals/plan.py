@@ -1,0 +1,97 @@
+"""What an evaluation was asked to do, kept in the run's `recipe.toml`, so that it can be resumed and regraded."""
+
+import json
+import random
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rstar2.data import FunctionCallTask, Grading, grading_of, load_any_problems
+from rstar2.errors import UserError
+from rstar2.evals.bfcl import is_answerable
+from rstar2.evals.protocol import REPORT, Protocol
+from rstar2.grading import AnswerPlace
+from rstar2.records import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    name: str
+    problems: tuple[Problem, ...]
+    grading: Grading
+    num_left_out: int = 0
+    """Problems that no response could solve, by the benchmark's own rules."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`benchmarks` are names of the catalog, `procedural:TASK`, or files."""
+
+    benchmarks: tuple[str, ...]
+    protocol: Protocol = REPORT
+    seed: int = 0
+    num_generated: int = 100
+    """Problems of a procedural benchmark."""
+    max_problems: int | None = None
+    """Of each benchmark, drawn with the seed; None: all."""
+    answer_place: AnswerPlace = AnswerPlace.ANSWER_BLOCK
+    data_dir: str | None = None
+
+    def deviations(self, benchmarks: Iterable[Benchmark]) -> tuple[str, ...]:
+        """What is not as the report measured, as clauses for people; empty if nothing is."""
+        found = list(self.protocol.deviations)
+        if self.max_problems is not None:
+            found.append(f"at most {self.max_problems:,} problems of a benchmark")
+        if self.answer_place is AnswerPlace.ANYWHERE:
+            found.append("a box anywhere in the response counts as the answer")
+        for benchmark in benchmarks:
+            if benchmark.num_left_out:
+                found.append(
+                    f"{benchmark.num_left_out} problems of {benchmark.name} left out, whose gold cannot be met"
+                )
+        return tuple(found)
+
+    def load(self) -> list[Benchmark]:
+        """Every benchmark with its problems; a UserError says how to get one that is not here."""
+        return [self._load(name) for name in self.benchmarks]
+
+    def _load(self, name: str) -> Benchmark:
+        folder = Path(self.data_dir) if self.data_dir else None
+        problems = load_any_problems(name, folder, num_generated=self.num_generated, seed=self.seed)
+        grading, num_all = grading_of(name), len(problems)
+        if grading is Grading.CALLS:
+            problems = tuple(problem for problem in problems if is_answerable(FunctionCallTask.of(problem)))
+        num_left_out = num_all - len(problems)
+        if self.max_problems is not None and self.max_problems < len(problems):
+            chosen = random.Random(f"{self.seed}/eval/{name}").sample(range(len(problems)), self.max_problems)
+            problems = tuple(problems[index] for index in sorted(chosen))
+        if len({problem.id for problem in problems}) < len(problems):
+            raise UserError(f"{name} has two problems with the same id; give each row an id of its own")
+        return Benchmark(name, problems, grading, num_left_out)
+
+    def to_toml(self, sections: Mapping[str, Mapping[str, Any]]) -> str:
+        """With what else the run must remember, a section each."""
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "protocol"}
+        tables = {"evaluation": own, "protocol": asdict(self.protocol), **sections}
+        return "\n".join(f"[{name}]\n{_lines(values)}" for name, values in tables.items())
+
+
+def read_plan(toml: str) -> tuple[Plan, dict[str, dict[str, Any]]]:
+    """What `to_toml` wrote."""
+    try:
+        sections = tomllib.loads(toml)
+        own = sections.pop("evaluation")
+        protocol = Protocol(**sections.pop("protocol"))
+        place = AnswerPlace(own.pop("answer_place"))
+        plan = Plan(tuple(own.pop("benchmarks")), protocol, answer_place=place, **own)
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"this run's recipe.toml is not one of an evaluation: {error}") from None
+    return plan, sections
+
+
+def _lines(values: Mapping[str, Any]) -> str:
+    """JSON's strings, numbers, lists and booleans are TOML's as well; what is None is left out."""
+    kept = ((name, value) for name, value in values.items() if value is not None)
+    return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in kept)

@@ -1,0 +1,63 @@
+"""How a benchmark is measured. The defaults are the report's, so whatever differs from them can be named."""
+
+from dataclasses import dataclass, fields
+
+from rstar2.agent import AgentLimits
+from rstar2.engine import Sampling
+from rstar2.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    num_samples: int = 16
+    temperature: float = 0.6
+    max_response_tokens: int = 30_720
+    max_turns: int = 30
+    has_tools: bool = True
+    """False: plain chain of thought, the model is told of no tool."""
+    max_tool_output_tokens: int = 1024
+    max_fault_retries: int = 2
+    """How often a call, a turn, and in the end a whole rollout that failed through our fault is tried again."""
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise UserError(f"num_samples must be at least 1, not {self.num_samples}")
+        if self.temperature < 0:
+            raise UserError(f"temperature must not be negative, but it is {self.temperature}")
+        assert self.limits
+
+    @property
+    def limits(self) -> AgentLimits:
+        return AgentLimits(
+            max_turns=self.max_turns,
+            max_response_tokens=self.max_response_tokens,
+            max_tool_output_tokens=self.max_tool_output_tokens,
+            max_fault_retries=self.max_fault_retries,
+        )
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(temperature=self.temperature)
+
+    @property
+    def deviations(self) -> tuple[str, ...]:
+        """What is not as the report measured, as clauses for people; empty if nothing is."""
+        found = []
+        for name, words in _REPORTED.items():
+            value, reported = getattr(self, name), getattr(REPORT, name)
+            if value != reported:
+                found.append("no tools" if name == "has_tools" else f"{words} {value:,} (report: {reported:,})")
+        return tuple(found)
+
+
+_REPORTED = {
+    "num_samples": "samples",
+    "temperature": "temperature",
+    "max_response_tokens": "response tokens",
+    "max_turns": "turns",
+    "has_tools": "tools",
+}
+"""What the report says of its protocol; the other fields it leaves open."""
+
+REPORT = Protocol()
+assert _REPORTED.keys() <= {field.name for field in fields(Protocol)}

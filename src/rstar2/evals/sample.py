@@ -1,0 +1,58 @@
+"""What the metrics need of one trace. A few numbers, so that the trace itself can be let go."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from rstar2.records import Outcome, Trace, Verdict
+
+BENCHMARK_KEY = "benchmark"
+STAGE_KEY = "stage"
+WEIGHT_KEY = "weight"
+DETAIL_PREFIX = "score/"
+"""Keys of `Trace.metadata` that evaluation writes; a detail is a further score beside the reward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    problem_id: str
+    sample_index: int
+    outcome: Outcome
+    verdict: Verdict | None
+    answer: str | None
+    score: float | None
+    """None for what was lost through our fault and for what could not be decided: left out and counted."""
+    weight: float
+    details: Mapping[str, float]
+    num_response_tokens: int
+    num_turns: int
+    num_tool_calls: int
+    num_tool_errors: int
+    seconds: float
+
+    @classmethod
+    def of(cls, trace: Trace) -> Self:
+        stored = trace.metadata.items()
+        return cls(
+            problem_id=trace.problem_id,
+            sample_index=trace.sample_index,
+            outcome=trace.outcome,
+            verdict=trace.verdict,
+            answer=trace.answer,
+            score=trace.reward,
+            weight=float(trace.metadata.get(WEIGHT_KEY, 1.0)),
+            details={k.removeprefix(DETAIL_PREFIX): float(v) for k, v in stored if k.startswith(DETAIL_PREFIX)},
+            num_response_tokens=trace.num_response_tokens,
+            num_turns=len(trace.turns),
+            num_tool_calls=trace.num_tool_calls,
+            num_tool_errors=trace.num_tool_errors,
+            seconds=sum(turn.queue_s + turn.generate_s + turn.tool_s for turn in trace.turns),
+        )
+
+    @property
+    def is_fault(self) -> bool:
+        return self.outcome is Outcome.INFRASTRUCTURE_FAULT
+
+    @property
+    def is_undecided(self) -> bool:
+        return self.score is None and not self.is_fault

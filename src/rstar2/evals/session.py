@@ -1,0 +1,149 @@
+"""An evaluation in a run directory: every trace kept, resumed without repeating a sample, graded again at will.
+
+Invariant: the traces in the directory are the evaluation. Results are always computed from samples that are there, and
+a trace is there before it is counted.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+
+from rstar2.errors import InfrastructureError, UserError
+from rstar2.evals.bench import Bench, Judges
+from rstar2.evals.evaluate import History, evaluate
+from rstar2.evals.judgement import judged
+from rstar2.evals.metrics import BenchmarkResult, measure
+from rstar2.evals.patience import EngineAwayError
+from rstar2.evals.plan import Benchmark, Plan
+from rstar2.evals.sample import BENCHMARK_KEY, Sample
+from rstar2.records import RunDirectory, RunView, Trace
+
+STEP = 0
+"""An evaluation is one step."""
+STAGE = "eval"
+NUM_AT_ONCE = 64
+
+
+async def run_evaluation(
+    plan: Plan,
+    benchmarks: Sequence[Benchmark],
+    bench: Bench,
+    run: RunDirectory,
+    on_trace: Callable[[Trace], None] = lambda _trace: None,
+) -> dict[str, BenchmarkResult]:
+    """Finish the evaluation that `run` holds, from nothing or from where it was interrupted."""
+    for benchmark in benchmarks:
+        bench.judges.check(benchmark)
+    view = RunView(run.path)
+    history = (await grade_again(view, benchmarks, bench.judges, only_undecided=True)).history
+
+    def keep(trace: Trace) -> None:
+        run.write_trace(trace)
+        on_trace(trace)
+
+    results: dict[str, BenchmarkResult] = {}
+    for benchmark in benchmarks:
+        try:
+            results |= await evaluate(
+                bench.roller(benchmark.grading),
+                {benchmark.name: benchmark.problems},
+                plan.protocol,
+                step=STEP,
+                stage=STAGE,
+                seed=plan.seed,
+                on_trace=keep,
+                history=history,
+            )
+        except EngineAwayError as error:
+            raise InfrastructureError(f"{error}; resume {run.path} when the engine is back") from error
+        if results[benchmark.name].num_undecided:
+            again = await grade_again(view, [benchmark], bench.judges, only_undecided=True)
+            measured = results_of(again.history, [benchmark], plan)[benchmark.name]
+            results[benchmark.name] = replace(measured, seconds=results[benchmark.name].seconds)
+        write_results(run, {benchmark.name: results[benchmark.name]})
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class Regraded:
+    history: History
+    num_graded: int
+    num_changed: int
+    """Samples whose score is another than the one in their trace."""
+
+
+async def grade_again(
+    view: RunView,
+    benchmarks: Sequence[Benchmark],
+    judges: Judges,
+    *,
+    only_undecided: bool,
+    on_graded: Callable[[], None] = lambda: None,
+) -> Regraded:
+    """Score the stored traces of these benchmarks again, all or those that were left undecided. The traces stay as
+    they are."""
+    judge_of = {benchmark.name: judges.of(benchmark.grading) for benchmark in benchmarks}
+    problem_of = {(benchmark.name, problem.id): problem for benchmark in benchmarks for problem in benchmark.problems}
+    history, num_graded, num_changed = History(), 0, 0
+
+    async def grade(trace: Trace) -> Trace:
+        if only_undecided and not Sample.of(trace).is_undecided:
+            return trace
+        name = trace.metadata[BENCHMARK_KEY]
+        problem = problem_of.get((name, trace.problem_id))
+        if problem is None:
+            raise UserError(f"{view.path}: {name} has no problem {trace.problem_id} any more; its data have changed")
+        graded = await judged(judge_of[name], problem, trace)
+        on_graded()
+        return graded
+
+    stored = (trace for trace in _stored(view) if trace.metadata.get(BENCHMARK_KEY) in judge_of)
+    while batch := list(islice(stored, NUM_AT_ONCE)):
+        for old, new in zip(batch, await asyncio.gather(*map(grade, batch)), strict=True):
+            num_graded += new is not old
+            num_changed += new.reward != old.reward
+            history.add(new)
+    return Regraded(history, num_graded, num_changed)
+
+
+def results_of(history: History, benchmarks: Iterable[Benchmark], plan: Plan) -> dict[str, BenchmarkResult]:
+    num_samples = plan.protocol.num_samples
+    return {
+        benchmark.name: measure(
+            history.of_benchmark(benchmark.name, benchmark.problems, num_samples),
+            len(benchmark.problems),
+            num_samples,
+            seconds=0.0,
+        )
+        for benchmark in benchmarks
+    }
+
+
+def write_results(run: RunDirectory, results: dict[str, BenchmarkResult]) -> None:
+    """As numbers in the metrics, and whole as an event."""
+    for name, result in results.items():
+        numbers = {f"{name}/{key}": value for key, value in asdict(result).items() if isinstance(value, (int, float))}
+        run.write_metrics(STEP, STAGE, numbers)
+        sentence = f"{name}: {100 * result.accuracy:.1f}% of {result.num_scored:,} samples"
+        run.write_event("result", sentence, {"benchmark": name, **result_as_json(result)})
+
+
+def result_as_json(result: BenchmarkResult) -> dict[str, object]:
+    return {**asdict(result), "pass_at": {str(k): value for k, value in result.pass_at.items()}}
+
+
+def stored_history(view: RunView) -> History:
+    """What the run holds, as it was graded."""
+    history = History()
+    for trace in _stored(view):
+        history.add(trace)
+    return history
+
+
+def num_stored(view: RunView) -> int:
+    return sum(1 for _ in _stored(view))
+
+
+def _stored(view: RunView) -> Iterable[Trace]:
+    return view.traces(STEP) if STEP in view.trace_steps() else ()

@@ -1,0 +1,134 @@
+"""Results as rows, for a terminal and for Markdown. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rstar2.evals.metrics import BenchmarkResult
+from rstar2.evals.published import CAVEATS, PUBLISHED
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+Results = Mapping[str, BenchmarkResult]
+
+
+def score_table(results: Results) -> Table:
+    columns = ("benchmark", "problems", "avg@k", "95% interval", "pass@k", "maj@k")
+    return Table("scores, percent", columns, tuple(_score_row(name, result) for name, result in results.items()))
+
+
+def cost_table(results: Results) -> Table:
+    columns = ("benchmark", "tokens", "turns", "calls", "tool errors", "truncated", "no answer", "time")
+    return Table("per sample", columns, tuple(_cost_row(name, result) for name, result in results.items()))
+
+
+def published_table(results: Results, model: str) -> Table | None:
+    """Side by side with the report's rows; None if the report has none of these benchmarks."""
+    shared = [name for name in results if any(name in row.scores for row in PUBLISHED)]
+    if not shared:
+        return None
+    own = (f"{model} (here)", *(percent(results[name].accuracy) for name in shared))
+    others = tuple(
+        (row.name, *(f"{row.scores[name]:.1f}" if name in row.scores else "" for name in shared)) for row in PUBLISHED
+    )
+    return Table("side by side with the report", ("model", *shared), (own, *others))
+
+
+def published_tokens_table(results: Results, model: str) -> Table | None:
+    shared = [name for name in results if any(name in row.response_tokens for row in PUBLISHED)]
+    if not shared:
+        return None
+    own = (f"{model} (here)", *(f"{results[name].mean_response_tokens:,.0f}" for name in shared))
+    others = tuple(
+        (row.name, *(f"{row.response_tokens[name]:,}" for name in shared)) for row in PUBLISHED if row.response_tokens
+    )
+    return Table("mean response tokens", ("model", *shared), (own, *others))
+
+
+def published_scores(results: Results) -> dict[str, dict[str, float]]:
+    """The report's percentages of these benchmarks, by model."""
+    return {row.name: {name: row.scores[name] for name in results if name in row.scores} for row in PUBLISHED}
+
+
+def detail_table(results: Results) -> Table | None:
+    rows = [
+        (name, detail, percent(value)) for name, result in results.items() for detail, value in result.details.items()
+    ]
+    return Table("details", ("benchmark", "score", "percent"), tuple(rows)) if rows else None
+
+
+def all_tables(results: Results, model: str) -> list[Table]:
+    tables = (
+        score_table(results),
+        cost_table(results),
+        detail_table(results),
+        published_table(results, model),
+        published_tokens_table(results, model),
+    )
+    return [table for table in tables if table is not None]
+
+
+def remarks(results: Results, deviations: Sequence[str]) -> list[str]:
+    """What whoever reads the numbers must know: how the protocol deviates, what is missing, what is not comparable."""
+    told = f"Deviates from the report's protocol: {'; '.join(deviations)}." if deviations else "The report's protocol."
+    lines = [told]
+    for name, result in results.items():
+        if not result.is_complete:
+            lines.append(
+                f"{name}: {result.num_undecided} undecided, {result.num_faults} lost through faults and "
+                f"{result.num_missing} missing samples are in no score."
+            )
+    return lines + [CAVEATS[name] for name in results if name in CAVEATS]
+
+
+def markdown(results: Results, model: str, deviations: Sequence[str]) -> str:
+    lines = [f"# Evaluation of {_cell(model)}", ""]
+    lines += [f"- {_cell(remark)}" for remark in remarks(results, deviations)]
+    for table in all_tables(results, model):
+        lines += ["", f"## {table.title}", "", *_markdown_rows(table)]
+    return "\n".join(lines) + "\n"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _score_row(name: str, result: BenchmarkResult) -> tuple[str, ...]:
+    is_scored = result.num_scored > 0
+    interval = f"{percent(result.accuracy_low)} to {percent(result.accuracy_high)}"
+    voted = "" if result.majority_at_k is None else percent(result.majority_at_k)
+    return (
+        name,
+        f"{result.num_problems:,} x {result.num_samples}",
+        percent(result.accuracy) if is_scored else "none",
+        interval if is_scored else "",
+        percent(result.pass_at_k) if is_scored else "",
+        voted if is_scored else "",
+    )
+
+
+def _cost_row(name: str, result: BenchmarkResult) -> tuple[str, ...]:
+    return (
+        name,
+        f"{result.mean_response_tokens:,.0f}",
+        f"{result.mean_turns:.1f}",
+        f"{result.mean_tool_calls:.1f}",
+        f"{percent(result.tool_error_share)}%",
+        f"{percent(result.truncated_share)}%",
+        f"{percent(result.no_answer_share)}%",
+        f"{result.mean_rollout_seconds:.1f} s",
+    )
+
+
+def _markdown_rows(table: Table) -> Sequence[str]:
+    rows = [table.columns, ("---",) * len(table.columns), *table.rows]
+    return ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

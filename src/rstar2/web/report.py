@@ -1,0 +1,150 @@
+"""The viewer as one HTML file, with a sample of the run inside: for sending, keeping, opening without a server.
+
+Invariant: the file's policy lets exactly its own script and style run, by their hashes; the data stand in a script
+element that is no program, with every `<` escaped, so no text of a model can end it.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rstar2.records import Selection, Trace
+from rstar2.records.run_layout import segment_steps
+from rstar2.web.assets import PAGE, STYLE, assets, bundled_script, source_hash
+from rstar2.web.run_reader import RunReader, open_runs
+from rstar2.web.step_reader import Row, StepReader
+from rstar2.web.summary import summarise
+from rstar2.web.tool_calls import tool_call_statistics
+from rstar2.web.trace_wire import group_row_json, row_json, trace_json
+
+NUM_STEPS = 8
+"""Steps whose rollouts are in the report, evenly spread; the curves hold all steps."""
+MAX_SAMPLE_BYTES = 4 << 20
+"""Of traces, as they lie on disk: the file becomes a few megabytes, which browsers and mail take."""
+MAX_ROW_PAGES = 16
+NUM_DIGITS = 4
+"""Of log-probabilities and entropies, which are there to be looked at."""
+
+
+def render_report(run: Path, *, tokenizer: Path | None = None) -> str:
+    """The page about the run at `run`, self-contained."""
+    [reader] = open_runs([run], tokenizer)
+    return page_with({"runs": [_run_data(reader)]})
+
+
+def page_with(data: dict[str, Any]) -> str:
+    style, script = assets()[STYLE].body.decode(), bundled_script()
+    policy = (
+        f"default-src 'none'; script-src {source_hash(script)}; style-src {source_hash(style)}; base-uri 'none'; "
+        "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    # "<" can neither end this element nor start a comment in it; JSON reads the escape as the same character.
+    embedded = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    page = assets()[PAGE].body.decode()
+    for placeholder, text in (
+        ("<!-- policy -->", f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
+        ('<link rel="stylesheet" href="style.css">', f"<style>{style}</style>"),
+        (
+            '<script type="module" src="main.js"></script>',
+            f'<script type="application/json" id="data">{embedded}</script>\n<script type="module">{script}</script>',
+        ),
+    ):
+        before, found, after = page.partition(placeholder)
+        assert found, f"{PAGE} has no {placeholder}"
+        page = before + text + after
+    return page
+
+
+def _run_data(reader: RunReader) -> dict[str, Any]:
+    steps = reader.steps()
+    held = evenly([step for step, _ in steps["traces"]], NUM_STEPS)
+    scheduled = evenly(steps["schedule"], NUM_STEPS)
+    share = MAX_SAMPLE_BYTES // max(1, len(held))
+    return {
+        "overview": reader.overview(),
+        "recipe": reader.recipe(),
+        "metrics": _all_rows(reader.metrics),
+        "events": _all_rows(reader.events),
+        "steps": {
+            "traces": [pair for pair in steps["traces"] if pair[0] in held],
+            "groups": segment_steps(reader.view.layout.groups),
+            "schedule": scheduled,
+        },
+        "num_steps": len(steps["traces"]),
+        "step": [[step, _step_data(reader, step, share)] for step in held],
+        "schedule": [[step, reader.schedule(step)] for step in scheduled],
+    }
+
+
+def evenly(items: list[int], count: int) -> list[int]:
+    """So many of them, the first and the last among them, evenly spread."""
+    if len(items) <= count:
+        return items
+    return [items[round(n * (len(items) - 1) / (count - 1))] for n in range(count)]
+
+
+def _all_rows(read: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+    """The pages of metrics or events joined, up to a limit that real runs do not reach."""
+    rows: list[Any] = []
+    offset = 0
+    for _ in range(MAX_ROW_PAGES):
+        page = read(offset)
+        rows += page["rows"]
+        offset = page["next"]
+        if page["is_end"]:
+            break
+    return {"rows": rows, "next": offset, "is_end": True}
+
+
+def _step_data(reader: RunReader, step: int, max_bytes: int) -> dict[str, Any]:
+    step_reader, candidates = reader.sample(step, 4 * max_bytes)
+    traces = _choose(step_reader, candidates, max_bytes)
+    rows = [Row(start, summarise(trace)) for start, trace in traces]
+    find = step_reader.table.find
+    numbers = sorted({step_reader.table.place_of[t.id][0] for _, t in traces if t.id in step_reader.table.place_of})
+    groups = step_reader.table.groups
+    problems = [group_row_json(number, groups[number]) for number in numbers] or [
+        {"problem_id": problem_id, "num_rollouts": sum(t.problem_id == problem_id for _, t in traces)}
+        for problem_id in dict.fromkeys(trace.problem_id for _, trace in traces)
+    ]
+    place_of = step_reader.table.place_of
+    return {
+        "num_sampled": len(traces),
+        "is_sampled": len(traces) < len(step_reader.index.entries) or not step_reader.index.is_complete,
+        "problems": problems,
+        "rollouts": [row_json(row, find(row.summary.id)) for row in rows],
+        "traces": [
+            {
+                **_rounded(trace_json(start, trace, find(trace.id), reader.vocabulary)),
+                "group": place_of[trace.id][0] if trace.id in place_of else None,
+            }
+            for start, trace in traces
+        ],
+        "tool_calls": tool_call_statistics(rows),
+    }
+
+
+def _choose(reader: StepReader, candidates: list[tuple[int, Trace]], max_bytes: int) -> list[tuple[int, Trace]]:
+    """Whole groups first, those that were trained on before those that were dropped, until the budget is spent."""
+    sizes = {entry.start: entry.num_bytes for entry in reader.index.entries}
+
+    def order(item: tuple[int, Trace]) -> tuple[bool, int]:
+        number, _ = reader.table.place_of.get(item[1].id, (len(reader.table.groups), 0))
+        is_known = number < len(reader.table.groups)
+        return not (is_known and Selection.KEPT in reader.table.groups[number].selections), number
+
+    chosen: list[tuple[int, Trace]] = []
+    for start, trace in sorted(candidates, key=order):
+        max_bytes -= sizes[start]
+        if max_bytes < 0 and chosen:
+            break
+        chosen.append((start, trace))
+    return sorted(chosen, key=lambda item: item[0])
+
+
+def _rounded(trace: dict[str, Any]) -> dict[str, Any]:
+    for turn in trace["turns"]:
+        for name in ("log_probs", "entropies"):
+            turn["tokens"][name] = [round(value, NUM_DIGITS) for value in turn["tokens"][name]]
+    return trace

@@ -1,0 +1,38 @@
+"""Why a rollout was kept or left out, in a sentence that says only what its group shows. Pure."""
+
+from rstar2.records import Group, Selection
+
+
+def is_right(reward: float | None) -> bool:
+    return reward is not None and reward > 0
+
+
+def penalty_of(group: Group, index: int) -> float | None:
+    error, form = group.error_penalties[index], group.format_penalties[index]
+    return None if error is None or form is None else error + form
+
+
+def why(group: Group, index: int) -> str:
+    selection = group.selections[index]
+    if selection is Selection.UNSCORED:
+        return "Not scored: our own machinery failed, or the grader could not decide. Nothing can be learnt from it."
+    if selection is Selection.EQUAL_REWARDS:
+        return (
+            f"Dropped with its whole group: every kept rollout has the reward {group.rewards[index]:g}, "
+            "so there is nothing to compare."
+        )
+    right = is_right(group.rewards[index])
+    peers = [i for i, reward in enumerate(group.rewards) if reward is not None and is_right(reward) == right]
+    num_kept = sum(group.selections[i] in (Selection.KEPT, Selection.EQUAL_REWARDS) for i in peers)
+    done = "Kept" if selection is Selection.KEPT else "Left out by resampling"
+    sentence = f"{done}: {num_kept} of {len(peers)} {'right' if right else 'wrong'} rollouts were kept."
+    return f"{sentence} {_rank(group, index, peers) if right else 'Penalties play no part among wrong ones.'}"
+
+
+def _rank(group: Group, index: int, peers: list[int]) -> str:
+    own = penalty_of(group, index) or 0.0
+    others = [penalty_of(group, i) or 0.0 for i in peers if i != index]
+    if not others:
+        return f"Its penalty is {own:.2f}; there is no other right one."
+    num_lower, num_higher = sum(p < own for p in others), sum(p > own for p in others)
+    return f"Its penalty is {own:.2f}: {num_lower} right ones have a lower, {num_higher} a higher one."

@@ -1,0 +1,166 @@
+// Rows of metrics to lines of charts.
+import { percent, words } from "./format.js";
+
+/** What belongs together, in the order of interest. Whatever a run logs beyond this is drawn after it. */
+const PANELS = [
+  ["Reward", ["reward_mean", "reward_std"]],
+  ["Accuracy", ["accuracy"], percent],
+  ["Tool errors in right and wrong traces", ["tool_error_share_right", "tool_error_share_wrong"], percent],
+  ["Response length, tokens", ["response_tokens_mean"]],
+  ["Entropy, nats", ["entropy"]],
+  ["Clipped tokens", ["clip_low_share", "clip_high_share"], percent],
+  ["Throughput, tokens a second", ["tokens_per_s"]],
+  ["Turns, calls and answers of a rollout", ["turns_mean", "calls_per_rollout", "answers_per_rollout"]],
+  ["Rollouts without tools, truncated, void", ["no_tool_share", "truncated_share", "void_turn_share"], percent],
+  ["Groups kept and dropped", ["groups_kept", "groups_dropped"]],
+  ["Seconds a step", ["step_s", "generate_s", "train_s"]],
+  ["Loss", ["loss"]],
+  ["Gradient norm", ["grad_norm"]],
+  ["Engine against trainer", ["mismatch"]],
+  ["Learning rate", ["lr"]],
+];
+
+const EVALUATION = "eval:";
+
+/** `eval:stage-1/aime24` is one more point of aime24, whichever stage it came after. */
+function benchmarkOf(stage) {
+  return stage.slice(EVALUATION.length).split("/").pop();
+}
+
+/** The rows of one run as they come: what a stage said of a step last. */
+export class MetricRows {
+  constructor() {
+    this.rows = new Map();
+  }
+
+  add(rows) {
+    for (const [step, stage, , values] of rows) {
+      const key = `${step} ${stage}`;
+      this.rows.set(key, { step, stage, values: new Map([...(this.rows.get(key)?.values ?? []), ...values]) });
+    }
+  }
+
+  /** The stages of training, in the order in which they came, with their first and last steps. */
+  get stages() {
+    const found = new Map();
+    for (const { step, stage } of this.rows.values()) {
+      if (stage.startsWith(EVALUATION)) continue;
+      const { first = Infinity, last = -Infinity } = found.get(stage) ?? {};
+      found.set(stage, { name: stage, first: Math.min(first, step), last: Math.max(last, step) });
+    }
+    return [...found.values()];
+  }
+
+  /** Stages after which steps are counted anew, as after a warm-up: they have charts of their own. */
+  get preludes() {
+    const stages = this.stages;
+    return stages.filter(({ last }, index) => stages.slice(index + 1).some((later) => later.first <= last)).map(({ name }) => name);
+  }
+
+  /** Where each stage of the main part begins. */
+  get marks() {
+    const preludes = this.preludes;
+    return this.stages.filter(({ name }) => !preludes.includes(name)).map(({ name, first }) => ({ label: name, x: first }));
+  }
+
+  /** The rows of a prelude, or of the main part and its evaluations. */
+  rowsOf(prelude) {
+    const preludes = this.preludes;
+    return [...this.rows.values()].filter(({ stage }) => (prelude === null ? !preludes.includes(stage) : stage === prelude));
+  }
+}
+
+/** The lines of one metric by what measured it: training, and each evaluation for itself. */
+function linesOf(rows, name) {
+  const byStage = new Map();
+  for (const { step, stage, values } of rows) {
+    if (!values.has(name)) continue;
+    const key = stage.startsWith(EVALUATION) ? EVALUATION + benchmarkOf(stage) : stage;
+    if (!byStage.has(key)) byStage.set(key, []);
+    byStage.get(key).push([step, values.get(name)]);
+  }
+  const found = new Map();
+  for (const [key, points] of byStage) {
+    const label = key.startsWith(EVALUATION) ? `${words(name)}, evaluation ${benchmarkOf(key)}` : words(name);
+    if (!found.has(label)) found.set(label, []);
+    found.get(label).push(points.sort((a, b) => a[0] - b[0]));
+  }
+  // Training first, whichever was measured first.
+  const isEvaluation = ([label]) => Number(label !== words(name));
+  return [...found].sort((a, b) => isEvaluation(a) - isEvaluation(b)).map(([label, lines]) => [label, joined(lines)]);
+}
+
+/** Stages that follow one another are one line; where steps are counted anew, a line for each. */
+function joined(lines) {
+  const whole = [];
+  for (const line of lines.sort((a, b) => a[0][0] - b[0][0])) {
+    const last = whole[whole.length - 1];
+    if (last && last[last.length - 1][0] < line[0][0]) last.push(...line);
+    else whole.push([...line]);
+  }
+  return whole;
+}
+
+/** An exponential mean that starts at the first value; 0 leaves a line as it is. */
+function smoothed(line, weight) {
+  let mean = null;
+  return line.map(([x, y]) => {
+    if (y === null) return [x, y];
+    mean = mean === null ? y : weight * mean + (1 - weight) * y;
+    return [x, mean];
+  });
+}
+
+/** The charts that any of the runs has values for. With several runs, a colour is a run. */
+export function panelsOf(runs, weight) {
+  const preludes = [...new Set(runs.flatMap(({ rows }) => rows.preludes))];
+  return [null, ...preludes].flatMap((prelude) => partPanels(runs, weight, prelude));
+}
+
+function partPanels(runs, weight, prelude) {
+  const parts = runs.map((run) => ({ ...run, rows: run.rows.rowsOf(prelude) }));
+  const names = new Set(parts.flatMap(({ rows }) => rows.flatMap(({ values }) => [...values.keys()])));
+  const known = new Set(PANELS.flatMap(([, metrics]) => metrics));
+  const rest = [...names].filter((name) => !known.has(name)).sort().map((name) => [words(name), [name]]);
+  const panels = [...PANELS, ...rest].filter(([, metrics]) => metrics.some((name) => names.has(name)));
+  return panels.map(([title, metrics, format]) => ({
+    title: prelude === null ? title : `${prelude}: ${title}`,
+    format,
+    hasStages: prelude === null,
+    series: parts.flatMap((part) => seriesOf(part, metrics, weight, runs.length > 1)),
+  }));
+}
+
+function seriesOf({ name: run, rows, colour }, metrics, weight, isOneOfMany) {
+  const series = [];
+  for (const metric of metrics) {
+    for (const [label, lines] of linesOf(rows, metric)) {
+      const own = { lines: lines.map((line) => smoothed(line, weight)) };
+      if (isOneOfMany) series.push({ ...own, label: `${run}: ${label}`, colour, dash: series.length });
+      else series.push({ ...own, label, colour: series.length });
+    }
+  }
+  return series;
+}
+
+/**
+ * A run of a single step, such as an evaluation, has numbers and no curves: a row a metric, a column for each run and
+ * for what stands before the `/` in the metric's name. Null if there are steps to draw.
+ */
+export function numbersOf(runs) {
+  const all = runs.flatMap(({ name, rows }) => [...rows.rows.values()].map((row) => ({ ...row, run: name })));
+  if (!all.length || new Set(all.map(({ step }) => step)).size > 1) return null;
+  const columns = new Map();
+  for (const { run, stage, values } of all) {
+    for (const [metric, value] of values) {
+      const parts = metric.split("/");
+      const key = parts.pop();
+      const about = stage.startsWith(EVALUATION) ? [benchmarkOf(stage)] : parts;
+      const column = [...(runs.length > 1 ? [run] : []), ...about].join(": ");
+      if (!columns.has(column)) columns.set(column, new Map());
+      columns.get(column).set(key, value);
+    }
+  }
+  const keys = [...new Set([...columns.values()].flatMap((column) => [...column.keys()]))];
+  return { head: ["", ...columns.keys()], rows: keys.map((key) => [key, ...[...columns.values()].map((column) => column.get(key))]) };
+}

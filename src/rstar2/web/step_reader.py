@@ -1,0 +1,137 @@
+"""One step of a run, read by parts.
+
+Invariant: no call reads more than its budgets, however long the step is: one for finding lines, which is fast, and one
+for parsing them, which is not. Where a budget ends, the answer says so and the next call goes on from there; what was
+parsed once is kept as its summary.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rstar2.errors import UserError
+from rstar2.records import Trace
+from rstar2.web.group_table import GroupTable
+from rstar2.web.segment_index import BLOCK_BYTES, SegmentIndex
+from rstar2.web.summary import Summary, summarise, unreadable
+
+SCAN_BYTES = 1 << 28
+"""Lines are found at about a gigabyte a second."""
+PARSE_BYTES = 1 << 23
+"""Traces are parsed at about 50 MB a second: a sixth of a second an answer, and not much more on a busy machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which rollouts are wanted: all flags must hold, and the text must occur in the conversation."""
+
+    flags: frozenset[str] = frozenset()
+    text: str = ""
+
+    @property
+    def is_everything(self) -> bool:
+        return not self.flags and not self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    start: int
+    summary: Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    rows: list[Row]
+    next: int
+    """The number of the line to go on with."""
+    is_end: bool
+    """There is nothing more to find, for now: the file may grow."""
+
+
+class StepReader:
+    def __init__(self, traces: Path, groups: Path) -> None:
+        self.index = SegmentIndex(traces)
+        self.table = GroupTable(groups)
+        self._summaries: dict[int, Summary] = {}
+
+    @property
+    def num_bytes_read(self) -> int:
+        return self.index.num_bytes_read + self.table.num_bytes_read
+
+    def refresh(self) -> None:
+        """Look whether the files have grown."""
+        self.table.refresh()
+        num_known = len(self.index.entries)
+        self.index.extend(BLOCK_BYTES)
+        if len(self.index.entries) < num_known:
+            self._summaries.clear()
+
+    def find_lines(self, num_lines: int | None = None, max_bytes: int = SCAN_BYTES) -> None:
+        """Know at least so many lines, or all, if the budget allows."""
+        while max_bytes > 0 and not self.index.is_complete:
+            if num_lines is not None and len(self.index.entries) >= num_lines:
+                return
+            self.index.extend(BLOCK_BYTES)
+            max_bytes -= BLOCK_BYTES
+
+    def page(self, query: Query, after: int, limit: int) -> Page:
+        """The next rollouts that match, from line number `after` on."""
+        rows: list[Row] = []
+        number = after
+        for number, summary, trace in self._parsed(after, PARSE_BYTES, reads_all=bool(query.text)):
+            if len(rows) >= limit:
+                return Page(rows, number, is_end=False)
+            if self._matches(query, summary, trace):
+                rows.append(Row(self.index.entries[number].start, summary))
+            number += 1
+        return Page(rows, number, is_end=self.index.is_complete and number >= len(self.index.entries))
+
+    def summaries(self) -> tuple[list[Row], bool]:
+        """All that are known, after parsing some more; and whether that is all of them."""
+        for _ in self._parsed(0, PARSE_BYTES, reads_all=False):
+            pass
+        known = sorted(self._summaries)
+        rows = [Row(self.index.entries[number].start, self._summaries[number]) for number in known]
+        return rows, self.index.is_complete and len(known) == len(self.index.entries)
+
+    def traces_of(self, trace_ids: Iterable[str]) -> tuple[list[tuple[int, Trace]], bool]:
+        """Those that were found, with their offsets, and whether looking further could find more."""
+        wanted = list(trace_ids)
+        self.find_lines()
+        numbers = [self.index.number_of[trace_id] for trace_id in wanted if trace_id in self.index.number_of]
+        starts = [self.index.entries[number].start for number in numbers]
+        return [(start, self.index.trace_at(start)) for start in starts], self.index.is_complete
+
+    def _parsed(self, first: int, max_bytes: int, *, reads_all: bool) -> Iterator[tuple[int, Summary, Trace | None]]:
+        """Summaries from line `first` on, until the budget is spent; with `reads_all` each with its trace."""
+        number = first
+        while True:
+            self.find_lines(number + 1)
+            if number >= len(self.index.entries):
+                return
+            summary, trace = self._summaries.get(number), None
+            if summary is None or reads_all:
+                if max_bytes <= 0:
+                    return
+                max_bytes -= self.index.entries[number].num_bytes
+                summary, trace = self._parse(number)
+                self._summaries[number] = summary
+            yield number, summary, trace
+            number += 1
+
+    def _parse(self, number: int) -> tuple[Summary, Trace | None]:
+        entry = self.index.entries[number]
+        try:
+            trace = self.index.trace_at(entry.start)
+        except UserError as error:
+            return unreadable(entry.id, entry.problem_id, str(error)), None
+        return summarise(trace), trace
+
+    def _matches(self, query: Query, summary: Summary, trace: Trace | None) -> bool:
+        if query.is_everything:
+            return True
+        found = self.table.find(summary.id)
+        flags = summary.flags | ({found[0].selections[found[1]].value} if found else frozenset())
+        if not query.flags <= flags:
+            return False
+        return not query.text or (trace is not None and query.text.casefold() in trace.text.casefold())

@@ -1,0 +1,180 @@
+"""Traces and groups as the page reads them: plain JSON values. Pure."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rstar2.records import Group, ToolCall, ToolResult, Trace, Turn
+from rstar2.web.cells import Cell, call_text, cells_of
+from rstar2.web.selection import is_right, penalty_of, why
+from rstar2.web.step_reader import Row
+
+Texts = Callable[[Sequence[int]], list[str]]
+
+NUM_SHOWN_CHARS = 700
+"""Of each text in a view of many rollouts side by side; a trace by itself is shown whole."""
+
+
+def row_json(row: Row, place: tuple[Group, int] | None) -> dict[str, Any]:
+    """One line of a list."""
+    summary = row.summary
+    return {
+        "at": row.start,
+        "id": summary.id,
+        "problem_id": summary.problem_id,
+        "sample_index": summary.sample_index,
+        "outcome": summary.outcome,
+        "verdict": summary.verdict,
+        "reward": summary.reward,
+        "answer": summary.answer,
+        "num_turns": summary.num_turns,
+        "num_tokens": summary.num_tokens,
+        "num_calls": summary.num_calls,
+        "num_errors": summary.num_errors,
+        "seconds": summary.seconds,
+        "stage": summary.stage,
+        "unreadable": summary.unreadable,
+        "flags": sorted(summary.flags),
+        **(_place_json(*place) if place else {}),
+    }
+
+
+def group_row_json(number: int, group: Group) -> dict[str, Any]:
+    """One line of the list of a step's problems."""
+    penalties = [p for p in (penalty_of(group, i) for i in range(len(group.trace_ids))) if p is not None]
+    return {
+        "number": number,
+        "id": group.id,
+        "problem_id": group.problem_id,
+        "num_rollouts": len(group.trace_ids),
+        "num_right": sum(map(is_right, group.rewards)),
+        "num_kept": sum(selection == "kept" for selection in group.selections),
+        "num_unscored": sum(selection == "unscored" for selection in group.selections),
+        "is_dropped": "equal_rewards" in group.selections,
+        "mean_penalty": sum(penalties) / len(penalties) if penalties else None,
+    }
+
+
+def trace_json(start: int, trace: Trace, place: tuple[Group, int] | None, texts: Texts | None) -> dict[str, Any]:
+    """A trace by itself: every cell whole, every token with its numbers."""
+    return {
+        **_head_json(start, trace, place),
+        "prompt": {"text": trace.prompt_text, **_tokens_json(trace.prompt_ids, texts)},
+        "turns": [
+            {
+                **_turn_json(turn, before, None),
+                "tokens": {
+                    **_tokens_json(turn.token_ids, texts),
+                    "log_probs": list(turn.log_probs),
+                    "entropies": list(turn.entropies),
+                },
+                "appended": {"text": turn.appended_text, **_tokens_json(turn.appended_ids, texts)},
+            }
+            for turn, before in zip(trace.turns, _befores(trace), strict=True)
+        ],
+    }
+
+
+def short_trace_json(start: int, trace: Trace, place: tuple[Group, int] | None) -> dict[str, Any]:
+    """A trace beside others: long texts cut in the middle, no tokens."""
+    turns = zip(trace.turns, _befores(trace), strict=True)
+    return {
+        **_head_json(start, trace, place),
+        "turns": [_turn_json(turn, before, NUM_SHOWN_CHARS) for turn, before in turns],
+    }
+
+
+def question_in(prompt_text: str) -> str:
+    """What the user asked, without the system text and the template around it, where they can be told apart."""
+    _, found, rest = prompt_text.rpartition("<|im_start|>user\n")
+    return rest.partition("<|im_end|>")[0] if found else prompt_text
+
+
+def _befores(trace: Trace) -> list[str]:
+    return [trace.prompt_text, *(turn.appended_text for turn in trace.turns)][: len(trace.turns)]
+
+
+def _head_json(start: int, trace: Trace, place: tuple[Group, int] | None) -> dict[str, Any]:
+    return {
+        "at": start,
+        "id": trace.id,
+        "problem_id": trace.problem_id,
+        "group_id": trace.group_id,
+        "sample_index": trace.sample_index,
+        "step": trace.step,
+        "model": trace.model,
+        "question": question_in(trace.prompt_text),
+        "outcome": trace.outcome.value,
+        "verdict": trace.verdict.value if trace.verdict else None,
+        "reward": trace.reward,
+        "answer": trace.answer,
+        "note": trace.note,
+        "stage": trace.metadata.get("stage", ""),
+        "metadata": [[name, text] for name, text in trace.metadata.items()],
+        "num_tokens": trace.num_sampled_tokens,
+        "num_calls": trace.num_tool_calls,
+        "num_errors": trace.num_tool_errors,
+        **(_place_json(*place) if place else {}),
+    }
+
+
+def _place_json(group: Group, index: int) -> dict[str, Any]:
+    return {
+        "selection": group.selections[index].value,
+        "why": why(group, index),
+        "advantage": group.advantages[index],
+        "error_penalty": group.error_penalties[index],
+        "format_penalty": group.format_penalties[index],
+    }
+
+
+def _turn_json(turn: Turn, before: str, max_chars: int | None) -> dict[str, Any]:
+    return {
+        "cells": [_cell_json(cell, max_chars) for cell in cells_of(turn, before)],
+        "stop_reason": turn.stop_reason.value,
+        "num_tokens": len(turn.token_ids),
+        "policy_version": turn.policy_version,
+        "queue_s": turn.queue_s,
+        "generate_s": turn.generate_s,
+        "tool_s": turn.tool_s,
+    }
+
+
+def _cell_json(cell: Cell, max_chars: int | None) -> dict[str, Any]:
+    value: dict[str, Any] = {"kind": cell.kind.value, "text": _cut(cell.text, max_chars)}
+    if cell.call is not None:
+        value |= call_json(cell.call, max_chars)
+    if cell.result is not None:
+        value["result"] = result_json(cell.result, max_chars)
+    return value
+
+
+def call_json(call: ToolCall, max_chars: int | None = None) -> dict[str, Any]:
+    stdin = call.arguments.get("input")
+    return {
+        "name": call.name,
+        "text": _cut(call_text(call), max_chars),
+        "stdin": _cut(stdin, max_chars) if isinstance(stdin, str) else "",
+    }
+
+
+def result_json(result: ToolResult, max_chars: int | None = None) -> dict[str, Any]:
+    return {
+        "status": result.status.value,
+        "fault": result.fault.value,
+        "text": _cut(result.text, max_chars),
+        "wall_s": result.wall_s,
+        "cpu_s": result.cpu_s,
+        "num_attempts": result.num_attempts,
+        "num_cut_chars": result.num_cut_chars,
+    }
+
+
+def _tokens_json(token_ids: Sequence[int], texts: Texts | None) -> dict[str, Any]:
+    return {"ids": list(token_ids), "texts": texts(token_ids) if texts else None}
+
+
+def _cut(text: str, max_chars: int | None) -> str:
+    if max_chars is None or len(text) <= max_chars:
+        return text
+    head, tail = max_chars * 2 // 3, max_chars // 3
+    return f"{text[:head]}\n⋯ {len(text) - head - tail:,} characters ⋯\n{text[-tail:]}"

@@ -1,0 +1,92 @@
+"""A process that forks attempts at a training run, each of which may be told to kill itself. Speaks JSON lines.
+
+Forking from a process that has imported everything makes an attempt cheap. An attempt counts what it does to the run
+directory and what it tells its observer; at the number that it is given it kills itself with SIGKILL, in the middle of
+whatever that is: a step, an evaluation, a checkpoint that is being written, a rename.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FILE_EVENTS = ("open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "shutil.rmtree")
+
+
+class Counter:
+    """Satisfies `Observer`, and hears of every file of the run that is touched."""
+
+    def __init__(self, run: Path, kill_at: int | None) -> None:
+        self.num_events = 0
+        self._run = str(run)
+        self._kill_at = kill_at
+        sys.addaudithook(self._heard)
+
+    def _heard(self, event: str, args: tuple[Any, ...]) -> None:
+        if event in FILE_EVENTS and str(args[0]).startswith(self._run):
+            self._count()
+
+    def _count(self, *_: object) -> None:
+        self.num_events += 1
+        if self.num_events == self._kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def phase(self, name: str, num_steps: int, num_done: int) -> None:
+        self._count(name, num_steps, num_done)
+
+    def metrics(self, step: int, stage: str, values: Mapping[str, float]) -> None:
+        self._count(step, stage, values)
+
+    def rollouts(self, num_ended: int) -> None:
+        self._count(num_ended)
+
+    def say(self, message: str) -> None:
+        self._count(message)
+
+
+def attempt(recipe: Path, run: Path, kill_at: int | None) -> dict[str, Any]:
+    import torch
+
+    from rstar2.config import load_recipe
+    from rstar2.errors import InfrastructureError, UserError
+    from rstar2.train import prepare_new, prepare_resumed, train
+
+    torch.set_num_threads(1)
+    counter = Counter(run, kill_at)
+    try:
+        is_new = not (run / "run.json").exists()
+        prepared = prepare_new(load_recipe(recipe), run) if is_new else prepare_resumed(run)
+        asyncio.run(train(prepared, counter))
+    except (UserError, InfrastructureError) as error:
+        return {"error": f"{type(error).__name__}: {error}", "num_events": counter.num_events}
+    return {"num_events": counter.num_events}
+
+
+def main() -> None:
+    import rstar2.train
+    import rstar2.web.report  # noqa: F401
+
+    assert rstar2.train
+    for line in sys.stdin:
+        order = json.loads(line)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            said = attempt(Path(order["recipe"]), Path(order["run"]), order["kill_at"])
+            os.write(writer, json.dumps(said).encode())
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as pipe:
+            said = pipe.read()
+        _, status = os.waitpid(child, 0)
+        report = json.loads(said) if said else {}
+        print(json.dumps({**report, "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""BFCL's rules, one by one: types, strings, optional arguments, several calls, none."""
+
+import time
+from typing import Any
+
+import pytest
+
+from rstar2.data import FunctionCallTask
+from rstar2.evals.bfcl.judge import asked_messages, calls_in
+from rstar2.evals.bfcl.match import Call, is_answerable, matches
+from rstar2.records import Problem
+
+pytestmark = pytest.mark.unit
+
+BOOK = {
+    "name": "travel.book",
+    "description": "Book a trip.",
+    "parameters": {
+        "type": "dict",
+        "properties": {
+            "city": {"type": "string"},
+            "nights": {"type": "integer"},
+            "price": {"type": "float"},
+            "late": {"type": "boolean"},
+            "stops": {"type": "array", "items": {"type": "string"}},
+            "guest": {"type": "dict"},
+            "rooms": {"type": "array", "items": {"type": "dict"}},
+        },
+        "required": ["city"],
+    },
+}
+GOLD = {
+    "city": ["New York", "NYC"],
+    "nights": [3, ""],
+    "price": [100.0, ""],
+    "late": [True, ""],
+    "stops": [["Rome, Italy", "Paris"], ""],
+    "guest": [{"name": ["Ann"], "age": [30, ""]}, ""],
+    "rooms": [[{"beds": [2]}, {"beds": [1]}], ""],
+}
+
+
+def task(category: str = "simple", *golds: dict[str, Any]) -> FunctionCallTask:
+    return FunctionCallTask(category, ({"role": "user", "content": "?"},), (BOOK,), golds)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_right"),
+    [
+        ({"city": "New York"}, True),
+        ({"city": "new-york."}, True),
+        ({"city": "Boston"}, False),
+        ({}, False),
+        ({"city": "NYC", "nights": 3}, True),
+        ({"city": "NYC", "nights": 3.0}, False),
+        ({"city": "NYC", "nights": "3"}, False),
+        ({"city": "NYC", "price": 100}, True),
+        ({"city": "NYC", "price": 99.0}, False),
+        ({"city": "NYC", "late": True}, True),
+        ({"city": "NYC", "late": 1}, False),
+        ({"city": "NYC", "stops": ["rome italy", "PARIS"]}, True),
+        ({"city": "NYC", "stops": ["Paris", "Rome, Italy"]}, False),
+        ({"city": "NYC", "stops": [1, 2]}, False),
+        ({"city": "NYC", "guest": {"name": "ann"}}, True),
+        ({"city": "NYC", "guest": {"age": 30}}, False),
+        ({"city": "NYC", "guest": {"name": "Ann", "age": 31}}, False),
+        ({"city": "NYC", "rooms": [{"beds": 2}, {"beds": 1}]}, True),
+        ({"city": "NYC", "rooms": [{"beds": 2}]}, False),
+        ({"city": "NYC", "unknown": 1}, False),
+    ],
+)
+def test_an_argument_is_right_by_its_type_and_value(arguments: dict[str, Any], is_right: bool) -> None:
+    assert matches(task("simple", {"travel.book": GOLD}), [Call("travel.book", arguments)]) is is_right
+
+
+def test_the_name_and_the_number_of_calls_count() -> None:
+    gold, call = {"travel.book": {"city": ["NYC"]}}, Call("travel.book", {"city": "NYC"})
+    assert not matches(task("simple", gold), [])
+    assert not matches(task("simple", gold), [call, call])
+    assert not matches(task("simple", gold), [Call("travel_book", {"city": "NYC"})])
+
+
+def test_parallel_calls_may_come_in_any_order_but_each_once() -> None:
+    golds = [{"travel.book": {"city": ["Rome"]}}, {"travel.book": {"city": ["Paris"]}}]
+    rome, paris = Call("travel.book", {"city": "Rome"}), Call("travel.book", {"city": "Paris"})
+    assert matches(task("parallel", *golds), [paris, rome])
+    assert not matches(task("parallel", *golds), [rome, rome])
+
+
+def test_no_call_is_right_where_no_function_helps() -> None:
+    call = Call("travel.book", {})
+    assert matches(task("irrelevance"), [])
+    assert not matches(task("live_irrelevance"), [call])
+    assert matches(task("live_relevance"), [call])
+    assert not matches(task("live_relevance"), [])
+
+
+@pytest.mark.parametrize(
+    ("gold", "expected"),
+    [
+        ({"travel.book": {"city": ["NYC"]}}, True),
+        ({"travel.book": {"city": ["NYC"], "planet": ["Mars"]}}, False),
+        ({"travel.book": {"city": []}}, False),
+        ({"travel.book": {"nights": [3]}}, False),
+    ],
+)
+def test_a_gold_that_no_call_can_meet_is_found(gold: dict[str, Any], expected: bool) -> None:
+    assert is_answerable(task("simple", gold)) is expected
+
+
+def test_calls_are_read_from_text_and_broken_ones_are_none() -> None:
+    text = 'First <tool_call>{"name": "a", "arguments": {"x": 1}}</tool_call> then <tool_call>{oops</tool_call>'
+    assert calls_in(text) == [Call("a", {"x": 1})]
+    start_s = time.monotonic()
+    calls_in("<tool_call>" * 50_000)
+    assert time.monotonic() - start_s < 30
+
+
+def test_the_prompt_has_the_functions_in_json_schema_and_keeps_the_tasks_own_system_text() -> None:
+    messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Book."})
+    asked = FunctionCallTask("simple", messages, (BOOK,), ({"travel.book": GOLD},))
+    system, user = asked_messages(Problem("p", "Book.", "", metadata=asked.metadata))
+    assert user == {"role": "user", "content": "Book."}
+    assert system["content"].startswith("Be brief.\n\n# Tools")
+    assert '"price": {"type": "number"}' in system["content"]
+    assert '"type": "dict"' not in system["content"]

@@ -1,0 +1,135 @@
+"""Scores, votes and intervals on samples whose numbers are known."""
+
+from dataclasses import replace
+from itertools import combinations
+from statistics import fmean
+
+import pytest
+
+from rstar2.evals.interval import clustered_interval, wilson
+from rstar2.evals.metrics import majority, measure, pass_at
+from rstar2.evals.protocol import REPORT, Protocol
+from rstar2.evals.sample import Sample
+from rstar2.records import Outcome, Verdict
+
+pytestmark = pytest.mark.unit
+
+RIGHT = Sample(
+    problem_id="p",
+    sample_index=0,
+    outcome=Outcome.ANSWERED,
+    verdict=Verdict.RIGHT,
+    answer="7",
+    score=1.0,
+    weight=1.0,
+    details={},
+    num_response_tokens=100,
+    num_turns=2,
+    num_tool_calls=1,
+    num_tool_errors=0,
+    seconds=1.0,
+)
+UNDECIDED = replace(RIGHT, verdict=Verdict.UNDECIDED, score=None)
+LOST = replace(RIGHT, outcome=Outcome.INFRASTRUCTURE_FAULT, verdict=None, score=None, num_response_tokens=3)
+TRUNCATED = replace(RIGHT, outcome=Outcome.TRUNCATED, verdict=None, answer=None, score=0.0)
+
+
+def wrong(answer: str) -> Sample:
+    return replace(RIGHT, verdict=Verdict.WRONG, answer=answer, score=0.0)
+
+
+def of_problem(name: str, *samples: Sample) -> list[Sample]:
+    return [replace(sample, problem_id=name, sample_index=index) for index, sample in enumerate(samples)]
+
+
+def test_unbiased_pass_at_k_is_the_mean_over_all_subsets() -> None:
+    for num_right in range(6):
+        is_right = [True] * num_right + [False] * (5 - num_right)
+        for k in range(1, 6):
+            expected = fmean(any(subset) for subset in combinations(is_right, k))
+            assert pass_at(5, num_right, k) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        ([RIGHT, RIGHT, wrong("8")], 1.0),
+        ([RIGHT, wrong("8"), wrong("8.0"), wrong("8")], 0.0),
+        ([RIGHT, wrong("8")], 0.5),
+        ([RIGHT, wrong("8"), wrong("9")], 1 / 3),
+        ([RIGHT, TRUNCATED, TRUNCATED], 1.0),
+        ([TRUNCATED, TRUNCATED], 0.0),
+        ([replace(RIGHT, answer=r"\frac{14}{2}"), RIGHT, wrong("8"), wrong("8"), wrong("9")], 0.5),
+    ],
+)
+def test_a_majority_is_of_equal_answers_and_ties_are_shared(samples: list[Sample], expected: float) -> None:
+    assert majority(samples) == pytest.approx(expected)
+
+
+def test_every_number_of_a_result() -> None:
+    erring = replace(wrong("8"), num_tool_calls=3, num_tool_errors=2, num_response_tokens=300, num_turns=4, seconds=3.0)
+    samples = of_problem("a", RIGHT, erring) + of_problem("b", TRUNCATED, RIGHT)
+
+    result = measure(samples, num_problems=2, num_samples=2, seconds=9.0)
+
+    assert (result.num_scored, result.num_undecided, result.num_faults, result.num_missing) == (4, 0, 0, 0)
+    assert (result.accuracy, result.pass_at_k, result.majority_at_k) == (0.5, 1.0, 0.75)
+    assert result.pass_at == {1: 0.5, 2: 1.0}
+    assert (result.mean_response_tokens, result.mean_turns, result.mean_tool_calls) == (150, 2.5, 1.5)
+    assert (result.tool_error_share, result.truncated_share) == (2 / 6, 0.25)
+    assert (result.mean_rollout_seconds, result.seconds) == (1.5, 9.0)
+    assert result.is_complete
+
+
+def test_what_could_not_be_judged_is_counted_and_in_no_score() -> None:
+    samples = of_problem("a", RIGHT, UNDECIDED, LOST) + of_problem("b", wrong("1"))
+
+    result = measure(samples, num_problems=3, num_samples=3, seconds=0.0)
+
+    assert (result.num_undecided, result.num_faults, result.num_missing) == (1, 1, 5)
+    assert (result.accuracy, result.num_scored) == (0.5, 2)
+    assert result.mean_response_tokens == 100, "a lost rollout says nothing of a response's length"
+    assert not result.is_complete
+
+
+def test_nothing_scored_is_no_claim() -> None:
+    result = measure([LOST], num_problems=1, num_samples=1, seconds=0.0)
+
+    assert (result.accuracy_low, result.accuracy_high, result.num_scored) == (0.0, 1.0, 0)
+
+
+def test_responses_without_answers_have_no_majority() -> None:
+    followed = replace(RIGHT, answer=None)
+    assert measure(of_problem("a", followed, followed), 1, 2, 0.0).majority_at_k is None
+
+
+def test_details_are_means_of_their_own() -> None:
+    samples = [replace(RIGHT, details={"simple": 1.0}), replace(RIGHT, problem_id="q", details={"parallel": 0.0})]
+    assert measure(samples, 2, 1, 0.0).details == {"parallel": 0.0, "simple": 1.0}
+
+
+def test_wilson_at_the_ends_and_in_the_middle() -> None:
+    assert wilson(1.0, 30) == (pytest.approx(0.88649, abs=1e-5), 1.0)
+    assert wilson(0.5, 100) == (pytest.approx(0.40383, abs=1e-5), pytest.approx(0.59617, abs=1e-5))
+
+
+def test_samples_of_one_problem_are_no_independent_evidence() -> None:
+    alike = [[(float(number % 2), 1.0)] * 16 for number in range(30)]
+    mixed = [[(float(index % 2), 1.0) for index in range(16)] for _ in range(30)]
+    single = [[(float(number % 2), 1.0)] for number in range(30)]
+
+    assert clustered_interval(alike) == pytest.approx(clustered_interval(single))
+    (low, high), (low_alike, high_alike) = clustered_interval(mixed), clustered_interval(alike)
+    assert low_alike < low < 0.5 < high < high_alike
+
+
+def test_every_deviation_from_the_report_is_named() -> None:
+    assert REPORT.deviations == ()
+    changed = Protocol(num_samples=4, temperature=1.0, max_response_tokens=1024, max_turns=5, has_tools=False)
+    assert changed.deviations == (
+        "samples 4 (report: 16)",
+        "temperature 1.0 (report: 0.6)",
+        "response tokens 1,024 (report: 30,720)",
+        "turns 5 (report: 30)",
+        "no tools",
+    )

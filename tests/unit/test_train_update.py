@@ -1,0 +1,189 @@
+"""One gradient however a step is cut; the clip, the KL term and the importance weights where they are asked for."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from train_models import CONVERSATIONS, build_model, make_chat, make_policy, make_rollouts
+
+from rstar2.algo import LossSettings
+from rstar2.errors import UserError
+from rstar2.records import Group, Outcome, Selection, StopReason, Trace, Turn
+from rstar2.train.optimizer import Optimizer
+from rstar2.train.policy import Policy
+from rstar2.train.sft import SftSettings, render_all, sft_step
+from rstar2.train.update import Rollout, UpdateSettings, kept_rollouts, update_policy
+
+pytestmark = pytest.mark.unit
+
+SETTINGS = UpdateSettings(
+    LossSettings(), temperature=1.0, micro_batch_tokens=4096, num_optimizer_steps=1, max_grad_norm=1e9
+)
+SFT = SftSettings(
+    epochs=1, lr=0.0, warmup_share=0.0, batch_size=5, micro_batch_tokens=4096, max_grad_norm=1e9, stream="s"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """More would spin on models this small, and longest on a busy machine."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_model(tmp_path_factory.mktemp("tiny"))
+
+
+class Kept(Optimizer):
+    """Keeps the gradient of each step, which the real one then uses and clears."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy.parameters(), weight_decay=0.0)
+        self.policy = policy
+        self.gradients: list[torch.Tensor] = []
+
+    def step(self, lr: float, max_grad_norm: float) -> float:
+        self.gradients.append(
+            torch.cat(
+                [
+                    torch.zeros(parameter.numel()) if parameter.grad is None else parameter.grad.flatten().clone()
+                    for parameter in self.policy.parameters()
+                ]
+            )
+        )
+        return super().step(lr, max_grad_norm)
+
+
+def update(
+    folder: Path, groups: list[list[Rollout]], settings: UpdateSettings, lr: float = 0.0, reference: Any = None
+) -> tuple[list[torch.Tensor], dict[str, float]]:
+    policy = make_policy(folder)
+    kept = Kept(policy)
+    values = update_policy(policy, kept, groups, settings, lr, reference)
+    return kept.gradients, values
+
+
+@pytest.fixture(scope="module")
+def groups(folder: Path) -> list[list[Rollout]]:
+    rollouts = make_rollouts(make_policy(folder), 8)
+    return [rollouts[start : start + 2] for start in range(0, 8, 2)]
+
+
+def test_one_gradient_for_any_micro_batching(folder: Path, groups: list[list[Rollout]]) -> None:
+    (whole,), expected = update(folder, groups, SETTINGS)
+    assert float(whole.norm()) > 0.01
+    for micro_batch_tokens in (1, 24, 45):
+        (cut,), values = update(folder, groups, replace(SETTINGS, micro_batch_tokens=micro_batch_tokens))
+        torch.testing.assert_close(cut, whole, atol=1e-6, rtol=0)
+        assert values == pytest.approx(expected, abs=1e-5)
+    assert expected["mismatch"] == pytest.approx(0, abs=1e-5)
+    assert expected["ratio"] == pytest.approx(1)
+    assert expected["clip_low_share"] == expected["clip_high_share"] == 0
+
+
+def test_with_one_optimizer_step_nothing_clips_and_with_more_the_clip_binds(
+    folder: Path, groups: list[list[Rollout]]
+) -> None:
+    gradients, values = update(folder, groups, replace(SETTINGS, num_optimizer_steps=4), lr=0.05)
+    assert len(gradients) == 4
+    assert values["clip_low_share"] + values["clip_high_share"] > 0.05
+    _, single = update(folder, groups, SETTINGS, lr=0.05)
+    assert single["clip_low_share"] + single["clip_high_share"] == 0
+    few, _ = update(folder, groups[:2], replace(SETTINGS, num_optimizer_steps=4))
+    assert len(few) == 2, "a group is never split, so there are no more steps than groups"
+
+
+def test_the_old_policy_is_that_from_before_the_first_step(folder: Path, groups: list[list[Rollout]]) -> None:
+    still, _ = update(folder, groups, replace(SETTINGS, num_optimizer_steps=2), lr=0.0)
+    _, moved = update(folder, groups, replace(SETTINGS, num_optimizer_steps=2), lr=0.02)
+    expected, _ = update(folder, groups[1::2], SETTINGS)
+    torch.testing.assert_close(still[1], expected[0], atol=1e-6, rtol=0)
+    assert moved["ratio_deviation"] > 0.01
+
+
+def test_the_kl_term_pulls_towards_the_reference(folder: Path, groups: list[list[Rollout]]) -> None:
+    policy = make_policy(folder)
+    moved = {name: value + 0.05 * torch.ones_like(value) for name, value in policy.learnt_state().items()}
+    reference = policy.frozen_copy(moved)
+    assert all(not parameter.requires_grad for parameter in reference.parameters())
+    with_kl = replace(SETTINGS, loss=LossSettings(kl_coef=0.5))
+    (plain,), _ = update(folder, groups, SETTINGS)
+    (pulled,), values = update(folder, groups, with_kl, reference=reference)
+    assert values["reference_kl"] > 0
+    assert not torch.allclose(plain, pulled, atol=1e-4)
+    (same,), values = update(folder, groups, with_kl, reference=policy.frozen_copy(policy.learnt_state()))
+    assert values["reference_kl"] == pytest.approx(0, abs=1e-6)
+    torch.testing.assert_close(plain, same, atol=1e-5, rtol=0)
+
+
+def test_importance_weights_correct_for_an_engine_that_disagrees(folder: Path, groups: list[list[Rollout]]) -> None:
+    unlike = [
+        [
+            replace(rollout, engine_log_probs=tuple(value + 0.7 for value in rollout.engine_log_probs))
+            for rollout in group
+        ]
+        for group in groups
+    ]
+    (plain,), values = update(folder, unlike, SETTINGS)
+    assert values["mismatch"] == pytest.approx(0.7, abs=1e-5)
+    (weighted,), _ = update(folder, unlike, replace(SETTINGS, loss=LossSettings(tis_cap=2.0)))
+    # Each token was half as likely to the trainer as to the engine.
+    torch.testing.assert_close(weighted, plain * torch.tensor(-0.7).exp(), atol=1e-6, rtol=1e-4)
+
+
+def test_only_kept_rollouts_are_learnt_from_and_only_with_log_probabilities() -> None:
+    turns = (
+        Turn((5, 6), (-1.0, -2.0), "a", StopReason.END_OF_TURN, appended_ids=(7, 8)),
+        Turn((9,), (-3.0,), "b", StopReason.END_OF_TURN),
+    )
+    traces = {name: Trace(name, "p", (1, 2), "", turns, Outcome.ANSWERED) for name in "ab"}
+    group = Group(
+        "g",
+        "p",
+        1,
+        ("a", "b"),
+        (1.0, 0.0),
+        (0.0, 0.0),
+        (0.0, 0.0),
+        (0.5, None),
+        (Selection.KEPT, Selection.DOWNSAMPLED),
+    )
+    (rollout,) = kept_rollouts(group, traces)
+    assert rollout.token_ids == (1, 2, 5, 6, 7, 8, 9)
+    assert rollout.mask == (False, False, True, True, False, False, True)
+    assert rollout.engine_log_probs == (-1.0, -2.0, -3.0)
+    assert (rollout.advantage, rollout.num_learnt) == (0.5, 3)
+    silent = replace(traces["a"], turns=(replace(turns[0], log_probs=()), turns[1]))
+    with pytest.raises(UserError, match="no log-probabilities"):
+        kept_rollouts(group, {**traces, "a": silent})
+
+
+def test_the_warm_up_has_one_loss_for_any_micro_batching(folder: Path) -> None:
+    examples, _ = render_all(CONVERSATIONS, make_chat(folder), 10_000)
+    results = []
+    for micro_batch_tokens in (1, 300, 100_000):
+        policy = make_policy(folder)
+        kept = Kept(policy)
+        values = sft_step(policy, kept, examples, 1, replace(SFT, micro_batch_tokens=micro_batch_tokens))
+        results.append((kept.gradients[0], values))
+    for gradient, values in results[1:]:
+        torch.testing.assert_close(gradient, results[0][0], atol=1e-6, rtol=0)
+        assert values["loss"] == pytest.approx(results[0][1]["loss"], abs=1e-5)
+        assert values["num_tokens"] == results[0][1]["num_tokens"]
+
+
+def test_the_warm_up_learns_the_format(folder: Path) -> None:
+    policy = make_policy(folder)
+    examples, _ = render_all(CONVERSATIONS, make_chat(folder), 10_000)
+    settings = replace(SFT, epochs=10, lr=1e-2, max_grad_norm=1.0)
+    optimizer = Optimizer(policy.parameters(), 0.0)
+    losses = [sft_step(policy, optimizer, examples, step, settings)["loss"] for step in range(24)]
+    assert settings.num_steps(len(examples)) == 24
+    assert losses[-1] < 0.7 * losses[0]
