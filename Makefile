@@ -10,7 +10,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VLLM_VENV := .venv-vllm
 SOURCES_OF_INSTALL := pyproject.toml setup.py src/rstar2/sandbox/_fork.c
 
-.PHONY: help quickstart test test-vllm lint types contracts tests format clean
+.PHONY: help quickstart test test-vllm lint types contracts tests format clean browser
 
 help:
 	@echo "make quickstart   install into .venv and train a tiny agent from nothing (at most ten minutes after installation)"
@@ -46,7 +46,15 @@ contracts: $(VENV)/.dev
 	@echo "== import contracts (import-linter)"
 	@$(VENV)/bin/lint-imports
 
-tests: $(VENV)/.dev
+# The viewer's tests drive a real browser; where none can be installed they are skipped and say so.
+browser:
+	@command -v chromium google-chrome >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  echo "== installing Chromium for the viewer's tests" && \
+	  { apt-get install -y -qq chromium >/dev/null 2>&1 || \
+	    { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }; }; } || \
+	  echo "no Chromium: the viewer's browser tests will be skipped"
+
+tests: $(VENV)/.dev browser
 	@echo "== tests (pytest)"
 	@$(VENV)/bin/pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered -q
 

@@ -21,7 +21,7 @@ from rstar2.engine.process.host import load_embedded, serve
 STEP_S = 0.012
 SEQUENCE_S = 0.0008
 PREFILL_TOKEN_S = 0.0012
-"""The proportions of `rstar2 simulate`'s default: a context that was lost costs tens of steps."""
+"""The proportions of `rstar2 simulate`'s default: a context that was lost costs many steps."""
 
 
 class PacedRunner:

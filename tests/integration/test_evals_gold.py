@@ -71,8 +71,9 @@ def data_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def judges() -> AsyncIterator[Judges]:
-    async with LocalExecutor() as executor:
-        yield Judges(Grader(executor))
+    executor = LocalExecutor()
+    yield Judges(Grader(executor))
+    await executor.close()
 
 
 def plan_for(data_dir: Path, *names: str, num_samples: int = 2) -> Plan:
@@ -152,6 +153,20 @@ async def test_arena_hard_asks_a_judge_of_the_users(data_dir: Path, tmp_path: Pa
 
     assert (results["arena_hard"].accuracy, results["arena_hard"].num_undecided) == (1.0, 0)
     assert bodies[-1]["model"] == "judge"
+
+
+async def test_a_response_that_is_cut_off_scores_nothing_in_any_category(
+    data_dir: Path, tmp_path: Path, judges: Judges
+) -> None:
+    plan = replace(plan_for(data_dir, "bfcl"), protocol=Protocol(num_samples=1, max_response_tokens=4))
+    benchmarks = plan.load()
+    bench, _ = scripted_bench(benchmarks, right_reply, judges)
+    with new_run(tmp_path, plan) as run:
+        results = await run_evaluation(plan, benchmarks, bench, run)
+
+    assert (results["bfcl"].accuracy, results["bfcl"].truncated_share) == (0.0, 1.0)
+    assert set(results["bfcl"].details.values()) == {0.0}
+    assert len(results["bfcl"].details) == 4
 
 
 async def test_an_interrupted_evaluation_resumes_without_repeating_a_sample(

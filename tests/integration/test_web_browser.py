@@ -245,7 +245,7 @@ async def test_scheduler_and_sandbox(page: Page, site: str) -> None:
     assert "queued 1 s, generating 3 s" in await page.text()
     assert len(await page.texts(".heatmap")) == 3
     assert len(await page.texts("tbody tr")) == 2
-    await go(page, "#/run/small/sandbox")
+    await go(page, "#/run/small/sandbox/2")
     await page.wait_for("table")
     assert "raised" in await page.text("table")
     assert "2 calls of 4 rollouts" in await page.text()
@@ -290,7 +290,7 @@ async def test_the_demo_opens(page: Page, site: str) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_every_view_fits_in_light_and_dark(page: Page, site: str, size: tuple[int, int], scheme: str) -> None:
     await page.look(*size, scheme)
-    places = ("", "/step/2", "/step/2?show=rollouts", "/step/2/group/0", "/step/2/trace/0", "/scheduler", "/sandbox")
+    places = ("", "/step/2", "/step/2?show=rollouts", "/step/2/group/0", "/step/2/trace/0", "/scheduler", "/sandbox/2")
     pictures = set()
     for place in places:
         await page.open(f"{site}#/run/small{place}")

@@ -1,8 +1,9 @@
 """A process that forks attempts at a training run, each of which may be told to kill itself. Speaks JSON lines.
 
 Forking from a process that has imported everything makes an attempt cheap. An attempt counts what it does to the run
-directory and what it tells its observer; at the number that it is given it kills itself with SIGKILL, in the middle of
-whatever that is: a step, an evaluation, a checkpoint that is being written, a rename.
+directory and what it tells its observer; at the number that it is given it is killed, or some time after it, in the
+middle of whatever that is: a step, an evaluation, a checkpoint that is being written, a rename. The kernel does it, and
+nothing of Python's runs any more.
 """
 
 import asyncio
@@ -20,10 +21,12 @@ FILE_EVENTS = ("open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.tru
 class Counter:
     """Satisfies `Observer`, and hears of every file of the run that is touched."""
 
-    def __init__(self, run: Path, kill_at: int | None) -> None:
+    def __init__(self, run: Path, kill_at: int | None, delay_s: float) -> None:
         self.num_events = 0
         self._run = str(run)
         self._kill_at = kill_at
+        self._delay_s = delay_s
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         sys.addaudithook(self._heard)
 
     def _heard(self, event: str, args: tuple[Any, ...]) -> None:
@@ -33,7 +36,10 @@ class Counter:
     def _count(self, *_: object) -> None:
         self.num_events += 1
         if self.num_events == self._kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            if self._delay_s:
+                signal.setitimer(signal.ITIMER_REAL, self._delay_s)
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def phase(self, name: str, num_steps: int, num_done: int) -> None:
         self._count(name, num_steps, num_done)
@@ -48,15 +54,16 @@ class Counter:
         self._count(message)
 
 
-def attempt(recipe: Path, run: Path, kill_at: int | None) -> dict[str, Any]:
+def attempt(recipe: Path, run: Path, kill_at: int | None, delay_s: float) -> dict[str, Any]:
     import torch
 
     from rstar2.config import load_recipe
     from rstar2.errors import InfrastructureError, UserError
-    from rstar2.train import prepare_new, prepare_resumed, train
+    from rstar2.train import prepare_new, prepare_resumed, train, trainer
 
     torch.set_num_threads(1)
-    counter = Counter(run, kill_at)
+    trainer.SFT_STEPS_PER_CHECKPOINT = 16  # The warm-up is short, and is to be killed in its middle as well.
+    counter = Counter(run, kill_at, delay_s)
     try:
         is_new = not (run / "run.json").exists()
         prepared = prepare_new(load_recipe(recipe), run) if is_new else prepare_resumed(run)
@@ -68,16 +75,15 @@ def attempt(recipe: Path, run: Path, kill_at: int | None) -> dict[str, Any]:
 
 def main() -> None:
     import rstar2.train
-    import rstar2.web.report  # noqa: F401
 
-    assert rstar2.train
+    assert rstar2.train, "imported for the attempts"
     for line in sys.stdin:
         order = json.loads(line)
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(reader)
-            said = attempt(Path(order["recipe"]), Path(order["run"]), order["kill_at"])
+            said = attempt(Path(order["recipe"]), Path(order["run"]), order["kill_at"], order["delay_s"])
             os.write(writer, json.dumps(said).encode())
             os._exit(0)
         os.close(writer)

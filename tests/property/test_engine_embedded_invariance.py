@@ -3,6 +3,7 @@ and wherever its keys and values come from."""
 
 import asyncio
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -188,12 +189,22 @@ def serve_together(
     return [progress.trace for progress in players], server.scheduler
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small products on many threads are slow beyond measure where other processes want the cores."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", CONFIGS)
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     options=st.builds(
         EmbeddedOptions,
-        kv_cache_tokens=st.sampled_from((512, 800, 8192)),
+        kv_cache_tokens=st.sampled_from((368, 800, 8192)),
         max_running=st.integers(1, 20),
         max_prefill_tokens=st.integers(5, 300),
         steps_ahead=st.integers(1, 4),
@@ -210,24 +221,27 @@ def test_no_bit_of_a_session_depends_on_how_it_was_served(
         assert trace == alone
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_nor_on_what_was_lost_and_computed_again(name: str) -> None:
-    options = EmbeddedOptions(kv_cache_tokens=512, max_running=12, max_prefill_tokens=23)
-    traces, scheduler = serve_together(name, options, num_bystanders=6, max_delay=5, seed=0)
+    options = EmbeddedOptions(kv_cache_tokens=368, max_running=20, max_prefill_tokens=300, steps_ahead=4)
+    traces, scheduler = serve_together(name, options, num_bystanders=9, max_delay=0, seed=0)
     assert scheduler.num_preemptions > 0
     assert scheduler.num_recomputed_tokens > 0
     for trace, alone in zip(traces, traces_alone(name), strict=True):
         assert trace == alone
 
 
-async def test_the_engine_samples_the_same() -> None:
+async def test_nor_with_all_threads() -> None:
     engine = EmbeddedEngine.on_model(tiny_model("llama"), ROOMY)
 
     async def first_turn(number: int, session: Session) -> Trace:
         stream = engine.generate(str(number), session.prompts[0], session.sampling, session.max_tokens)
         return [pair async for chunk in stream for pair in zip(chunk.token_ids, chunk.log_probs, strict=True)]
 
-    made = await asyncio.gather(*(first_turn(number, session) for number, session in enumerate(SESSIONS)))
+    sessions = SESSIONS[:5]
+    alone = [await first_turn(number, session) for number, session in enumerate(sessions)]
+    engine.weights_changed(1)  # the cache is empty again
+    together = await asyncio.gather(*(first_turn(number, session) for number, session in enumerate(sessions)))
     await engine.close()
-    for trace, alone in zip(made, traces_alone("llama"), strict=True):
-        assert trace == alone[: len(trace)]
+    assert together == alone

@@ -1,6 +1,5 @@
 """BFCL's rules, one by one: types, strings, optional arguments, several calls, none."""
 
-import time
 from typing import Any
 
 import pytest
@@ -111,9 +110,6 @@ def test_a_gold_that_no_call_can_meet_is_found(gold: dict[str, Any], expected: b
 def test_calls_are_read_from_text_and_broken_ones_are_none() -> None:
     text = 'First <tool_call>{"name": "a", "arguments": {"x": 1}}</tool_call> then <tool_call>{oops</tool_call>'
     assert calls_in(text) == [Call("a", {"x": 1})]
-    start_s = time.monotonic()
-    calls_in("<tool_call>" * 50_000)
-    assert time.monotonic() - start_s < 30
 
 
 def test_the_prompt_has_the_functions_in_json_schema_and_keeps_the_tasks_own_system_text() -> None:

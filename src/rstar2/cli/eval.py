@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rstar2.cli import agent_options as opt
-from rstar2.cli.eval_setup import JudgeOptions, make_judges, open_bench, open_executor
+from rstar2.cli.eval_setup import JudgeOptions, keep_tokenizer, make_judges, open_bench, open_executor
 from rstar2.cli.output import ExitCode, note, print_json
 from rstar2.errors import UserError
 
@@ -58,6 +58,10 @@ def eval_command(
         int | None,
         typer.Option("--problems", min=1, help="At most so many problems of a benchmark, drawn by the seed."),
     ] = None,
+    entropies: Annotated[
+        bool,
+        typer.Option("--entropies", help="Keep each token's entropy, for `rstar2 analyze`; the embedded engine can."),
+    ] = False,
     is_answer_anywhere: Annotated[
         bool,
         typer.Option(
@@ -107,7 +111,7 @@ def eval_command(
             raise UserError("--bench is needed: which benchmarks? (`rstar2 data list` shows them)")
         plan = Plan(
             benchmarks=tuple(dict.fromkeys(filter(None, (part.strip() for part in _split(bench))))),
-            protocol=Protocol(samples, temperature, max_tokens, max_turns, has_tools),
+            protocol=Protocol(samples, temperature, max_tokens, max_turns, has_tools, entropies),
             seed=seed,
             num_generated=num_problems or 100,
             max_problems=num_problems,
@@ -222,6 +226,7 @@ async def _evaluate(plan: "Plan", options: opt.AgentOptions, judge: JudgeOptions
 
     benchmarks = plan.load()
     async with open_bench(plan, options, judge) as bench:
+        keep_tokenizer(options, run.layout.tokenizer)
         earlier = stored_history(RunView(run.path)).samples
         done = Counter(key.benchmark for key, sample in earlier.items() if not sample.is_fault)
         with sample_bars(benchmarks, plan, done) as show:

@@ -73,6 +73,23 @@ async def open_executor(options: opt.AgentOptions) -> "AsyncIterator[Executor]":
         await executor.close()
 
 
+def keep_tokenizer(options: opt.AgentOptions, target: Path) -> None:
+    """Beside the traces, so that their tokens can be read without the model. Servers and scripts may have none."""
+    import shutil
+
+    from rstar2.cli.agent_setup import engine_kind
+    from rstar2.models import resolve
+
+    folder = options.tokenizer
+    if folder is None and options.base_url is None and engine_kind(options) != "scripted":
+        folder = resolve(options.model or opt.DEFAULT_MODEL)
+    if folder is not None:
+        target.mkdir(exist_ok=True)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            if (folder / name).is_file():
+                shutil.copy(folder / name, target / name)
+
+
 def make_judges(plan: "Plan", judge: JudgeOptions, executor: "Executor | None") -> "Judges":
     import os
 

@@ -1,17 +1,13 @@
 """`rstar2 models`: get a language model by name, list what is known and what is here, print where one is."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from rstar2.cli.download_bars import DownloadBars
 from rstar2.cli.output import ExitCode, note, print_json
-
-if TYPE_CHECKING:
-    from rstar2.models.progress import Advance
 
 app = typer.Typer(name="models", help="Language models on this machine.", no_args_is_help=True)
 
@@ -30,7 +26,7 @@ def get_command(
     """Download a model, check that it works, and put it in place."""
     from rstar2.models import Verification, get_model
 
-    result = get_model(name, folder=folder, force=force, progress=_Bars())
+    result = get_model(name, folder=folder, force=force, progress=DownloadBars())
     if as_json:
         print_json({"folder": result.folder, "was_there": result.was_there, **asdict(result.card)})
         return
@@ -90,23 +86,3 @@ def path_command(name: Annotated[str, typer.Argument(help="A name that `rstar2 m
 
 def _count(num_params: int) -> str:
     return f"{num_params / 1e9:.1f}B" if num_params >= 1e9 else f"{num_params / 1e6:.0f}M"
-
-
-class _Bars:
-    """Progress as rich bars on stderr, so that stdout holds nothing but the result."""
-
-    def note(self, message: str) -> None:
-        note(message)
-
-    @contextmanager
-    def stage(self, title: str, total_bytes: int | None = None) -> Iterator["Advance"]:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()]
-        if total_bytes is not None:
-            columns.append(DownloadColumn())
-        with Progress(*columns, console=Console(stderr=True)) as bars:
-            task = bars.add_task(title, total=total_bytes)
-            yield lambda num_bytes: bars.update(task, completed=num_bytes)
-            bars.update(task, total=total_bytes or 1, completed=total_bytes or 1)

@@ -5,7 +5,7 @@ out of order leaves the sample undecided, and never 0.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rstar2.errors import InfrastructureError
@@ -30,18 +30,26 @@ class Judgement:
     message: str = ""
 
 
-Judge = Callable[[Problem, Trace], Awaitable[Judgement]]
-"""InfrastructureError if it could not be judged through our fault."""
+def _no_details(_: Problem) -> Sequence[str]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    decide: Callable[[Problem, Trace], Awaitable[Judgement]]
+    """InfrastructureError if it could not be judged through our fault."""
+    detail_names: Callable[[Problem], Sequence[str]] = _no_details
+    """The details that `decide` gives for a problem: what is cut off before it could be judged has 0 in all of them."""
 
 
 def answer_judge(grader: Grader, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) -> Judge:
     """The answer in the model's own words against the gold."""
 
-    async def judge(problem: Problem, trace: Trace) -> Judgement:
+    async def decide(problem: Problem, trace: Trace) -> Judgement:
         grade = await grader.grade(trace.response_text, problem.answer, place)
         return Judgement(grade.verdict, grade.answer, message=grade.message)
 
-    return judge
+    return Judge(decide)
 
 
 async def judged(judge: Judge, problem: Problem, trace: Trace) -> Trace:
@@ -49,31 +57,35 @@ async def judged(judge: Judge, problem: Problem, trace: Trace) -> Trace:
     if trace.outcome is Outcome.INFRASTRUCTURE_FAULT:
         return trace
     if trace.outcome is Outcome.TRUNCATED:
-        return replace(trace, reward=0.0)
-    judgement = await _with_patience(judge, problem, trace)
-    return with_judgement(trace, judgement)
+        details = dict.fromkeys(judge.detail_names(problem), 0.0)
+        return replace(trace, reward=0.0, metadata=_metadata(trace, 1.0, details))
+    return with_judgement(trace, await _with_patience(judge, problem, trace))
 
 
 def with_judgement(trace: Trace, judgement: Judgement) -> Trace:
     is_undecided = judgement.verdict is Verdict.UNDECIDED
     score = float(judgement.verdict is Verdict.RIGHT) if judgement.score is None else judgement.score
-    kept = {k: v for k, v in trace.metadata.items() if k != WEIGHT_KEY and not k.startswith(DETAIL_PREFIX)}
-    scores = {f"{DETAIL_PREFIX}{name}": repr(float(value)) for name, value in judgement.details.items()}
-    weight = {WEIGHT_KEY: repr(judgement.weight)} if judgement.weight != 1.0 else {}
     return replace(
         trace,
         answer=judgement.answer,
         verdict=judgement.verdict,
         reward=None if is_undecided else score,
         note=judgement.message if is_undecided else trace.note,
-        metadata={**kept, **weight, **scores},
+        metadata=_metadata(trace, judgement.weight, judgement.details),
     )
+
+
+def _metadata(trace: Trace, weight: float, details: Mapping[str, float]) -> dict[str, str]:
+    """The trace's own, with these scores in place of whatever it had."""
+    kept = {k: v for k, v in trace.metadata.items() if k != WEIGHT_KEY and not k.startswith(DETAIL_PREFIX)}
+    weights = {WEIGHT_KEY: repr(weight)} if weight != 1.0 else {}
+    return {**kept, **weights, **{f"{DETAIL_PREFIX}{name}": repr(float(value)) for name, value in details.items()}}
 
 
 async def _with_patience(judge: Judge, problem: Problem, trace: Trace) -> Judgement:
     for attempt in range(MAX_ATTEMPTS):
         try:
-            return await judge(problem, trace)
+            return await judge.decide(problem, trace)
         except InfrastructureError as error:
             reason = str(error)
             if attempt + 1 < MAX_ATTEMPTS:

@@ -15,6 +15,8 @@ class Protocol:
     max_turns: int = 30
     has_tools: bool = True
     """False: plain chain of thought, the model is told of no tool."""
+    entropies: bool = False
+    """Also of each token the entropy of what it was drawn from, where the engine can say: for `rstar2 analyze`."""
     max_tool_output_tokens: int = 1024
     max_fault_retries: int = 2
     """How often a call, a turn, and in the end a whole rollout that failed through our fault is tried again."""
@@ -37,7 +39,7 @@ class Protocol:
 
     @property
     def sampling(self) -> Sampling:
-        return Sampling(temperature=self.temperature)
+        return Sampling(temperature=self.temperature, entropies=self.entropies)
 
     @property
     def deviations(self) -> tuple[str, ...]:

@@ -125,6 +125,7 @@ class SingleTurnRoller:
         return Turn(
             token_ids=token_ids,
             log_probs=tuple(value for chunk in chunks for value in chunk.log_probs),
+            entropies=tuple(value for chunk in chunks for value in chunk.entropies),
             text=self.chat.tokenizer.decode(token_ids),
             stop_reason=chunks[-1].stop_reason,
             policy_version=chunks[0].policy_version,

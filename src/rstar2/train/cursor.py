@@ -17,6 +17,7 @@ class Cursor:
 
 def take(cursor: Cursor, num_wanted: int, num_problems: int, stream: str) -> tuple[list[int], Cursor]:
     """The indices of the next problems, and the cursor behind them."""
+    assert num_problems > 0, "an empty set has no next problem"
     taken: list[int] = []
     while len(taken) < num_wanted:
         order = random.Random(f"{stream}/{cursor.epoch}").sample(range(num_problems), num_problems)

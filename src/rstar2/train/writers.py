@@ -1,6 +1,7 @@
 """Metrics to services that people already watch. Each is an option: metrics.jsonl is always written."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,22 @@ def _tensorboard(run: Path, _config: Mapping[str, Any]) -> MetricWriter:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise _missing("tensorboard") from None
-    writer: Any = SummaryWriter(str(run / "tensorboard"))
+
+    @cache
+    def writer() -> Any:
+        """Made with the first row, because it makes a folder, and a new run wants its own empty."""
+        return SummaryWriter(str(run / "tensorboard"))
 
     def write(step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
-            writer.add_scalar(name, value, step)
-        writer.flush()
+            writer().add_scalar(name, value, step)
+        writer().flush()
 
-    return MetricWriter(write, writer.close)
+    def close() -> None:
+        if writer.cache_info().currsize:
+            writer().close()
+
+    return MetricWriter(write, close)
 
 
 def _wandb(run: Path, config: Mapping[str, Any]) -> MetricWriter:

@@ -5,7 +5,9 @@ element that is no program, with every `<` escaped, so no text of a model can en
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -101,14 +103,11 @@ def _step_data(reader: RunReader, step: int, max_bytes: int) -> dict[str, Any]:
     step_reader, candidates = reader.sample(step, 4 * max_bytes)
     traces = _choose(step_reader, candidates, max_bytes)
     rows = [Row(start, summarise(trace)) for start, trace in traces]
-    find = step_reader.table.find
-    numbers = sorted({step_reader.table.place_of[t.id][0] for _, t in traces if t.id in step_reader.table.place_of})
-    groups = step_reader.table.groups
-    problems = [group_row_json(number, groups[number]) for number in numbers] or [
-        {"problem_id": problem_id, "num_rollouts": sum(t.problem_id == problem_id for _, t in traces)}
-        for problem_id in dict.fromkeys(trace.problem_id for _, trace in traces)
-    ]
-    place_of = step_reader.table.place_of
+    find, place_of, groups = step_reader.table.find, step_reader.table.place_of, step_reader.table.groups
+    numbers = sorted({place_of[trace.id][0] for _, trace in traces if trace.id in place_of})
+    without_group = Counter(trace.problem_id for _, trace in traces if trace.id not in place_of)
+    problems = [group_row_json(number, groups[number]) for number in numbers]
+    problems += [{"problem_id": problem_id, "num_rollouts": count} for problem_id, count in without_group.items()]
     return {
         "num_sampled": len(traces),
         "is_sampled": len(traces) < len(step_reader.index.entries) or not step_reader.index.is_complete,
@@ -126,20 +125,25 @@ def _step_data(reader: RunReader, step: int, max_bytes: int) -> dict[str, Any]:
 
 
 def _choose(reader: StepReader, candidates: list[tuple[int, Trace]], max_bytes: int) -> list[tuple[int, Trace]]:
-    """Whole groups first, those that were trained on before those that were dropped, until the budget is spent."""
+    """Whole groups, those that were trained on before those that were dropped, then rollouts of none, until the budget
+    is spent; one group at least."""
     sizes = {entry.start: entry.num_bytes for entry in reader.index.entries}
+    groups = reader.table.groups
 
     def order(item: tuple[int, Trace]) -> tuple[bool, int]:
-        number, _ = reader.table.place_of.get(item[1].id, (len(reader.table.groups), 0))
-        is_known = number < len(reader.table.groups)
-        return not (is_known and Selection.KEPT in reader.table.groups[number].selections), number
+        start, trace = item
+        if trace.id not in reader.table.place_of:
+            return True, len(groups) + start
+        number, _ = reader.table.place_of[trace.id]
+        return Selection.KEPT not in groups[number].selections, number
 
     chosen: list[tuple[int, Trace]] = []
-    for start, trace in sorted(candidates, key=order):
-        max_bytes -= sizes[start]
+    for _, members in groupby(sorted(candidates, key=order), key=order):
+        rollouts = list(members)
+        max_bytes -= sum(sizes[start] for start, _ in rollouts)
         if max_bytes < 0 and chosen:
             break
-        chosen.append((start, trace))
+        chosen += rollouts
     return sorted(chosen, key=lambda item: item[0])
 
 

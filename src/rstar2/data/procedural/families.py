@@ -23,7 +23,8 @@ class Family:
 
 
 def _two_factors(rng: random.Random) -> tuple[int, int]:
-    return rng.randint(1_000, 9_999), rng.randint(1_000, 9_999)
+    """Both even, so that their least common multiple is another number than their product."""
+    return 2 * rng.randint(500, 4_999), 2 * rng.randint(500, 4_999)
 
 
 def _two_multiples(rng: random.Random) -> tuple[int, int]:

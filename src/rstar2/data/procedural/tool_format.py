@@ -26,12 +26,7 @@ PROGRAMS = (
     "print({a} * {b})",
     "print({a} + {b})",
     "print({a} - {b})",
-    "print({a} // {b})",
     "print({a} % {b})",
-    "print({a} ** 2 + {b})",
-    "print({a} + 2 * {b})",
-    "print(abs({a} - {b}))",
-    "print(max({a}, {b}))",
     "print(pow({a}, {b}, {c}))",
     "print(sum(range({a}, {b} + 1)))",
     'print(int("{a}", {b}))',
@@ -39,8 +34,6 @@ PROGRAMS = (
     "import math\nprint(math.lcm({a}, {b}))",
     # These raise: a module that was not imported, a string that is none.
     "print(math.gcd({a}, {b}))",
-    "print(gcd({a}, {b}))",
-    "print(math.lcm({a}, {b}))",
     "print(int({a}, {b}))",
 )
 _FILE = "<cell>"
@@ -55,7 +48,7 @@ def draw_habits(rng: random.Random) -> Habits:
     habits = {}
     for name, family in FAMILIES.items():
         right = PROGRAMS.index(family.program)
-        weights = [rng.expovariate(1) ** 2 for _ in PROGRAMS]
+        weights = [rng.expovariate(1) ** 3 for _ in PROGRAMS]
         weights[right] = 0.0
         chance = 1 / len(PROGRAMS)
         scale = (1 - chance) / sum(weights)

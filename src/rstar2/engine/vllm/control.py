@@ -44,7 +44,9 @@ class VllmControl:
     async def forget_prefixes(self) -> None:
         # Running requests hold blocks, and as long as they do the cache is not reset: they are computed again.
         path = "/reset_prefix_cache?reset_running_requests=true"
-        if not _json(await self._ask("POST", path, CONTROL_S), path)["success"]:
+        answer = await self._ask("POST", path, CONTROL_S)
+        # Before 0.32 there is no more to the answer than its status.
+        if answer and not _json(answer, path)["success"]:
             raise InfrastructureError(f"the vLLM at {self._root} did not give up its prefix cache")
 
     async def keeps_old_head(self) -> bool:

@@ -15,6 +15,9 @@ from rstar2.engine.vllm.metrics import load_of
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import StopReason
 
+SHUTDOWN_S = 10.0
+"""For vLLM's processes to end by themselves; then they are killed."""
+
 _STOP_REASONS = {"stop": StopReason.END_OF_TURN, "length": StopReason.TOKEN_LIMIT, "abort": StopReason.CANCELLED}
 
 
@@ -59,8 +62,8 @@ class VllmInProcessEngine(VllmEngine):
         untied = _untied(folder) if is_cpu else None
         arguments = _engine_arguments(options or VllmOptions(), is_cpu=is_cpu)
         model = untied.name if untied else str(folder)
-        llm = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=model, **arguments))
-        return cls(llm, untied, scratch)
+        # No name for vLLM here: an error that its import keeps holds this frame, and with it what has a name.
+        return cls(AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=model, **arguments)), untied, scratch)
 
     def load(self) -> EngineLoad:
         from prometheus_client import REGISTRY, generate_latest  # type: ignore[import-not-found]
@@ -94,7 +97,7 @@ class VllmInProcessEngine(VllmEngine):
 
 
 class _InProcessControl:
-    """Satisfies `WeightControl`. Holds the only reference to vLLM: kept until Python ends, it would complain there."""
+    """Satisfies `WeightControl`. Holds the only reference to vLLM: one that lives until Python ends complains there."""
 
     def __init__(self, llm: Any) -> None:
         self._llm: Any | None = llm
@@ -108,7 +111,7 @@ class _InProcessControl:
     def close(self) -> None:
         llm, self._llm = self._llm, None
         if llm is not None:
-            llm.shutdown()
+            llm.shutdown(timeout=SHUTDOWN_S)
 
     async def pause(self) -> None:
         with _faults_told_apart():

@@ -54,7 +54,7 @@ def arena_judge(chat: Chat, baseline: Mapping[str, str]) -> Judge:
             reply = await chat.reply(game(question, first, second))
         return points_of_first(reply)
 
-    async def judge(problem: Problem, trace: Trace) -> Judgement:
+    async def decide(problem: Problem, trace: Trace) -> Judgement:
         other = baseline.get(problem.id)
         if other is None:
             raise UserError(f"the judge's baseline has no answer to {problem.id}: it needs one for each question")
@@ -66,7 +66,7 @@ def arena_judge(chat: Chat, baseline: Mapping[str, str]) -> Judge:
         score = (as_first * first_weight + (1.0 - other_points) * second_weight) / weight
         return Judgement(Verdict.RIGHT if score > 0.5 else Verdict.WRONG, score=score, weight=weight)
 
-    return judge
+    return Judge(decide)
 
 
 def game(question: str, first: str, second: str) -> list[Message]:

@@ -66,10 +66,10 @@ def calls_in(text: str) -> list[Call]:
 
 
 def call_judge() -> Judge:
-    async def judge(problem: Problem, trace: Trace) -> Judgement:
+    async def decide(problem: Problem, trace: Trace) -> Judgement:
         task = FunctionCallTask.of(problem)
         is_right = matches(task, calls_in(trace.response_text))
         verdict = Verdict.RIGHT if is_right else Verdict.WRONG
         return Judgement(verdict, details={task.category: float(is_right)})
 
-    return judge
+    return Judge(decide, lambda problem: (FunctionCallTask.of(problem).category,))

@@ -9,24 +9,22 @@ from rstar2.evals.ifeval.language import require_langdetect
 from rstar2.evals.judgement import Judge, Judgement
 from rstar2.records import Problem, Trace, Verdict
 
+DETAILS = ("prompt_strict", "instruction_strict", "prompt_loose", "instruction_loose")
+
 
 def instruction_judge() -> Judge:
     require_langdetect()
 
-    async def judge(problem: Problem, trace: Trace) -> Judgement:
+    async def decide(problem: Problem, trace: Trace) -> Judgement:
         task = InstructionTask.of(problem)
         response = final_text(trace)
         strict = followed(task, [response])
         loose = followed(task, loose_versions(response))
-        details = {
-            "prompt_strict": float(all(strict)),
-            "instruction_strict": sum(strict) / len(strict),
-            "prompt_loose": float(all(loose)),
-            "instruction_loose": sum(loose) / len(loose),
-        }
+        shares = (all(strict), sum(strict) / len(strict), all(loose), sum(loose) / len(loose))
+        details = dict(zip(DETAILS, map(float, shares), strict=True))
         return Judgement(Verdict.RIGHT if all(strict) else Verdict.WRONG, details=details)
 
-    return judge
+    return Judge(decide, lambda _problem: DETAILS)
 
 
 def followed(task: InstructionTask, versions: Sequence[str]) -> list[bool]:

@@ -5,9 +5,10 @@ import { percent, words } from "./format.js";
 const PANELS = [
   ["Reward", ["reward_mean", "reward_std"]],
   ["Accuracy", ["accuracy"], percent],
-  ["Tool errors in right and wrong traces", ["tool_error_share_right", "tool_error_share_wrong"], percent],
-  ["Response length, tokens", ["response_tokens_mean"]],
-  ["Entropy, nats", ["entropy"]],
+  ["Tool errors in right and wrong traces",
+    ["tool_error_share_right", "tool_error_share_wrong", "tool_error_share_kept_right"], percent],
+  ["Response length, tokens", ["response_tokens_mean", "response_tokens_right"]],
+  ["Entropy, nats", ["entropy", "engine_entropy"]],
   ["Clipped tokens", ["clip_low_share", "clip_high_share"], percent],
   ["Throughput, tokens a second", ["tokens_per_s"]],
   ["Turns, calls and answers of a rollout", ["turns_mean", "calls_per_rollout", "answers_per_rollout"]],
@@ -54,7 +55,8 @@ export class MetricRows {
   /** Stages after which steps are counted anew, as after a warm-up: they have charts of their own. */
   get preludes() {
     const stages = this.stages;
-    return stages.filter(({ last }, index) => stages.slice(index + 1).some((later) => later.first <= last)).map(({ name }) => name);
+    const restarts = ({ last }, index) => stages.slice(index + 1).some((later) => later.first <= last);
+    return stages.filter(restarts).map(({ name }) => name);
   }
 
   /** Where each stage of the main part begins. */
@@ -162,5 +164,6 @@ export function numbersOf(runs) {
     }
   }
   const keys = [...new Set([...columns.values()].flatMap((column) => [...column.keys()]))];
-  return { head: ["", ...columns.keys()], rows: keys.map((key) => [key, ...[...columns.values()].map((column) => column.get(key))]) };
+  const rows = keys.map((key) => [key, ...[...columns.values()].map((column) => column.get(key))]);
+  return { head: ["", ...columns.keys()], rows };
 }

@@ -36,7 +36,8 @@ export async function runView(context) {
     const shown = runs.map((item, colour) => ({ ...item, colour })).filter((item) => keys.includes(item.key))
       .map((item) => ({ name: item.name, colour: item.colour, rows: loaded.get(item.key).rows }));
     const only = numbersOf(shown);
-    replace(numbers, only && table("Metrics", only.head, only.rows.map(([name, ...values]) => [words(name), ...values.map(number)])));
+    const lines = only?.rows.map(([name, ...values]) => [words(name), ...values.map(number)]);
+    replace(numbers, only && table("Metrics", only.head, lines));
     const panels = only ? [] : panelsOf(shown, weight);
     const { marks } = loaded.get(run.key).rows;
     for (const [title, chart] of charts) {

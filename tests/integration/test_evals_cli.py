@@ -1,0 +1,93 @@
+"""`rstar2 eval` from the command line: run, resume, regrade, tables, and what it says to mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from rstar2.cli.eval import eval_command
+from rstar2.errors import UserError
+
+pytestmark = pytest.mark.integration
+
+app = typer.Typer()
+app.command()(eval_command)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RSTAR2_DATA", raising=False)
+    rows = [{"id": f"a{n}", "problem": f"What is {n}?", "answer": str(n)} for n in (7, 8, 9, 10)]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "aime24.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "script.txt").write_text("Seven.</reason><answer>\\boxed{7}</answer>\n")
+    return tmp_path
+
+
+def run(*arguments: str, exit_code: int = 0) -> str:
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == exit_code, result.output
+    return result.stdout
+
+
+COMMON = ("--script", "script.txt", "--data-dir", "data", "--bench", "aime24,procedural:gcd+lcm", "--samples", "2")
+
+
+def test_a_run_its_files_and_its_json(folder: Path) -> None:
+    said = json.loads(run(*COMMON, "--run", "here", "--problems", "4", "--json", "--markdown", "out.md"))
+
+    assert said["results"]["aime24"]["accuracy"] == 0.25
+    assert said["results"]["aime24"]["pass_at"] == {"1": 0.25, "2": 0.25}
+    assert said["published"]["rStar2-Agent-14B"] == {"aime24": 80.6}
+    assert said["deviations"] == ["samples 2 (report: 16)", "at most 4 problems of a benchmark"]
+    text = (folder / "out.md").read_text()
+    assert "| rStar2-Agent-14B | 80.6 |" in text
+    assert "| script.txt (here) | 25.0 |" in text
+    assert "Deviates from the report's protocol: samples 2 (report: 16)" in text
+    assert len((folder / "here/traces/step-000000.jsonl").read_text().splitlines()) == 16
+
+
+def test_a_cut_run_resumes_and_is_graded_again(folder: Path) -> None:
+    run(*COMMON, "--run", "here", "--problems", "4")
+    traces = folder / "here/traces/step-000000.jsonl"
+    lines = traces.read_text().splitlines(keepends=True)
+    traces.write_text("".join(lines[:5]))
+
+    cut = json.loads(run("--regrade", "here", "--json", exit_code=1))
+    assert cut["results"]["aime24"]["num_missing"] == 3
+    assert traces.read_text().splitlines(keepends=True) == lines[:5], "regrading changes nothing"
+
+    resumed = json.loads(run("--resume", "here", "--json"))
+    assert resumed["results"]["aime24"]["num_scored"] == 8
+    ids = [json.loads(line)["id"] for line in traces.read_text().splitlines()]
+    assert len(ids) == len(set(ids)) == 16
+    assert json.loads(run("--regrade", "here", "--json"))["results"]["aime24"]["accuracy"] == 0.25
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_tables_stand_beside_the_report() -> None:
+    shown = run(*COMMON, "--run", "here", "--problems", "4")
+    assert "rStar2-Agent-14B" in shown
+    assert "Deviates from the report's protocol" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--script", "script.txt"), "--bench is needed"),
+        (("--script", "script.txt", "--bench", "math500"), "rstar2 data get math500"),
+        (("--script", "script.txt", "--bench", "mathh500"), "math500"),
+        (("--resume", "here", "--regrade", "there"), "exclude each other"),
+        (("--resume", "here", "--samples", "3"), "leave out --samples"),
+        (("--resume", "data"), "not a run directory"),
+        ((*COMMON, "--no-tools", "--tool", "jupyter_code"), "exclude each other"),
+        ((*COMMON, "--judge-url", "http://x"), "belong together"),
+    ],
+)
+def test_mistakes_are_sentences_and_leave_no_run(arguments: tuple[str, ...], said: str, folder: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        run(*arguments)
+    assert not (folder / "runs").exists()

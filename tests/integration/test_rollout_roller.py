@@ -1,0 +1,112 @@
+"""Rollouts of a scripted model on the real sandbox: in order, judged, and never rewarded for a fault of ours."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from sandbox_service import service_on_thread
+from train_rollouts import LIMITS, LOST, PERHAPS, answer, call, make_roller
+
+from rstar2.engine import Sampling
+from rstar2.errors import InfrastructureError, UserError
+from rstar2.records import Outcome, Problem, ToolStatus, Trace, Verdict
+from rstar2.rollout import roller as module
+from rstar2.rollout.roller import RolloutRequest
+from rstar2.sandbox import Executor
+from rstar2.sandbox.client import RemoteExecutor
+
+pytestmark = pytest.mark.integration
+
+TURNS = {
+    "tool": (call("print(6 * 7)"), answer(42)),
+    "wrong": (answer(41),),
+    "silent": (" nothing to say</reason>",),
+    "long": (answer(42) + "x" * 4000,),
+    "caller": (call("print(1)"),) * 3,
+    "lost": (call(LOST), answer(42)),
+    "undecided": (f" {PERHAPS}" + answer(42),),
+    "raises": (call("1 / 0"), answer(42)),
+}
+EXPECTED = {
+    "tool": (Outcome.ANSWERED, Verdict.RIGHT, 1.0),
+    "wrong": (Outcome.ANSWERED, Verdict.WRONG, 0.0),
+    "silent": (Outcome.ANSWERED, Verdict.NO_ANSWER, 0.0),
+    "long": (Outcome.TRUNCATED, None, 0.0),
+    "caller": (Outcome.TURN_LIMIT, Verdict.NO_ANSWER, 0.0),
+    "lost": (Outcome.INFRASTRUCTURE_FAULT, None, None),
+    "undecided": (Outcome.ANSWERED, Verdict.UNDECIDED, None),
+    "raises": (Outcome.ANSWERED, Verdict.RIGHT, 1.0),
+}
+
+
+@pytest.fixture(scope="module")
+def sandbox_url() -> Iterator[str]:
+    """One sandbox for all tests: starting one takes longer than any of them."""
+    with service_on_thread() as sandbox:
+        yield sandbox.url
+
+
+@pytest.fixture
+async def executor(sandbox_url: str) -> AsyncIterator[Executor]:
+    async with RemoteExecutor(sandbox_url) as executor:
+        yield executor
+
+
+def requests(names: list[str]) -> list[RolloutRequest]:
+    return [
+        RolloutRequest(Problem(name, name, "42"), f"t-{name}", f"g-{name}", index, 3, "first", seed=index)
+        for index, name in enumerate(names)
+    ]
+
+
+async def test_one_judged_trace_a_request_in_their_order(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_JUDGE_ATTEMPTS", 1)
+    roller = make_roller(executor, lambda _id, question, turn: TURNS[question][turn])
+    seen: list[Trace] = []
+    wanted = requests([*TURNS])
+    traces = await roller.run(wanted, LIMITS, Sampling(), seen.append)
+    assert [trace.id for trace in traces] == [request.trace_id for request in wanted]
+    assert sorted(trace.id for trace in seen) == sorted(trace.id for trace in traces)
+    by_name = {trace.problem_id: trace for trace in traces}
+    assert {name: (trace.outcome, trace.verdict, trace.reward) for name, trace in by_name.items()} == EXPECTED
+    for request, trace in zip(wanted, traces, strict=True):
+        assert (trace.group_id, trace.sample_index, trace.step) == (request.group_id, request.sample_index, 3)
+        assert trace.model == "scripted"
+        assert roller.num_prompt_tokens(request.problem) == len(trace.prompt_ids)
+    assert [result.text for result in by_name["tool"].results] == ["42"]
+    assert by_name["raises"].results[0].status is ToolStatus.RAISED
+    assert (by_name["tool"].answer, by_name["undecided"].note) == ("42", "it could not tell")
+
+
+async def test_a_judge_that_is_out_of_order_is_asked_again_and_in_the_end_leaves_it_undecided(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roller = make_roller(executor, lambda *_: answer(42))
+    judge, num_asked = roller._judge, 0
+
+    async def failing(problem: Problem, trace: Trace) -> module.Grade:
+        nonlocal num_asked
+        num_asked += 1
+        if problem.id == "never" or num_asked == 1:
+            raise InfrastructureError("no worker")
+        return await judge(problem, trace)
+
+    monkeypatch.setattr(roller, "_judge", failing)
+    (once,) = await roller.run(requests(["once"]), LIMITS, Sampling())
+    assert (once.verdict, once.reward) == (Verdict.RIGHT, 1.0)
+    (never,) = await roller.run(requests(["never"]), LIMITS, Sampling())
+    assert (never.verdict, never.reward) == (Verdict.UNDECIDED, None)
+    assert "no worker" in never.note
+
+
+async def test_what_can_never_work_is_raised_when_all_others_have_ended(executor: Executor) -> None:
+    def says(_id: str, question: str, _turn: int) -> str:
+        if question == "impossible":
+            raise UserError("a prompt beyond the context")
+        return answer(42)
+
+    seen: list[str] = []
+    with pytest.raises(UserError, match="beyond the context"):
+        await make_roller(executor, says).run(
+            requests(["a", "impossible", "b"]), LIMITS, Sampling(), lambda trace: seen.append(trace.problem_id)
+        )
+    assert sorted(seen) == ["a", "b"]

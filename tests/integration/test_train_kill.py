@@ -1,0 +1,112 @@
+"""Kill -9 a training run, again and again, in the middle of whatever it does: it ends as one that was never killed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sandbox_service import service_on_thread
+from train_recipes import write_recipe
+
+from rstar2.records import Group, Metrics, RunStatus, RunView, Trace
+from rstar2.records.record_file import iterate
+from rstar2.records.run_layout import segment
+
+pytestmark = pytest.mark.integration
+
+NUM_KILLS = 6
+FIRST_EVENT = 25
+"""The folder is a run by then: before it holds a run.json there is nothing to resume."""
+MEASURED_TIMES = ("tokens_per_s", "generate_s", "train_s", "step_s", "seconds", "mean_rollout_seconds")
+ATTEMPTS = Path(__file__).with_name("train_attempts.py")
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """Runs one attempt after the other, each in a process of its own."""
+
+    recipe: Path
+    process: "subprocess.Popen[str]"
+
+    def make(self, run: Path, kill_at: int | None = None, delay_s: float = 0.0) -> dict[str, Any]:
+        order = {"recipe": str(self.recipe), "run": str(run), "kill_at": kill_at, "delay_s": delay_s}
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(json.dumps(order), file=self.process.stdin, flush=True)
+        said: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return said
+
+
+@contextmanager
+def attempts_at(recipe: Path) -> Iterator[Attempts]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with subprocess.Popen(
+        [sys.executable, str(ATTEMPTS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            yield Attempts(recipe, process)
+        finally:
+            process.kill()
+
+
+def rows(run: Path) -> list[tuple[int, str, dict[str, float | None]]]:
+    """The metrics, but for what a clock says."""
+    found = []
+    for row in iterate(Metrics, run / "metrics.jsonl"):
+        values = {name: value for name, value in row.values.items() if name not in MEASURED_TIMES}
+        found.append((row.step, row.stage, values))
+    return found
+
+
+def groups(run: Path) -> list[Group]:
+    view = RunView(run)
+    return [group for step in range(1, 5) for group in iterate(Group, segment(view.layout.groups, step))]
+
+
+def sampled(run: Path) -> dict[str, tuple[int, ...]]:
+    """The tokens of every rollout that is in the records."""
+    view, found = RunView(run), dict[str, tuple[int, ...]]()
+    for step in view.trace_steps():
+        for trace in iterate(Trace, segment(view.layout.traces, step)):
+            assert trace.id not in found, "a rollout is recorded twice"
+            found[trace.id] = trace.token_ids
+    return found
+
+
+def test_a_run_killed_at_random_moments_ends_as_one_never_killed(tmp_path: Path) -> None:
+    with service_on_thread() as sandbox:
+        recipe = write_recipe(tmp_path, ("num_slots = 1", f'base_url = "{sandbox.url}"'))
+        with attempts_at(recipe) as attempts:
+            whole, killed = tmp_path / "whole", tmp_path / "killed"
+            said = attempts.make(whole)
+            assert said.get("error") is None and said["signal"] is None
+            num_events, draw, num_kills = said["num_events"], random.Random(11), 0
+            # From early to late, so that each kill finds more to lose.
+            for latest in range(1, NUM_KILLS + 1):
+                kill_at = draw.randrange(FIRST_EVENT, num_events * latest // NUM_KILLS)
+                said = attempts.make(killed, kill_at, delay_s=draw.choice([0.0, draw.uniform(0.001, 0.2)]))
+                assert said.get("error") is None
+                num_kills += said["signal"] in (signal.SIGKILL, signal.SIGALRM)
+                if said["signal"] is None:
+                    break
+            if said["signal"] is not None:
+                said = attempts.make(killed)
+            assert said.get("error") is None and said["signal"] is None
+    assert num_kills >= 2
+    assert RunView(killed).status is RunStatus.FINISHED
+    assert (killed / "final" / "model.safetensors").read_bytes() == (whole / "final" / "model.safetensors").read_bytes()
+    assert groups(killed) == groups(whole), "a prompt was skipped, repeated, or sampled otherwise"
+    assert sampled(killed) == sampled(whole)
+    assert rows(killed) == rows(whole)
+    assert any((killed / "superseded").iterdir()), "what was beyond the checkpoints is kept"
+    last = max(path.name for path in (whole / "checkpoints").iterdir())
+    assert json.loads((whole / "checkpoints" / last / "state.json").read_text())["state"]["step"] == 4
+    assert not list((killed / "checkpoints").glob(".*")), "nothing unfinished is left"

@@ -1,0 +1,158 @@
+"""What a user does wrong, and what a machine does: a sentence that names it, and everything that was saved is whole."""
+
+import errno
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sandbox_service import service_on_thread
+from train_recipes import write_recipe
+
+from rstar2.config import load_recipe
+from rstar2.errors import InfrastructureError, UserError
+from rstar2.records import RunDirectory, RunStatus, RunView
+from rstar2.train import checkpoint as checkpoint_module
+from rstar2.train import prepare_new, prepare_resumed, train
+from rstar2.train.checkpoint import load_tensors
+
+pytestmark = pytest.mark.integration
+
+
+class Silent:
+    """Satisfies `Observer`."""
+
+    def phase(self, name: str, num_steps: int, num_done: int) -> None:
+        pass
+
+    def metrics(self, step: int, stage: str, values: Mapping[str, float]) -> None:
+        pass
+
+    def rollouts(self, num_ended: int) -> None:
+        pass
+
+    def say(self, message: str) -> None:
+        pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def sandbox_url() -> Iterator[str]:
+    with service_on_thread() as sandbox:
+        yield sandbox.url
+
+
+async def start(folder: Path, sandbox_url: str, *replacements: tuple[str, str]) -> Path:
+    """A run of the recipe in `folder`, to its end or to what is wrong with it."""
+    recipe = write_recipe(folder, ("num_slots = 1", f'base_url = "{sandbox_url}"'), *replacements)
+    run = folder / "run"
+    await train(prepare_new(load_recipe(recipe), run), Silent())
+    return run
+
+
+async def test_a_full_disk_while_saving_costs_only_what_was_not_saved_yet(
+    tmp_path: Path, sandbox_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file, num_saved = checkpoint_module.save_file, 0
+
+    def full_at_the_third(*args: Any, **kwargs: Any) -> None:
+        nonlocal num_saved
+        num_saved += 1
+        if num_saved == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save_file(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoint_module, "save_file", full_at_the_third)
+    with pytest.raises(InfrastructureError, match=r"No space left.*000002-step-000001, is whole"):
+        await start(tmp_path, sandbox_url)
+    run = tmp_path / "run"
+    assert RunView(run).status is RunStatus.FAILED
+    prepared = prepare_resumed(run)
+    assert prepared.checkpoint is not None and prepared.checkpoint.state.step == 1
+    load_tensors(prepared.checkpoint, torch.device("cpu"))
+    await train(prepared, Silent())
+    assert [row.step for row in RunView(run).metrics() if row.stage in ("first", "second")] == [1, 2, 3, 4]
+    assert (run / "final" / "model.safetensors").is_file()
+    with pytest.raises(UserError, match="is finished: there is nothing to resume"):
+        prepare_resumed(run)
+    with pytest.raises(UserError, match="already holds a run"):
+        await train(prepare_new(prepared.recipe, run), Silent())
+
+
+async def test_a_run_that_never_solves_anything_stops_and_keeps_what_it_has(tmp_path: Path, sandbox_url: str) -> None:
+    with pytest.raises(UserError, match=r"stage first taught nothing for 5 steps.*no rollout is right") as error:
+        unsolvable = (
+            ("max_refills = 2", "max_refills = 0"),
+            ("steps = 2", "steps = 9"),
+            ("guesses.jsonl", "never.jsonl"),
+        )
+        (tmp_path / "never.jsonl").write_text('{"id": "n", "problem": "Guess.", "answer": "123456789"}\n')
+        await start(tmp_path, sandbox_url, *unsolvable)
+    assert "algo.group_size" in str(error.value)
+    run = tmp_path / "run"
+    assert RunView(run).info.note.startswith("UserError: stage first taught nothing")
+    prepared = prepare_resumed(run)
+    assert prepared.checkpoint is not None and prepared.checkpoint.state.step == 5
+
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    text = (other / "recipe.toml").read_text()
+    assert "lr = 0.001" in text
+    (other / "recipe.toml").write_text(text.replace("lr = 0.001", "lr = 0.002"))
+    with pytest.raises(UserError, match="was made by another recipe"):
+        prepare_resumed(other)
+
+
+async def test_a_prompt_that_is_too_long_is_named_before_anything_is_trained(tmp_path: Path, sandbox_url: str) -> None:
+    long = ("max_prompt_tokens = 48", "max_prompt_tokens = 16"), ("guesses.jsonl", "long.jsonl")
+    (tmp_path / "long.jsonl").write_text(
+        '{"id": "long", "problem": "Guess all of these numbers now.", "answer": "1"}\n'
+    )
+    with pytest.raises(UserError, match=r"problem 'long' has a prompt of \d+ tokens.*rollout\.max_prompt_tokens of 16"):
+        await start(tmp_path, sandbox_url, *long)
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("guesses.jsonl", "empty.jsonl", r"data set guesses is empty"),
+        ("guesses.jsonl", "missing.jsonl", r"missing\.jsonl"),
+        ("guesses.jsonl", "held_out.jsonl", r"every one of its 4 problems is evaluated on"),
+        ("max_tool_output_tokens = 16", "max_tool_output_tokens = 90", r"used up by a single tool result"),
+        (
+            "[eval]",
+            "[cluster]\nnum_nodes = 1\ngpus_per_node = 0\nnum_trainer_ranks = 1\nnum_engines = 1\n[eval]",
+            r"\[cluster\]",
+        ),
+        ("kv_cache_tokens = 4096", 'kind = "vllm"', r"engine\.kind"),
+    ],
+)
+def test_what_can_be_known_beforehand_is_said_beforehand(tmp_path: Path, old: str, new: str, said: str) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    recipe = write_recipe(tmp_path, (old, new))
+    with pytest.raises(UserError, match=said):
+        prepare_new(load_recipe(recipe), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_processes_never_write_one_run(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path)
+    first = RunDirectory.create(tmp_path / "run", verb="train", recipe_toml=recipe.read_text())
+    with first, pytest.raises(UserError, match="being written by another process"):
+        prepare_resumed(tmp_path / "run")
+    with RunDirectory.create(tmp_path / "eval", verb="eval", recipe_toml="") as run:
+        pass
+    with pytest.raises(UserError, match="a run of `rstar2 eval`"):
+        prepare_resumed(run.path)
+    with pytest.raises(UserError, match="not a run directory"):
+        prepare_resumed(tmp_path)
