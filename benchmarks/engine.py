@@ -93,6 +93,7 @@ class Contender:
 
 def main() -> None:
     options = parse_options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the contenders end with it
     with ExitStack() as stack:
         options.folder, options.vocab_size = stack.enter_context(model_folder(options))
         log = stack.enter_context(Path(options.log or os.devnull).open("w"))

@@ -19,6 +19,7 @@ from train_recipes import write_recipe
 from rstar2.records import Group, Metrics, RunStatus, RunView, Trace
 from rstar2.records.record_file import iterate
 from rstar2.records.run_layout import segment
+from rstar2.train.cursor import Cursor, take
 
 pytestmark = pytest.mark.integration
 
@@ -104,6 +105,8 @@ def test_a_run_killed_at_random_moments_ends_as_one_never_killed(tmp_path: Path)
     assert RunView(killed).status is RunStatus.FINISHED
     assert (killed / "final" / "model.safetensors").read_bytes() == (whole / "final" / "model.safetensors").read_bytes()
     assert groups(killed) == groups(whole), "a prompt was skipped, repeated, or sampled otherwise"
+    first = [group.problem_id for group in groups(whole) if group.step <= 2]
+    assert first == [f"g{index}" for index in take(Cursor(), len(first), 9, "5/first")[0]]
     assert sampled(killed) == sampled(whole)
     assert rows(killed) == rows(whole)
     assert any((killed / "superseded").iterdir()), "what was beyond the checkpoints is kept"

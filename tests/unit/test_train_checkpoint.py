@@ -98,15 +98,19 @@ def test_a_kill_while_saving_or_dropping_leaves_no_folder_that_looks_whole(
             with pytest.raises(Killed):
                 save(folder, 2)
         assert latest(folder).state.step == 1
+    save(folder, 2)
+
+    def killed_half_way(path: Path, **_: Any) -> None:
+        (path / "weights.safetensors").unlink()
+        raise Killed
+
     with monkeypatch.context() as patch:
-        patch.setattr(module.shutil, "rmtree", killed)
+        patch.setattr(module.shutil, "rmtree", killed_half_way)
         with pytest.raises(Killed):
-            save(folder, 2)
-    names = sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("."))
-    for name in names:
-        assert (tmp_path / name / "weights.safetensors").exists()
-    save(folder, 3)
-    assert [path.name.partition("-")[2] for path in tmp_path.iterdir()] == ["step-000003"], "leftovers are swept"
+            save(folder, 3)
+    assert [path.name for path in tmp_path.iterdir() if path.name[0] != "."] == ["000003-step-000003"]
+    save(folder, 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["000004-step-000004"], "leftovers are swept"
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import rstar2
-from rstar2.cli import analyze, chat, data, doctor, models, recipe, report, sandbox, simulate, solve, train, view
+from rstar2.cli import analyze, chat, data, doctor, eval, models, recipe, report, sandbox, simulate, solve, train, view
 from rstar2.cli.output import errors_as_sentences
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ app.command("doctor")(doctor.doctor_command)
 app.command("solve")(solve.solve_command)
 app.command("chat")(chat.chat_command)
 app.command("train")(train.train_command)
+app.command("eval")(eval.eval_command)
 app.command("analyze")(analyze.analyze_command)
 app.command("view")(view.view_command)
 app.command("report")(report.report_command)

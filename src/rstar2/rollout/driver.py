@@ -97,6 +97,8 @@ class Driver(Generic[Result]):
         self, specs: Sequence[RolloutSpec], rollout: Callable[[Seat], Awaitable[Result]]
     ) -> list[Result | BaseException]:
         """Run `rollout` once for each spec. The results are in the order of `specs`; or what was raised instead."""
+        if not self._engines:
+            raise InfrastructureError("there is no engine to run rollouts on: none was added, or all are lost")
         self._seats |= {spec.rollout: Seat(self, spec) for spec in specs}
         reporter = asyncio.create_task(self._report())
         try:

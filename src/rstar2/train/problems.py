@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rstar2.config import Recipe, Stage
-from rstar2.data import Conversation, load_benchmark, load_conversations, load_problems
+from rstar2.data import Conversation, Grading, find_set, load_benchmark, load_conversations, load_problems
 from rstar2.errors import UserError
 from rstar2.records import Problem
 
@@ -41,7 +41,11 @@ def load_curriculum(recipe: Recipe) -> Curriculum:
 
 
 def _evaluated(name: str, recipe: Recipe) -> tuple[Problem, ...]:
-    return load_problems(name, recipe.data[name], recipe.seed) if name in recipe.data else load_benchmark(name)
+    if name in recipe.data:
+        return load_problems(name, recipe.data[name], recipe.seed)
+    if find_set(name).grading is not Grading.ANSWER:
+        raise UserError(f"eval.benchmarks: {name} has no boxed answers to compare; measure it with `rstar2 eval`")
+    return load_benchmark(name)
 
 
 def _of_stage(stage: Stage, recipe: Recipe) -> list[Problem]:
