@@ -43,6 +43,7 @@ class Attempts:
         assert self.process.stdout is not None
         print(json.dumps(order), file=self.process.stdin, flush=True)
         said: dict[str, Any] = json.loads(self.process.stdout.readline())
+        assert said["signal"] is not None or "num_events" in said, "it crashed: stderr says how"
         return said
 
 
