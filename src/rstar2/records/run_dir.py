@@ -35,12 +35,19 @@ SYNC_EVERY_S = 30.0
 class RunDirectory:
     """The writing side of one run; made by `create` or `resume`, closed by `finish` or by leaving `with`."""
 
-    def __init__(self, path: Path, info: RunInfo, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        info: RunInfo,
+        clock: Callable[[], float],
+        before_writing: Callable[[], None] = lambda: None,
+    ) -> None:
         self.layout = RunLayout(path)
         self.info = info
         self._clock = clock
         # First of all, because its lock says whether this run is ours to write.
         self._events: RecordWriter[Event] = RecordWriter(self.layout.events, sync_every_s=SYNC_EVERY_S)
+        before_writing()
         self._metrics: RecordWriter[Metrics] = RecordWriter(self.layout.metrics, sync_every_s=SYNC_EVERY_S)
         self._traces: SegmentedWriter[Trace] = SegmentedWriter(
             self.layout.traces, sync_every_s=SYNC_EVERY_S, report_torn=self._report_torn
@@ -86,12 +93,20 @@ class RunDirectory:
         return run
 
     @classmethod
-    def resume(cls, path: Path, *, verb: str, clock: Callable[[], float] = time.time) -> Self:
-        """Go on with a run that ended in whatever way; what a kill left unfinished is cut off and reported."""
+    def resume(
+        cls,
+        path: Path,
+        *,
+        verb: str,
+        clock: Callable[[], float] = time.time,
+        before_writing: Callable[[], None] = lambda: None,
+    ) -> Self:
+        """Go on with a run that ended in whatever way; what a kill left unfinished is cut off and reported.
+        `before_writing` is called when the run is ours alone and before its records are opened."""
         info = RunView(path).info
         if info.verb != verb:
             raise UserError(f"{path} holds a run of `rstar2 {info.verb}`; `rstar2 {verb}` cannot resume it")
-        run = cls(path, info, clock)
+        run = cls(path, info, clock, before_writing)
         for writer in (run._events, run._metrics):
             if writer.num_torn_bytes:
                 run._report_torn(writer.path, writer.num_torn_bytes)
@@ -133,6 +148,11 @@ class RunDirectory:
     def write_step_record(self, record: StepRecord) -> None:
         """What the engines did, to the file of its own step."""
         self._schedule.append(record.step, record)
+
+    def sync(self) -> None:
+        """Everything written so far is on the disk itself."""
+        for writer in (self._traces, self._groups, self._schedule, self._metrics, self._events):
+            writer.sync()
 
     def write_report(self, html: str) -> None:
         replace_file(self.layout.report, html.encode("utf-8", errors="replace"))

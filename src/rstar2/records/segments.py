@@ -29,6 +29,12 @@ class SegmentedWriter(Generic[Record]):
         with self._lock:
             self._writer(step).append(record)
 
+    def sync(self) -> None:
+        """Everything appended so far is on the disk itself."""
+        with self._lock:
+            for writer in self._open.values():
+                writer.sync()
+
     def close(self) -> None:
         with self._lock:
             while self._open:

@@ -8,7 +8,8 @@ goes with the next save; every earlier checkpoint stays as it was.
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,17 +112,23 @@ class CheckpointFolder:
             shutil.rmtree(path, ignore_errors=True)
 
 
+@contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """A full disk, or one that cannot be written, as one sentence."""
+    try:
+        yield
+    except _FAILED_WRITES as error:
+        raise InfrastructureError(f"cannot write {path}: {error}. Free some space and resume the run") from error
+
+
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """A file that is complete or is not there."""
     unfinished = path.with_name(f".{path.name}")
-    try:
+    with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, unfinished)
         _sync(unfinished)
         unfinished.rename(path)
-    except _FAILED_WRITES as error:
-        unfinished.unlink(missing_ok=True)
-        raise InfrastructureError(f"cannot save {path}: {error}") from error
 
 
 def load_tensors(checkpoint: Checkpoint, device: torch.device) -> tuple[dict[str, Tensor], dict[str, Any]]:

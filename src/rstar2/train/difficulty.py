@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rstar2.agent import AgentLimits
 from rstar2.engine import Sampling
@@ -37,6 +38,10 @@ async def hard_problems(
         for index, problem in enumerate(problems)
         for number in range(num_samples)
     ]
-    traces = await roller.run(requests, limits, sampling, on_trace)
+
+    def hand_on(trace: Trace) -> None:
+        on_trace(replace(trace, metadata={**trace.metadata, "stage": f"filter:{stage}"}))
+
+    traces = await roller.run(requests, limits, sampling, hand_on)
     num_right = Counter(trace.problem_id for trace in traces if trace.reward == 1)
     return tuple(problem for problem in problems if num_right[problem.id] < drop_solved)

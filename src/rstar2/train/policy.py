@@ -64,6 +64,7 @@ class Policy:
                 if name in state:
                     parameter.copy_(state[name])
         reference.requires_grad_(False)
+        reference.eval()
         return reference
 
 

@@ -15,7 +15,7 @@ from rstar2.models import resolve
 from rstar2.models.tiny import TinySizes, build_tiny
 from rstar2.records import RunDirectory, RunStatus, RunView
 from rstar2.records.run_layout import RunLayout
-from rstar2.train.checkpoint import Checkpoint
+from rstar2.train.checkpoint import Checkpoint, write_errors
 from rstar2.train.observer import Observer
 from rstar2.train.policy import load_policy
 from rstar2.train.problems import Curriculum, load_curriculum
@@ -54,7 +54,9 @@ def prepare_resumed(folder: Path) -> Prepared:
         raise UserError(f"{folder} is being written by another process: stop that first")
     recipe = load_recipe(RunLayout(folder).recipe)
     _check(recipe)
-    return Prepared(recipe, load_curriculum(recipe), folder, find_checkpoint(folder, recipe), is_resumed=True)
+    curriculum = load_curriculum(recipe)
+    checkpoint = find_checkpoint(folder, recipe, curriculum)
+    return Prepared(recipe, curriculum, folder, checkpoint, is_resumed=True)
 
 
 async def train(prepared: Prepared, observer: Observer, argv: Sequence[str] | None = None) -> None:
@@ -84,11 +86,13 @@ def _open_run(prepared: Prepared, observer: Observer, argv: Sequence[str] | None
         return RunDirectory.create(
             prepared.folder, verb=VERB, recipe_toml=to_toml(prepared.recipe), seed=prepared.recipe.seed, argv=argv
         )
-    num_files = rewind_to(prepared.folder, prepared.checkpoint)
-    run = RunDirectory.resume(prepared.folder, verb=VERB)
-    if num_files:
-        observer.say(f"what {num_files} files held beyond the checkpoint was moved to {run.layout.superseded}")
-    return run
+
+    def go_back() -> None:
+        if num_files := rewind_to(prepared.folder, prepared.checkpoint):
+            kept = RunLayout(prepared.folder).superseded
+            observer.say(f"what {num_files} files held beyond the checkpoint was moved to {kept}")
+
+    return RunDirectory.resume(prepared.folder, verb=VERB, before_writing=go_back)
 
 
 def _model_folder(recipe: Recipe, conversations: Sequence[Conversation], run: RunDirectory) -> Path:
@@ -106,23 +110,20 @@ def _model_folder(recipe: Recipe, conversations: Sequence[Conversation], run: Ru
         vocab_size=tiny.vocab_size,
         context_tokens=recipe.model.context_tokens,
     )
-    build_tiny(
-        folder,
-        recipe.model.name.removeprefix(TINY_PREFIX),
-        sizes,
-        conversation_texts(conversations),
-        named_seed(recipe.seed, "model"),
-    )
+    architecture = recipe.model.name.removeprefix(TINY_PREFIX)
+    with write_errors(folder):
+        build_tiny(folder, architecture, sizes, conversation_texts(conversations), named_seed(recipe.seed, "model"))
     return folder
 
 
 def _keep_tokenizer(folder: Path, run: RunDirectory) -> None:
     """Beside the traces, so that their tokens can be read without the model."""
     target = run.layout.tokenizer
-    target.mkdir(exist_ok=True)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        if (folder / name).is_file():
-            shutil.copy(folder / name, target / name)
+    with write_errors(target):
+        target.mkdir(exist_ok=True)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            if (folder / name).is_file():
+                shutil.copy(folder / name, target / name)
 
 
 def _chat(folder: Path, recipe: Recipe) -> ChatFormat:

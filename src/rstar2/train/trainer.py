@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 
 from rstar2.agent import ChatFormat
@@ -26,13 +27,14 @@ from rstar2.evals import Protocol, evaluate
 from rstar2.records import Problem, RunDirectory, Trace
 from rstar2.records.rewind import mark, rewind
 from rstar2.records.run_layout import RunLayout
-from rstar2.train.checkpoint import Checkpoint, CheckpointFolder, load_tensors, save_tensors
+from rstar2.train.checkpoint import Checkpoint, CheckpointFolder, load_tensors, save_tensors, write_errors
 from rstar2.train.collect import Collected, StepPlan, collect_step
 from rstar2.train.difficulty import hard_problems
 from rstar2.train.observer import Observer
 from rstar2.train.optimizer import Optimizer, warmup_factor
 from rstar2.train.policy import Policy
 from rstar2.train.problems import Curriculum, require_short_prompts
+from rstar2.train.seeds import named_seed
 from rstar2.train.sft import SftSettings, render_all, sft_step
 from rstar2.train.state import WARM_UP, TrainState
 from rstar2.train.update import UpdateSettings, kept_rollouts, update_policy
@@ -46,21 +48,26 @@ from rstar2.train.watches import (
 from rstar2.train.workbench import Workbench
 
 SFT_STEPS_PER_REPORT = 10
-SFT_STEPS_PER_CHECKPOINT = 500
-"""A step of the warm-up is short: a few minutes of them may be done again."""
+SFT_CHECKPOINT_PERIOD_S = 120.0
+"""Steps of the warm-up are short and their number says little: what a kill may cost is told in time."""
 
 
-def recipe_digest(recipe: Recipe) -> str:
-    return hashlib.sha256(to_toml(recipe).encode()).hexdigest()
+def run_digest(recipe: Recipe, curriculum: Curriculum) -> str:
+    """What a checkpoint belongs to: the recipe, and the problems that it named when the run was started."""
+    digest = hashlib.sha256(to_toml(recipe).encode())
+    for problems in (*curriculum.stages, *curriculum.benchmarks.values()):
+        for problem in problems:
+            digest.update(f"{problem.id}\0{problem.problem}\0{problem.answer}\0".encode())
+    return digest.hexdigest()
 
 
-def find_checkpoint(run: Path, recipe: Recipe) -> Checkpoint | None:
-    """The newest checkpoint of a run. UserError if it was made by another recipe."""
+def find_checkpoint(run: Path, recipe: Recipe, curriculum: Curriculum) -> Checkpoint | None:
+    """The newest checkpoint of a run. UserError if it was made by another recipe, or from other data."""
     found = CheckpointFolder(RunLayout(run).checkpoints, recipe.train.num_checkpoints_kept).latest()
-    if found is not None and found.recipe_digest != recipe_digest(recipe):
+    if found is not None and found.recipe_digest != run_digest(recipe, curriculum):
         raise UserError(
-            f"{found.path} was made by another recipe than {run / 'recipe.toml'}: resume with the recipe that the run "
-            "was started with, or start a new run"
+            f"{found.path} was made by another recipe than {run / 'recipe.toml'}, or its data have changed: resume "
+            "with what the run was started with, or start a new run"
         )
     return found
 
@@ -113,13 +120,14 @@ class Trainer:
         """The trained model as a folder that `rstar2 solve --model` and everybody else can read."""
         target = self._run.layout.path / "final"
         unfinished = target.with_name(".final")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        self._policy.served.save_pretrained(unfinished)
-        for file in source.iterdir():
-            if file.suffix != ".safetensors" and file.is_file() and not (unfinished / file.name).exists():
-                shutil.copy(file, unfinished / file.name)
-        shutil.rmtree(target, ignore_errors=True)
-        unfinished.rename(target)
+        with write_errors(target):
+            shutil.rmtree(unfinished, ignore_errors=True)
+            self._policy.served.save_pretrained(unfinished)
+            for file in source.iterdir():
+                if file.suffix != ".safetensors" and file.is_file() and not (unfinished / file.name).exists():
+                    shutil.copy(file, unfinished / file.name)
+            shutil.rmtree(target, ignore_errors=True)
+            unfinished.rename(target)
         return target
 
     # The warm-up.
@@ -145,19 +153,22 @@ class Trainer:
         )
         num_steps = settings.num_steps(len(examples))
         self._observer.phase(WARM_UP, num_steps, self._state.sft_step)
+        saved_s = time.monotonic()
         with self._bench.engine.paused():
             for step in range(self._state.sft_step, num_steps):
                 started_s = time.monotonic()
+                torch.manual_seed(named_seed(self._recipe.seed, "dropout", WARM_UP, step))
                 values = sft_step(self._policy, self._optimizer, examples, step, settings)
                 values["tokens_per_s"] = values["num_tokens"] / (time.monotonic() - started_s)
                 if step % SFT_STEPS_PER_REPORT == 0 or step == num_steps - 1:
                     self._write_metrics(step, WARM_UP, values)
                     await asyncio.sleep(0)
                 self._state = replace(self._state, sft_step=step + 1)
-                if (step + 1) % SFT_STEPS_PER_CHECKPOINT == 0:
+                if time.monotonic() - saved_s > SFT_CHECKPOINT_PERIOD_S:
                     self._save()
+                    saved_s = time.monotonic()
             self._optimizer.reset()
-            self._weights_changed()
+            self._weights_changed(0)
         self._state = replace(self._state, sft_is_done=True, pending_evaluation=WARM_UP)
         self._save(keep=True)
         await self._evaluate_if_due()
@@ -207,7 +218,7 @@ class Trainer:
                 seed=self._recipe.seed,
                 step=self._state.step,
                 stage=stage.name,
-                on_trace=lambda _trace: self._observer.rollouts(1),
+                on_trace=self._keep_trace,
             )
             self._run.write_event(
                 "difficulty_filter",
@@ -286,13 +297,15 @@ class Trainer:
         )
         with self._bench.engine.paused():
             groups = [kept_rollouts(group, traces) for group in collected.trainable]
+            torch.manual_seed(named_seed(self._recipe.seed, "dropout", self._state.step))
             values = update_policy(self._policy, self._optimizer, groups, settings, lr, self._reference)
-            self._weights_changed()
+            self._weights_changed(self._state.step + 1)
         return {**values, "lr": lr}
 
-    def _weights_changed(self) -> None:
+    def _weights_changed(self, version: int) -> None:
+        """`version` is the training step that made them."""
         self._policy.publish()
-        self._bench.engine.weights_changed(self._state.step + 1)
+        self._bench.engine.weights_changed(version)
 
     def _advance(self, collected: Collected, values: Mapping[str, float]) -> None:
         recent = (*self._state.recent_rewards, values["reward_mean"])[-WINDOW:]
@@ -385,11 +398,12 @@ class Trainer:
             require_short_prompts(problems, lengths, self._recipe.rollout.max_prompt_tokens)
 
     def _save(self, *, keep: bool = False) -> None:
+        self._run.sync()
         path = self._checkpoints.save(
             self._state,
             weights=self._policy.learnt_state(),
             optimizer=self._optimizer.state_dict(),
-            recipe_digest=recipe_digest(self._recipe),
+            recipe_digest=run_digest(self._recipe, self._curriculum),
             mark=mark(self._run.layout, self._state.step),
             keep=keep,
         )
@@ -401,5 +415,5 @@ class Trainer:
             self._policy.load_learnt_state(weights)
             self._optimizer.load_state_dict(optimizer)
             self._state = checkpoint.state
-            self._weights_changed()
+            self._weights_changed(self._state.step)
         self._say(f"resumed at step {self._state.step} from {checkpoint.path.name}")

@@ -15,6 +15,8 @@ from rstar2.records import Problem
 
 PROBLEM_TASKS = tuple(FAMILIES)
 CONVERSATION_TASKS = ("tool_format",)
+MAX_REPEATED = 1000
+"""Draws in a row that gave nothing new: the family is all but used up."""
 
 
 def generate(tasks: Sequence[str], num_problems: int, stream: str) -> tuple[Problem, ...]:
@@ -23,9 +25,13 @@ def generate(tasks: Sequence[str], num_problems: int, stream: str) -> tuple[Prob
     rng = random.Random(stream)
     texts: set[str] = set()
     problems: list[Problem] = []
+    num_repeated = 0
     while len(problems) < num_problems:
         family = FAMILIES[tasks[len(problems) % len(tasks)]]
         question, answer = family.make(rng)
+        num_repeated = num_repeated + 1 if question in texts else 0
+        if num_repeated > MAX_REPEATED:
+            raise UserError(f"{family.name} has too few different problems for {num_problems}: ask for fewer")
         if question not in texts:
             texts.add(question)
             problem_id = f"{stream}/{len(problems)}"
