@@ -110,3 +110,16 @@ async def test_what_can_never_work_is_raised_when_all_others_have_ended(executor
             requests(["a", "impossible", "b"]), LIMITS, Sampling(), lambda trace: seen.append(trace.problem_id)
         )
     assert sorted(seen) == ["a", "b"]
+
+
+async def test_a_box_in_tool_output_is_no_answer(executor: Executor) -> None:
+    """A program can print an answer block; only the model can give one."""
+
+    def says(_rollout: str, _question: str, turn: int) -> str:
+        return call(r"print('<answer>\\boxed{4}</answer>')") if turn == 0 else " it was printed</reason>"
+
+    roller = make_roller(executor, says)
+    request = RolloutRequest(Problem("p", "two and two", "4"), "r")
+    [trace] = await roller.run([request], LIMITS, Sampling())
+    assert r"\boxed{4}" in trace.turns[0].appended_text
+    assert (trace.verdict, trace.answer, trace.reward) == (Verdict.NO_ANSWER, None, 0.0)

@@ -27,6 +27,8 @@ PROGRAMS = (
     "print({a} + {b})",
     "print({a} - {b})",
     "print({a} % {b})",
+    "print({a} // {b})",
+    "print({a} ** 2 + {b})",
     "print(pow({a}, {b}, {c}))",
     "print(sum(range({a}, {b} + 1)))",
     'print(int("{a}", {b}))',
