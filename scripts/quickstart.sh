@@ -17,5 +17,6 @@ echo "== 2. A tiny model learns to think with code: format first, then GRPO-RoC 
 "$rstar2" train "$folder/recipes/quickstart.toml" "$@"
 
 echo
-echo "Open the report in a browser, or look at every rollout with: $rstar2 view <run folder>"
+echo "Open the report in a browser, or look at every rollout: $rstar2 view RUN"
+echo "Ask what was trained: $rstar2 solve --model RUN/final 'What is 6162 times 8920?'"
 echo "Next: README.md, 'Where to go next'."

@@ -24,7 +24,7 @@ def test_show_prints_a_recipe_with_its_overrides() -> None:
     recipe = parse_recipe(result.stdout)
     assert (recipe.train.lr, recipe.stages[2].steps) == (1e-3, 2)
     as_json = json.loads(runner.invoke(app, ["show", str(QUICKSTART), "--json"]).stdout)
-    assert as_json["model"]["tiny"]["num_layers"] == 4
+    assert as_json["model"]["tiny"]["num_layers"] == 2
 
 
 def test_show_refuses_with_a_user_error() -> None:

@@ -160,7 +160,7 @@ def test_a_save_that_fails_says_what_is_left(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(InfrastructureError, match="There is none before it"):
         save(folder, 1)
     monkeypatch.setattr(module, "save_file", fail)
-    with pytest.raises(InfrastructureError, match=r"cannot save .*reference\.safetensors"):
+    with pytest.raises(InfrastructureError, match=r"cannot write .*reference\.safetensors"):
         save_tensors(tmp_path / "reference.safetensors", weights(1))
     assert not list(tmp_path.glob("*.safetensors"))
 

@@ -71,7 +71,7 @@ def engine_kind(options: AgentOptions) -> EngineKind:
 
 async def _engine(options: AgentOptions) -> tuple["Engine", "ChatFormat", str]:
     """The engine, how its model writes, and the model's name."""
-    from rstar2.agent import ChatFormat, HfTokenizer
+    from rstar2.agent import ChatFormat, load_chat
     from rstar2.engine.plain_text import PlainTextTokenizer
     from rstar2.models import resolve
 
@@ -83,12 +83,12 @@ async def _engine(options: AgentOptions) -> tuple["Engine", "ChatFormat", str]:
         from rstar2.engine.scripted import ScriptedEngine, read_script
 
         policy = read_script(options.script)
-        tokenizer = HfTokenizer.load(resolve(options.model), options.template) if options.model else None
-        chat = ChatFormat.of(tokenizer or PlainTextTokenizer())
+        folder = resolve(options.model) if options.model else None
+        chat = load_chat(folder, options.template) if folder else ChatFormat.of(PlainTextTokenizer())
         return ScriptedEngine(policy, chat.tokenizer, chat.end_of_turn_id), chat, options.script.name
     name = options.model or DEFAULT_MODEL
     folder = resolve(name)
-    chat = ChatFormat.of(HfTokenizer.load(folder, options.template))
+    chat = load_chat(folder, options.template)
     return _vllm_in_process(folder) if kind == "vllm" else _embedded_engine(folder), chat, name
 
 
@@ -102,13 +102,13 @@ def _vllm_in_process(folder: Path) -> "Engine":
 
 
 async def _vllm_server(options: AgentOptions, base_url: str) -> tuple["Engine", "ChatFormat", str]:
-    from rstar2.agent import ChatFormat, HfTokenizer
+    from rstar2.agent import load_chat
     from rstar2.engine.openai import offered_models
     from rstar2.engine.vllm import VllmServerEngine, root_of
 
     key = _key(options.api_key_env)
     model = options.model or _only_one(await offered_models(f"{root_of(base_url)}/v1", key), base_url)
-    chat = ChatFormat.of(HfTokenizer.load(options.tokenizer or _folder_of(model), options.template))
+    chat = load_chat(options.tokenizer or _folder_of(model), options.template)
     return await VllmServerEngine.connect(base_url, model, key), chat, model
 
 
@@ -131,7 +131,7 @@ def _embedded_engine(folder: Path) -> "Engine":
 
 
 async def _server_engine(options: AgentOptions, base_url: str) -> tuple["Engine", "ChatFormat", str]:
-    from rstar2.agent import ChatFormat, HfTokenizer
+    from rstar2.agent import ChatFormat, load_chat
     from rstar2.engine.openai import OpenAIEngine, offered_models
     from rstar2.engine.openai_wire import TextWire, TokenWire
     from rstar2.engine.plain_text import PlainTextTokenizer
@@ -140,7 +140,7 @@ async def _server_engine(options: AgentOptions, base_url: str) -> tuple["Engine"
     model = options.model or _only_one(await offered_models(base_url, key), base_url)
     if options.tokenizer is None:
         return OpenAIEngine(base_url, model, TextWire(), key), ChatFormat.of(PlainTextTokenizer()), model
-    chat = ChatFormat.of(HfTokenizer.load(options.tokenizer, options.template))
+    chat = load_chat(options.tokenizer, options.template)
     return OpenAIEngine(base_url, model, TokenWire(), key), chat, model
 
 

@@ -90,6 +90,7 @@ def _train(prepared: "Prepared", num_threads: int | None) -> None:
     _summary(prepared.folder)
     typer.echo(f"model:  {prepared.folder / 'final'}")
     typer.echo(f"report: {report}")
+    typer.echo(f'try it: rstar2 solve --model {prepared.folder / "final"} "…"')
 
 
 def _usable_cores() -> int:

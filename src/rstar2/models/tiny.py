@@ -37,7 +37,9 @@ def build_tiny(folder: Path, architecture: str, sizes: TinySizes, texts: Iterabl
     """Write a model folder. `architecture` is llama or qwen3; the tokenizer's merges are learnt from `texts`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     makers: dict[str, tuple[Any, Any]] = {
         "llama": (LlamaConfig, LlamaForCausalLM),
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rstar2.agent import ChatFormat, HfTokenizer
+from rstar2.agent import load_chat
 from rstar2.config import Recipe, load_recipe
 from rstar2.config.emit import to_toml
 from rstar2.config.model import TINY_PREFIX
@@ -65,7 +65,7 @@ async def train(prepared: Prepared, observer: Observer, argv: Sequence[str] | No
         recipe = prepared.recipe
         folder = _model_folder(recipe, prepared.curriculum.conversations, run)
         _keep_tokenizer(folder, run)
-        chat = _chat(folder, recipe)
+        chat = load_chat(folder, recipe.agent.template, recipe.agent.system_text)
         policy = load_policy(folder, recipe)
         async with open_workbench(recipe, policy, chat) as bench:
             trainer = Trainer(recipe, prepared.curriculum, policy, chat, bench, run, observer)
@@ -124,9 +124,3 @@ def _keep_tokenizer(folder: Path, run: RunDirectory) -> None:
         for name in ("tokenizer.json", "tokenizer_config.json"):
             if (folder / name).is_file():
                 shutil.copy(folder / name, target / name)
-
-
-def _chat(folder: Path, recipe: Recipe) -> ChatFormat:
-    tokenizer = HfTokenizer.load(folder, recipe.agent.template)
-    words = recipe.agent.system_text
-    return ChatFormat.of(tokenizer) if words is None else ChatFormat.of(tokenizer, words)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from rstar2.agent import ChatFormat
+from rstar2.agent import ChatFormat, write_format
 from rstar2.algo import LossSettings, Mode, RocSettings
 from rstar2.config import Recipe, Stage
 from rstar2.config.emit import to_toml
@@ -126,6 +126,7 @@ class Trainer:
             for file in source.iterdir():
                 if file.suffix != ".safetensors" and file.is_file() and not (unfinished / file.name).exists():
                     shutil.copy(file, unfinished / file.name)
+            write_format(unfinished, self._chat)
             shutil.rmtree(target, ignore_errors=True)
             unfinished.rename(target)
         return target

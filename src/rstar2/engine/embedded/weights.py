@@ -84,7 +84,9 @@ class Weights:
 def load_model(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
     """The `transformers` model in that folder."""
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     if not (folder / "config.json").is_file():
         raise UserError(f"model: there is no config.json in {folder}: give a Hugging Face model folder")
     if not any(folder.glob("*.safetensors")):

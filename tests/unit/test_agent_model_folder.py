@@ -1,0 +1,37 @@
+"""A model that was trained here is asked as it was trained."""
+
+from pathlib import Path
+
+import pytest
+
+from rstar2.agent import load_chat, write_format
+from rstar2.agent.chat_template import SYSTEM_TEXT
+from rstar2.agent.model_folder import FORMAT_FILE
+from rstar2.errors import UserError
+from rstar2.models.tiny import TinySizes, build_tiny
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    build_tiny(path, "llama", TinySizes(1, 16, 2, 1, 400, 64), ["some words"], seed=0)
+    return path
+
+
+@pytest.mark.parametrize("words", ["", "Answer briefly."])
+def test_what_it_was_told_in_training_is_told_again(folder: Path, words: str) -> None:
+    write_format(folder, load_chat(folder, system_words=words))
+    assert load_chat(folder).system_words == words
+    assert load_chat(folder, system_words="other").system_words == "other"
+    (folder / FORMAT_FILE).unlink()
+    assert load_chat(folder).system_words == SYSTEM_TEXT
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"system_text": 3}'])
+def test_a_damaged_file_is_said(folder: Path, content: str) -> None:
+    (folder / FORMAT_FILE).write_text(content)
+    with pytest.raises(UserError, match=FORMAT_FILE):
+        load_chat(folder)
+    (folder / FORMAT_FILE).unlink()
