@@ -94,6 +94,8 @@ def main() -> None:
             for mode in MODES:
                 folder = Path(scratch) / f"{mode}-{seed}"
                 found[mode].append(learn(mode, seed, model, options.steps, folder))
+                shown = ", ".join(f"{words} {found[mode][-1][name]:.3f}" for name, words in MEASURES.items())
+                print(f"\nseed {seed}, {mode}: {shown}", file=sys.stderr, flush=True)
                 shutil.rmtree(folder)
     print(file=sys.stderr)
     num_sampled = load_recipe(RECIPE).algo.num_sampled
