@@ -43,7 +43,7 @@ MEDIAN_TOKENS = (200, 170, 140, 120, 70, 60, 50, 45)
 """Of each problem's responses, hard problems first, as a curriculum has them: an even split up front is uneven work."""
 REPORT_PERIOD_S = 0.05
 ROUGH_SPEED = EngineSpeed(prefill_token_s=1.2e-3, step_s=1.2e-2, cached_token_s=1e-6)
-NUM_ATTEMPTS = 3
+NUM_ATTEMPTS = 6
 
 
 def workload(num_siblings: int) -> Workload:
