@@ -39,7 +39,7 @@ def build_tiny(folder: Path, architecture: str, sizes: TinySizes, texts: Iterabl
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     makers: dict[str, tuple[Any, Any]] = {
         "llama": (LlamaConfig, LlamaForCausalLM),
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),

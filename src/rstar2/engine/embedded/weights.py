@@ -86,7 +86,7 @@ def load_model(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     if not (folder / "config.json").is_file():
         raise UserError(f"model: there is no config.json in {folder}: give a Hugging Face model folder")
     if not any(folder.glob("*.safetensors")):
