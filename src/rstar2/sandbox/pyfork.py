@@ -88,7 +88,10 @@ def park(
             pid = -(error.errno or 1)
         for fd in fds:
             os.close(fd)
-        control.send(SLOT_ANSWER.pack(SLOT_MESSAGE.unpack(message)[2], pid))
+        try:
+            control.send(SLOT_ANSWER.pack(SLOT_MESSAGE.unpack(message)[2], pid))
+        except OSError:  # the host was killed between its question and the answer
+            return False
 
 
 class _Buffer:
