@@ -1,6 +1,5 @@
 """`rstar2 train`: from a recipe to an agent, in one process; killed at any moment, it goes on where it was."""
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,11 +67,12 @@ def _train(prepared: "Prepared", num_threads: int | None) -> None:
 
     import torch
 
+    from rstar2.sandbox.local import usable_cores
     from rstar2.train import Observers, train
     from rstar2.train.writers import open_writers
     from rstar2.web.report import render_report
 
-    torch.set_num_threads(num_threads or _usable_cores())
+    torch.set_num_threads(num_threads or usable_cores())
     note(f"run folder: {prepared.folder}")
     writers = open_writers(prepared.recipe.train.writers, prepared.folder, prepared.recipe.model_dump(mode="json"))
     try:
@@ -91,10 +91,6 @@ def _train(prepared: "Prepared", num_threads: int | None) -> None:
     typer.echo(f"model:  {prepared.folder / 'final'}")
     typer.echo(f"report: {report}")
     typer.echo(f'try it: rstar2 solve --model {prepared.folder / "final"} "…"')
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _summary(folder: Path) -> None:
