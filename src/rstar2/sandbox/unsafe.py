@@ -22,12 +22,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from rstar2.errors import InfrastructureError
 from rstar2.sandbox import unsafe_child
 from rstar2.sandbox.execution import MIB, Execution, ExecutionStatus, Limits
 from rstar2.sandbox.executor import Overloaded, Request
 
 POLL_S = 0.02
 """How often a running program's output is measured: it can exceed its limit by what it writes in this time."""
+START_S = 60.0
+"""How long an interpreter may take until it is ready; a program's own clock starts only then."""
 REPLY_BYTES = 256 * MIB
 """The longest line that the child may answer with: the value's JSON, before it is cut."""
 
@@ -58,7 +61,22 @@ class Child:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        return cls(process, folder)
+        child = cls(process, folder)
+        try:
+            await child._ready()
+        except BaseException:
+            await child.kill()
+            raise
+        return child
+
+    async def _ready(self) -> None:
+        assert self._process.stdout is not None
+        try:
+            line = await asyncio.wait_for(self._process.stdout.readline(), START_S)
+        except TimeoutError:
+            raise InfrastructureError(f"no Python interpreter was ready within {START_S:g} s") from None
+        if not line:
+            raise InfrastructureError(f"the Python interpreter ended with {await self._process.wait()} as it started")
 
     async def run(self, code: str, stdin: str, limits: Limits) -> Execution:
         """One cell. The child is still there to run the next one only if it says so: see `alive`."""
@@ -175,6 +193,8 @@ class UnsafeSession:
             try:
                 child = await self._rebuilt()
                 execution = await child.run(code, stdin, limits)
+            except InfrastructureError as error:
+                return Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error))
             except asyncio.CancelledError:
                 await self._drop_child()
                 raise
@@ -235,7 +255,10 @@ class UnsafeExecutor:
             self._num_queued -= 1
         try:
             queue_s = time.monotonic() - queued
-            child = await Child.start()
+            try:
+                child = await Child.start()
+            except InfrastructureError as error:
+                return Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error), queue_s=queue_s)
             try:
                 return replace(await child.run(request.code, request.stdin, request.limits), queue_s=queue_s)
             finally:

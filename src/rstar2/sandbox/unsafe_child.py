@@ -1,7 +1,7 @@
 """The child of the unsafe executor: a plain interpreter that runs cells one after another, standard library only.
 
-One JSON line in on the inherited stdin, one JSON line out on the inherited stdout, per cell. The program's own three
-streams are files that the parent made, so no amount of output can block the child or reach the control channel by
+An empty line out on the inherited stdout when it is ready; then, per cell, one JSON line in on the inherited stdin
+and one JSON line out. The program's own three streams are files that the parent made, so no amount of output can block the child or reach the control channel by
 accident. There is no boundary here: a program that looks for the channel finds it.
 """
 
@@ -92,6 +92,8 @@ def main(stdout_path: str, stderr_path: str) -> None:
     replies = os.fdopen(os.dup(1), "wb")
     main_module = types.ModuleType("__main__")
     sys.modules["__main__"] = main_module
+    replies.write(b"\n")
+    replies.flush()
     for num_cells, line in enumerate(commands):
         cell = json.loads(line)
         limit(resource.RLIMIT_CPU, int(cpu_s() + cell["cpu_s"]) + 1)
