@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.sandbox.execution import MIB, Execution, ExecutionStatus, Limits
-from rstar2.sandbox.executor import Request
+from rstar2.sandbox.executor import Overloaded, Request
 from rstar2.sandbox.http import schema
 from rstar2.sandbox.http.schema import SessionInfo
 
@@ -50,12 +50,22 @@ class _Again(Exception):  # noqa: N818
 
 class RemoteExecutor:
     """Satisfies `Executor` over HTTP. `grace_s` is how long, beyond its own queue and wall-clock limits, a request may
-    take to be answered, with all its retries."""
+    take to be answered, with all its retries. One that is not patient retries nothing, for a caller that has elsewhere
+    to go: a lost connection is an infrastructure fault at once, and a service without room raises Overloaded."""
 
     def __init__(
-        self, base_url: str, token: str | None = None, *, grace_s: float = 30.0, max_connections: int = 512
+        self,
+        base_url: str,
+        token: str | None = None,
+        *,
+        grace_s: float = 30.0,
+        max_connections: int = 512,
+        is_patient: bool = True,
     ) -> None:
-        parts = urlsplit(base_url)
+        try:
+            parts = urlsplit(base_url)
+        except ValueError as error:
+            raise UserError(f"address: {base_url!r} is not a URL ({error}); write it as http://host:port") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UserError(f"address: {base_url!r} is not a URL; write it as http://host:port")
         self._base_url = base_url.rstrip("/")
@@ -63,6 +73,7 @@ class RemoteExecutor:
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
         self._grace_s = grace_s
+        self._is_patient = is_patient
         self._max_connections = max_connections
         self._jitter = random.Random()
         self._http: aiohttp.ClientSession | None = None
@@ -74,6 +85,8 @@ class RemoteExecutor:
         deadline = time.monotonic() + request.queue_s + request.limits.wall_s + self._grace_s
         try:
             return await self.call("POST", "/v1/run", body, deadline, schema.EXECUTION.validate_json)
+        except Overloaded:
+            raise
         except InfrastructureError as error:
             return Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error))
 
@@ -175,6 +188,8 @@ class RemoteExecutor:
         try:
             if pending:
                 await self._retried(attempt, time.monotonic() + longest_s + self._grace_s)
+        except Overloaded:
+            raise
         except InfrastructureError as error:
             for index in pending:
                 report((index, Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error))))
@@ -196,6 +211,10 @@ class RemoteExecutor:
                 break
             except (aiohttp.ClientError, ValidationError) as error:
                 raise self._not_a_sandbox(str(error)) from None
+            if not self._is_patient:
+                if asked_s is not None:
+                    raise Overloaded(asked_s)
+                raise InfrastructureError(f"no result from the sandbox at {self._base_url}: {reason}")
             wait_s = pause_s * self._jitter.uniform(0.5, 1.0) if asked_s is None else asked_s
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             await asyncio.sleep(min(wait_s, max(deadline - time.monotonic(), 0.0)))

@@ -55,9 +55,16 @@ class _Server:
 
 
 class Supervisor:
-    def __init__(self, config: ServeConfig, *, on_ready: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        *,
+        on_ready: Callable[[str], None] = lambda _: None,
+        on_stopping: Callable[[], None] = lambda: None,
+    ) -> None:
         self._config = config
         self._on_ready = on_ready
+        self._on_stopping = on_stopping
         self._loop = asyncio.get_running_loop()
         self._layers = decide_layers(config.local.host)
         self._listener = listen(config.host, config.port)
@@ -201,6 +208,8 @@ class Supervisor:
 
     def _on_signal(self) -> None:
         """First: drain. Again: hand the signal on, which ends the draining."""
+        if not self._stopping.is_set():
+            self._on_stopping()
         self._stopping.set()
         serving = [server for server in self._servers if server.is_serving]
         for server in serving:
@@ -243,5 +252,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def supervise(config: ServeConfig, on_ready: Callable[[str], None]) -> None:
-    await Supervisor(config, on_ready=on_ready).run()
+async def supervise(
+    config: ServeConfig, on_ready: Callable[[str], None], on_stopping: Callable[[], None] = lambda: None
+) -> None:
+    await Supervisor(config, on_ready=on_ready, on_stopping=on_stopping).run()

@@ -1,8 +1,9 @@
 """The child of the unsafe executor: a plain interpreter that runs cells one after another, standard library only.
 
 An empty line out on the inherited stdout when it is ready; then, per cell, one JSON line in on the inherited stdin
-and one JSON line out. The program's own three streams are files that the parent made, so no amount of output can block the child or reach the control channel by
-accident. There is no boundary here: a program that looks for the channel finds it.
+and one JSON line out. The program's own three streams are files that the parent made, so no amount of output can block
+the child or reach the control channel by accident. There is no boundary here: a program that looks for the channel
+finds it.
 """
 
 import ast

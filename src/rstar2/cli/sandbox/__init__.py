@@ -1,8 +1,9 @@
-"""`rstar2 sandbox`: run untrusted Python, serve it over HTTP, measure it."""
+"""`rstar2 sandbox`: run untrusted Python, serve it over HTTP, on one machine or many, measure it."""
 
 import typer
 
 from rstar2.cli.sandbox.bench import bench
+from rstar2.cli.sandbox.gateway import gateway
 from rstar2.cli.sandbox.run import run
 from rstar2.cli.sandbox.serve import serve
 
@@ -11,4 +12,5 @@ app = typer.Typer(
 )
 app.command("run")(run)
 app.command("serve")(serve)
+app.command("gateway")(gateway)
 app.command("bench")(bench)

@@ -1,11 +1,11 @@
 """`rstar2 sandbox serve`: the execution service."""
 
-import ipaddress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rstar2.cli.output import note
+from rstar2.cli.sandbox.exposure import check_exposure, is_every_address
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,6 +34,12 @@ def serve(
     unsafe: Annotated[
         bool, typer.Option("--unsafe", help="Plain subprocesses, no isolation at all: for code that you trust.")
     ] = False,
+    join: Annotated[
+        str | None, typer.Option(help="A gateway to work for; it is told again and again, and told at the end.")
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(help="With --join: the URL at which the gateway reaches this service.")
+    ] = None,
 ) -> None:
     """Serve executions, sessions and grading over HTTP until SIGTERM or Ctrl-C, then drain."""
     import asyncio
@@ -41,10 +47,15 @@ def serve(
     from rstar2.sandbox.host import HostConfig
     from rstar2.sandbox.http import ServiceSettings
     from rstar2.sandbox.local import LocalConfig
-    from rstar2.sandbox.supervisor import ServeConfig, supervise
+    from rstar2.sandbox.supervisor import ServeConfig
 
-    if token is None and not _is_loopback(host):
-        raise UserError(f"--host {host} can be reached from other machines: set --token (or RSTAR2_SANDBOX_TOKEN) too")
+    check_exposure(host, token)
+    if join is not None and advertise is None and is_every_address(host):
+        raise UserError(
+            f"--join: the gateway cannot call --host {host}; say with --advertise where it reaches this node"
+        )
+    if advertise is not None and join is None:
+        raise UserError("--advertise is what a gateway is told: give the gateway with --join")
     if (num_young is not None and num_young < 1) or max_slots < 1 or queue < 1:
         raise UserError("--workers, --max-slots and --queue must be at least 1")
     settings = ServiceSettings(token=token, max_in_flight=queue)
@@ -63,23 +74,36 @@ def serve(
         drain_s=drain_s,
         server_entry="from rstar2.cli.sandbox.serve import run_server_process; run_server_process()",
     )
+    standing = _Standing(join, advertise, token)
     if unsafe:
         note("warning: no isolation at all; run only code that you trust")
-        asyncio.run(_serve_unsafe(config))
+        asyncio.run(_serve_unsafe(config, standing))
         return
     note("starting: loading the libraries that programs will find warm ...")
-    asyncio.run(supervise(config, _announce))
+    asyncio.run(_serve_isolated(config, standing))
 
 
-def _announce(address: str) -> None:
-    note(f"serving on {address} (OpenAPI: {address}/openapi.json); Ctrl-C drains and stops")
+class _Standing:
+    """What others are told of this service: its users at the start, its gateway, if it has one, from start to end."""
 
+    def __init__(self, gateway_url: str | None, advertised_url: str | None, token: str | None) -> None:
+        from rstar2.sandbox.pool.membership import Membership
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        self._advertised_url = advertised_url
+        self._membership = Membership(gateway_url, token, note) if gateway_url is not None else None
+
+    def announce(self, address: str) -> None:
+        note(f"serving on {address} (OpenAPI: {address}/openapi.json); Ctrl-C drains and stops")
+        if self._membership is not None:
+            self._membership.start(self._advertised_url or address)
+
+    def withdraw(self) -> None:
+        if self._membership is not None:
+            self._membership.start_leaving()
+
+    async def end(self) -> None:
+        if self._membership is not None:
+            await self._membership.end()
 
 
 def run_server_process() -> None:
@@ -90,7 +114,16 @@ def run_server_process() -> None:
     run_server(Grader)
 
 
-async def _serve_unsafe(config: "ServeConfig") -> None:
+async def _serve_isolated(config: "ServeConfig", standing: _Standing) -> None:
+    from rstar2.sandbox.supervisor import supervise
+
+    try:
+        await supervise(config, standing.announce, standing.withdraw)
+    finally:
+        await standing.end()
+
+
+async def _serve_unsafe(config: "ServeConfig", standing: _Standing) -> None:
     from rstar2.grading import Grader
     from rstar2.sandbox.http import create_app, serve_forever
     from rstar2.sandbox.supervisor import listen
@@ -100,6 +133,6 @@ async def _serve_unsafe(config: "ServeConfig") -> None:
     async with UnsafeExecutor() as executor:
         app = create_app(executor, config.service, grader=Grader(executor))
         bound_host, bound_port = listener.getsockname()[:2]
-        await serve_forever(
-            app, [listener], drain_s=config.drain_s, on_ready=lambda: _announce(f"http://{bound_host}:{bound_port}")
-        )
+        address = f"http://{bound_host}:{bound_port}"
+        await serve_forever(app, [listener], drain_s=config.drain_s, on_ready=lambda: standing.announce(address))
+        await standing.end()

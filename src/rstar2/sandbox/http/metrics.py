@@ -2,9 +2,10 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rstar2.sandbox.execution import Execution
+from rstar2.sandbox.http.schema import NodeInfo
 
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 PREFIX = "rstar2_sandbox_"
@@ -44,9 +45,9 @@ class Metrics:
         self.responses[status] += 1
         self._request.observe(seconds)
 
-    def render(self, gauges: Mapping[str, float]) -> str:
-        """All of it. `gauges` are the levels of this moment, by name."""
-        return "\n".join((*self._lines(gauges), ""))
+    def render(self, gauges: Mapping[str, float], nodes: Sequence[NodeInfo] = ()) -> str:
+        """All of it. `gauges` are the levels of this moment, by name; `nodes` those behind a gateway."""
+        return "\n".join((*self._lines(gauges), *_node_lines(nodes), ""))
 
     def _lines(self, gauges: Mapping[str, float]) -> Iterator[str]:
         yield f"# HELP {PREFIX}executions_total Finished executions, by how they ended."
@@ -69,3 +70,24 @@ class Metrics:
         for name, level in gauges.items():
             yield f"# TYPE {PREFIX}{name} gauge"
             yield f"{PREFIX}{name} {level:g}"
+
+
+def _node_lines(nodes: Sequence[NodeInfo]) -> Iterator[str]:
+    for name, kind, meaning, level in _OF_A_NODE if nodes else ():
+        yield f"# HELP {PREFIX}node_{name} {meaning}"
+        yield f"# TYPE {PREFIX}node_{name} {kind}"
+        for node in nodes:
+            yield f'{PREFIX}node_{name}{{node="{_escaped(node.url)}"}} {level(node):g}'
+
+
+_OF_A_NODE: tuple[tuple[str, str, str, Callable[[NodeInfo], float]], ...] = (
+    ("ready", "gauge", "1 if the node is given calls.", lambda node: node.state == "ready"),
+    ("slots", "gauge", "What the node can do at a time.", lambda node: node.num_slots),
+    ("outstanding", "gauge", "Calls that the node has and has not answered.", lambda node: node.num_outstanding),
+    ("answered_total", "counter", "Calls that the node answered.", lambda node: node.num_answered),
+    ("rerun_total", "counter", "Calls rerun elsewhere because of the node.", lambda node: node.num_rerun),
+)
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -102,6 +102,10 @@ class RollbackRequest(Wire):
     idempotency_key: IdempotencyKey = None
 
 
+class NodeRequest(Wire):
+    url: Annotated[str, Field(min_length=1, max_length=1024, description="Where the gateway reaches the node.")]
+
+
 class GradeRequest(Wire):
     """An answer, or a whole text whose answer is to be found, against the gold answer."""
 
@@ -165,6 +169,26 @@ class GradeResult:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """A node as its gateway knows it."""
+
+    url: str
+    state: str
+    """`joining`, `ready`, `suspect`, `lost` or `draining`; only a ready one is given calls."""
+    num_slots: int
+    num_outstanding: int
+    """Calls that it has and has not answered."""
+    num_answered: int
+    num_rerun: int
+    """Calls that were rerun elsewhere because this node failed them."""
+    num_failures: int
+    """Questions that it left unanswered, in a row."""
+    silent_s: float
+    """Since it was last heard from."""
+    message: str
+
+
 def digest(model: Wire) -> bytes:
     """What "the same body" means for an idempotency key: equal fields, whatever the bytes looked like."""
     return hashlib.blake2b(model.model_dump_json(exclude={"idempotency_key"}).encode(), digest_size=16).digest()
@@ -177,9 +201,11 @@ CELL = TypeAdapter(CellRequest)
 FORK = TypeAdapter(ForkRequest)
 ROLLBACK = TypeAdapter(RollbackRequest)
 GRADE = TypeAdapter(GradeRequest)
+NODE = TypeAdapter(NodeRequest)
 EXECUTION = TypeAdapter(Execution)
 BATCH_LINE = TypeAdapter(BatchLine)
 SESSION_INFO = TypeAdapter(SessionInfo)
 CELL_RESULT = TypeAdapter(CellResult)
 GRADE_RESULT = TypeAdapter(GradeResult)
+NODE_INFO = TypeAdapter(NodeInfo)
 ERROR = TypeAdapter(ErrorBody)

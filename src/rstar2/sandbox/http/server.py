@@ -23,6 +23,7 @@ from rstar2.sandbox.http.compat_code_judge import CodeJudgeApi
 from rstar2.sandbox.http.compat_sandbox_fusion import SandboxFusionApi
 from rstar2.sandbox.http.errors import ApiError, from_http_exception, overloaded, response_to
 from rstar2.sandbox.http.native import NativeApi
+from rstar2.sandbox.http.nodes import Nodes, NodesApi
 from rstar2.sandbox.http.service import Grader, Guarantees, Load, Service
 from rstar2.sandbox.http.sessions import SessionTable
 from rstar2.sandbox.http.settings import ServiceSettings
@@ -46,16 +47,19 @@ def create_app(
     grader: Grader | None = None,
     guarantees: Guarantees = tuple,
     load: Callable[[], Load] | None = None,
+    nodes: Nodes | None = None,
 ) -> web.Application:
+    """`nodes`: whoever keeps the machines that the executor spreads its work over; they may join and leave here."""
     settings = settings or ServiceSettings()
     service = Service(executor, settings, grader=grader, guarantees=guarantees, load=load)
     sessions = SessionTable(settings)
-    system = SystemApi(service, sessions)
+    system = SystemApi(service, sessions, nodes.nodes if nodes else tuple)
     operations = [
         *system.operations(),
         *NativeApi(service, sessions).operations(),
         *CodeJudgeApi(service).operations(),
         *SandboxFusionApi(service).operations(),
+        *(NodesApi(service, nodes).operations() if nodes else ()),
     ]
     document = openapi.document(operations, has_token=settings.token is not None)
     system.publish(document)

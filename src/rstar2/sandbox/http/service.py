@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pydantic import JsonValue
@@ -23,6 +23,7 @@ from rstar2.sandbox.http.idempotency import KeyConflict, OnceTable, Outcome
 from rstar2.sandbox.http.metrics import Metrics
 from rstar2.sandbox.http.schema import EXECUTION, CellRequest, GradeRequest, GradeResult, RunRequest, digest
 from rstar2.sandbox.http.settings import ServiceSettings
+from rstar2.sandbox.local import usable_cores
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class Load:
     num_slots: int
     num_busy_slots: int
     num_queued: int
+    num_cores: int = field(default_factory=usable_cores)
 
 
 class Graded(Protocol):

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -9,6 +10,7 @@ from pydantic import JsonValue, TypeAdapter
 
 import rstar2
 from rstar2.sandbox.http.operation import Answer, Operation, json_response
+from rstar2.sandbox.http.schema import NodeInfo
 from rstar2.sandbox.http.service import Service
 from rstar2.sandbox.http.sessions import SessionTable
 
@@ -31,6 +33,8 @@ class Status:
     queue: int
     num_workers: int
     num_busy_workers: int
+    num_cores: int
+    """What programs can use here at a time: a gateway weighs its nodes by it."""
     num_in_flight: int
     num_sessions: int
     num_retained_results: int
@@ -39,7 +43,9 @@ class Status:
     responses: dict[str, int]
     """HTTP responses, by code."""
     guarantees: list[dict[str, JsonValue]]
-    """What the isolation on this machine holds, and what it does not."""
+    """What the isolation on this machine holds, and what it does not; of a gateway, what it holds on all its nodes."""
+    nodes: list[NodeInfo]
+    """Of a gateway: whom it gives its work to. Empty elsewhere."""
 
 
 HEALTH = TypeAdapter(Health)
@@ -49,8 +55,11 @@ DOCUMENT = TypeAdapter(dict[str, JsonValue])
 
 
 class SystemApi:
-    def __init__(self, service: Service, sessions: SessionTable) -> None:
+    def __init__(
+        self, service: Service, sessions: SessionTable, nodes: Callable[[], Sequence[NodeInfo]] = tuple
+    ) -> None:
         self._service = service
+        self._nodes = nodes
         self._sessions = sessions
         self._document = b"{}"
 
@@ -110,12 +119,14 @@ class SystemApi:
             queue=load.num_queued,
             num_workers=load.num_slots,
             num_busy_workers=load.num_busy_slots,
+            num_cores=load.num_cores,
             num_in_flight=service.num_in_flight,
             num_sessions=len(self._sessions),
             num_retained_results=len(service.once),
             executions=dict(service.metrics.executions),
             responses={str(code): count for code, count in service.metrics.responses.items()},
             guarantees=[dict(row) for row in service.guarantees()],
+            nodes=list(self._nodes()),
         )
         return json_response(STATUS.dump_json(status))
 
@@ -130,7 +141,9 @@ class SystemApi:
             "retained_results": len(service.once),
             "draining": service.draining,
         }
-        return web.Response(body=service.metrics.render(gauges).encode(), headers={"Content-Type": PROMETHEUS})
+        return web.Response(
+            body=service.metrics.render(gauges, self._nodes()).encode(), headers={"Content-Type": PROMETHEUS}
+        )
 
     async def openapi(self, _: web.Request) -> web.Response:
         return json_response(self._document)

@@ -1,0 +1,13 @@
+"""Many sandboxes behind one `Executor`: calls go to the node with room, and come back once, whatever dies.
+
+Promise: exactly one answer for each call; a node that is killed, hangs or leaves costs its callers time and nothing
+else; a bounded queue that says so at once when it is full. Starts no nodes and knows of no cluster: whoever starts
+nodes adds them.
+"""
+
+from rstar2.sandbox.pool.executor import PoolExecutor
+from rstar2.sandbox.pool.health import HealthConfig, NodeReport, NodeState
+from rstar2.sandbox.pool.remote import RemoteNode
+from rstar2.sandbox.pool.sessions import PoolSession
+
+__all__ = ["HealthConfig", "NodeReport", "NodeState", "PoolExecutor", "PoolSession", "RemoteNode"]

@@ -1,0 +1,46 @@
+"""Which node gets the next call: the better of two drawn at random. Pure; the randomness comes in from outside.
+
+Two choices keep the fullest node within a hair of the mean, where one random choice does not; and where the least
+loaded of all would send every caller of a moment to the same node, two choices spread them.
+"""
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A node as the choice sees it."""
+
+    name: str
+    num_slots: int
+    """What it can do at a time, in units that all nodes share; cores, for most."""
+    num_outstanding: int
+    capacity: int
+    """Outstanding calls that it may have at most."""
+    takes_calls: bool
+
+    @property
+    def has_room(self) -> bool:
+        return self.takes_calls and self.num_outstanding < self.capacity
+
+    @property
+    def load_with_one_more(self) -> float:
+        return (self.num_outstanding + 1) / self.num_slots
+
+
+def choose(candidates: Sequence[Candidate], rng: random.Random, avoid: Collection[str] = ()) -> Candidate | None:
+    """One that takes calls and has room; None if there is none. Of two, drawn in proportion to their slots, the one
+    that would be less loaded with the call. One of `avoid` only if there is no other."""
+    with_room = [candidate for candidate in candidates if candidate.has_room]
+    drawable = [candidate for candidate in with_room if candidate.name not in avoid] or with_room
+    if len(drawable) < 2:
+        return drawable[0] if drawable else None
+    first = _draw(drawable, rng)
+    second = _draw([candidate for candidate in drawable if candidate is not first], rng)
+    return min(first, second, key=lambda candidate: candidate.load_with_one_more)
+
+
+def _draw(candidates: Sequence[Candidate], rng: random.Random) -> Candidate:
+    return rng.choices(candidates, weights=[candidate.num_slots for candidate in candidates])[0]

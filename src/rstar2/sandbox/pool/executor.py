@@ -1,0 +1,306 @@
+"""Many sandboxes as one: every call goes to a node with room, and comes back once.
+
+Invariants: a call is in the queue, or with one node, or answered; a node's answer counts only while the call is with
+that node, so a caller gets exactly one answer whatever dies. Rerun is only what a node failed by its own fault, a
+bounded number of times and not beyond the caller's queue deadline; what the program did is never rerun. The queue is
+bounded: who finds it full is told at once.
+"""
+
+import asyncio
+import itertools
+import logging
+import math
+import random
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from rstar2.errors import InfrastructureError, UserError
+from rstar2.sandbox.execution import Execution, ExecutionStatus
+from rstar2.sandbox.executor import Executor, Overloaded, Request
+from rstar2.sandbox.fair_queue import FairQueue
+from rstar2.sandbox.http.schema import NodeInfo
+from rstar2.sandbox.pool.health import HealthConfig, Probe
+from rstar2.sandbox.pool.node import Call, Group, Node
+from rstar2.sandbox.pool.nodes import NodeTable
+from rstar2.sandbox.pool.sessions import PoolSession
+
+logger = logging.getLogger(__name__)
+MAX_TRIES = 4
+"""More nodes than that do not fail one after another by chance: it is the call that brings them down."""
+TICK_S = 0.05
+LEAVE_DEADLINE_S = 60.0
+SHORTEST_QUEUE_S = 1e-3
+
+
+class PoolExecutor:
+    """Satisfies `Executor` over any number of nodes, each an `Executor` that belongs to the pool from then on."""
+
+    def __init__(
+        self,
+        *,
+        health: HealthConfig | None = None,
+        max_queued: int = 100_000,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: FairQueue[Call] = FairQueue(max_queued)
+        self._flows = itertools.count()
+        self._next_expiry = math.inf
+        self._will_pump = False
+        self._is_closed = False
+        self.table = NodeTable(
+            health or HealthConfig(),
+            rng or random.Random(),
+            on_change=self._pump_soon,
+            on_lost=self._take_back,
+        )
+        self._ticker = asyncio.create_task(self._tick(), name="expire queued calls")
+
+    # ---- nodes ----
+
+    def add_node(
+        self, name: str, executor: Executor, num_slots: int, probe: Probe | None = None, *, is_fixed: bool = True
+    ) -> None:
+        """With a probe it is given calls when it has answered, and is watched; without one it is trusted until
+        `lose_node`. One that is not fixed is forgotten when it has been lost for long."""
+        self.table.add(name, executor, num_slots, probe, is_fixed=is_fixed)
+
+    async def remove_node(self, name: str, deadline_s: float = LEAVE_DEADLINE_S) -> bool:
+        """No new calls; those that it has are waited for, and after the deadline rerun elsewhere. Whether it finished
+        them all."""
+        node = self._known(name)
+        self.table.start_leaving(node)
+        return await self.table.finish_leaving(node, deadline_s)
+
+    def lose_node(self, name: str) -> None:
+        """It is gone now: its calls are rerun elsewhere. If it has a probe, it is taken back when it answers."""
+        self.table.lose(self._known(name), "it was reported as gone")
+
+    def nodes(self) -> Sequence[NodeInfo]:
+        return [node.info() for node in self.table]
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._queue)
+
+    # ---- what callers do ----
+
+    async def run(self, request: Request) -> Execution:
+        call = self._submit(request, request.flow)
+        try:
+            return await call.future
+        finally:
+            self._abandon(call)
+
+    async def run_many(self, requests: Iterable[Request]) -> AsyncIterator[tuple[int, Execution]]:
+        """As many at a time as the queue has room for; Overloaded if it has none while nothing of these is in it."""
+        flow = self._new_flow()
+        finished: asyncio.Queue[tuple[int, asyncio.Future[Execution]]] = asyncio.Queue()
+        calls: dict[int, Call] = {}
+
+        async def next_finished() -> tuple[int, Execution]:
+            index, future = await finished.get()
+            del calls[index]
+            return index, future.result()
+
+        try:
+            for index, request in enumerate(requests):
+                while calls and not self._queue.room:
+                    yield await next_finished()
+                calls[index] = call = self._submit(request, request.flow or flow)
+                call.future.add_done_callback(lambda done, index=index: finished.put_nowait((index, done)))  # type: ignore[misc]
+            while calls:
+                yield await next_finished()
+        finally:
+            for call in calls.values():
+                self._abandon(call)
+
+    async def session(self) -> PoolSession:
+        return PoolSession(self.table)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        self._ticker.cancel()
+        await self.table.close()
+        for call in self._queue.take_expired(lambda _: True):
+            self._fail(call, InfrastructureError("the pool was closed"))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ---- from the queue to a node ----
+
+    def _submit(self, request: Request, flow: str) -> Call:
+        if self._is_closed:
+            raise InfrastructureError("the pool is closed")
+        if not self._queue.room:
+            raise Overloaded(retry_after_s=1.0)
+        call = Call(request, flow or self._new_flow(), self._loop.create_future())
+        self._queue.push(call.flow, call)
+        self._next_expiry = min(self._next_expiry, call.expires_at)
+        self._pump_soon()
+        return call
+
+    def _pump_soon(self) -> None:
+        """After all that happens in this moment: calls that come together go to a node in one message."""
+        if not self._will_pump and not self._is_closed:
+            self._will_pump = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._will_pump = False
+        together: dict[Node, list[Call]] = {}
+        while len(self._queue):
+            call = self._queue.pop()
+            node = self.table.choose(call.tried)
+            if node is None:
+                self._queue.push_front(call.flow, call)
+                break
+            node.num_outstanding += 1
+            # What failed once goes alone, so that it takes no others down with it if it was the cause.
+            if call.num_failed_tries:
+                self._give(node, [call])
+            else:
+                together.setdefault(node, []).append(call)
+        for node, calls in together.items():
+            self._give(node, calls)
+
+    def _give(self, node: Node, calls: list[Call]) -> None:
+        now = time.monotonic()
+        error = InfrastructureError(f"the sandbox node {node.name} ended a batch before all of it was answered")
+        group = Group(node, dict(enumerate(calls)), error)
+        for call in calls:
+            call.group, call.given_at = group, now
+        node.groups.add(group)
+        group.task = asyncio.create_task(self._run_group(group), name=f"calls on {node.name}")
+        group.task.add_done_callback(lambda _: self._end_group(group))
+
+    async def _run_group(self, group: Group) -> None:
+        node = group.node
+        requests = [_with_time_left(call) for call in group.calls.values()]
+        try:
+            if len(requests) == 1:
+                self._take_answer(group, 0, await node.executor.run(requests[0]))
+            else:
+                async for index, execution in node.executor.run_many(requests):
+                    self._take_answer(group, index, execution)
+        except Overloaded as full:
+            self._let_rest(group, full.retry_after_s)
+        except (InfrastructureError, UserError) as error:
+            group.error = error
+        except Exception as error:
+            logger.exception("the executor of the sandbox node %s raised", node.name)
+            group.error = InfrastructureError(f"the sandbox node {node.name} failed: {error!r}")
+
+    def _end_group(self, group: Group) -> None:
+        group.node.groups.discard(group)
+        for call in group.take_all():
+            self._rerun(call, group.node, group.error)
+        self._pump_soon()
+
+    def _take_answer(self, group: Group, index: int, execution: Execution) -> None:
+        call = group.take(index)
+        if call is None:
+            return
+        if execution.status is ExecutionStatus.INFRASTRUCTURE:
+            self._rerun(call, group.node, InfrastructureError(execution.message))
+        else:
+            group.node.num_answered += 1
+            queue_s = execution.queue_s + call.given_at - call.submitted_at
+            num_attempts = execution.num_attempts + call.num_failed_tries
+            _settle(call, replace(execution, queue_s=queue_s, num_attempts=num_attempts))
+        self._pump_soon()
+
+    # ---- what goes wrong ----
+
+    def _rerun(self, call: Call, node: Node, error: Exception) -> None:
+        """The node failed the call: another one gets it, if there is time and it has not failed too often."""
+        if call.future.done():
+            return
+        self.table.suspect(node, str(error))
+        node.num_rerun += 1
+        call.tried.add(node.name)
+        call.num_failed_tries += 1
+        if call.num_failed_tries >= MAX_TRIES or time.monotonic() >= call.expires_at or self._is_closed:
+            self._fail(call, error)
+        else:
+            self._queue.push_front(call.flow, call)
+            self._pump_soon()
+
+    def _take_back(self, node: Node) -> None:
+        """The node is lost: nothing that it may still say counts."""
+        error = InfrastructureError(f"the sandbox node {node.name} was lost: {node.message}")
+        for group in list(node.groups):
+            calls = group.take_all()
+            if group.task is not None:
+                group.task.cancel()
+            for call in calls:
+                self._rerun(call, node, error)
+
+    def _let_rest(self, group: Group, retry_after_s: float) -> None:
+        """The node has no room: it did not fail, and its calls wait here, where any node can take them."""
+        group.node.rests_until = time.monotonic() + retry_after_s
+        group.node.wake.set()
+        self._loop.call_later(retry_after_s, self._pump_soon)
+        for call in reversed(group.take_all()):
+            if not call.future.done():
+                self._queue.push_front(call.flow, call)
+
+    def _fail(self, call: Call, error: Exception) -> None:
+        if isinstance(error, UserError):
+            if not call.future.done():
+                call.future.set_exception(error)
+            return
+        fault = Execution(
+            ExecutionStatus.INFRASTRUCTURE, message=str(error), num_attempts=max(1, call.num_failed_tries)
+        )
+        _settle(call, fault)
+
+    def _abandon(self, call: Call) -> None:
+        """The caller has its answer, or went away. What nobody waits for is ended: at once where the call is alone,
+        else with the last of its group."""
+        if call.future.done() and not call.future.cancelled():
+            return
+        call.future.cancel()
+        if call.group is None:
+            self._queue.remove(call.flow, call)
+        elif call.group.is_abandoned and call.group.task is not None:
+            call.group.task.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            if now < self._next_expiry:
+                continue
+            for call in self._queue.take_expired(lambda call: call.expires_at <= now):  # noqa: B023
+                waited = f"no sandbox node had room within {call.request.queue_s:g} s"
+                status = ExecutionStatus.QUEUE_TIMEOUT
+                _settle(call, Execution(status, queue_s=call.request.queue_s, message=waited))
+            self._next_expiry = min((call.expires_at for call in self._queue), default=math.inf)
+
+    def _new_flow(self) -> str:
+        return f"pool-{next(self._flows)}"
+
+    def _known(self, name: str) -> Node:
+        node = self.table.get(name)
+        if node is None:
+            raise UserError(f"node: there is none named {name}")
+        return node
+
+
+def _with_time_left(call: Call) -> Request:
+    return replace(call.request, queue_s=max(call.expires_at - time.monotonic(), SHORTEST_QUEUE_S))
+
+
+def _settle(call: Call, execution: Execution) -> None:
+    if not call.future.done():
+        call.future.set_result(execution)
