@@ -144,6 +144,34 @@ async def test_losing_the_last_engine_ends_the_run_and_says_why() -> None:
     assert all(result == EXPECTED for result in results if not isinstance(result, BaseException))
 
 
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+async def test_rollouts_wait_for_the_engine_that_takes_the_place_of_the_last(policy: str) -> None:
+    driver: Driver[list[int]] = Driver(make_policy(policy), patience_s=60)
+    driver.add_engine("first", CountingEngine(dies_after=500), SPEED)
+    second = CountingEngine()
+
+    async def replace() -> None:
+        while driver.engine("first") is not None:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        driver.add_engine("second", second, SPEED)
+
+    replacing = asyncio.create_task(replace())
+    results = await asyncio.wait_for(driver.run(specs(200), two_turns), 60)
+    await replacing
+    assert all(result == EXPECTED for result in results)
+    assert second.num_generated == 200 * 12 - 500 and not second.sessions
+
+
+async def test_patience_has_an_end() -> None:
+    driver: Driver[list[int]] = Driver(make_policy("kv-aware"), patience_s=0.05)
+    driver.add_engine("only", CountingEngine(dies_after=500), SPEED)
+    results = await asyncio.wait_for(driver.run(specs(200), two_turns), 60)
+    assert any(isinstance(result, InfrastructureError) for result in results)
+    with pytest.raises(InfrastructureError, match="no engine"):
+        await driver.run(specs(1), two_turns)
+
+
 async def test_a_step_is_recorded_and_found_again_in_the_run_directory(tmp_path: Path) -> None:
     driver: Driver[list[int]] = Driver(make_policy("kv-aware"), report_period_s=0.01)
     driver.add_engine("dying", CountingEngine(dies_after=3_000), SPEED)

@@ -46,7 +46,9 @@ class Driver(Generic[Result]):
         scheduler: Scheduler,
         clock: Callable[[], float] = time.monotonic,
         report_period_s: float = REPORT_PERIOD_S,
+        patience_s: float = 0.0,
     ) -> None:
+        """`patience_s`: how long rollouts wait for an engine to join when the last one is lost."""
         self.clock = clock
         self.recorder = StepRecorder(0, time.time(), clock)
         self._scheduler = scheduler
@@ -56,6 +58,10 @@ class Driver(Generic[Result]):
         self._given_up: set[str] = set()
         """Rollouts whose cache may be gone when they go on."""
         self._report_period_s = report_period_s
+        self._patience_s = patience_s
+        self._untold_loss: str | None = None
+        """The last engine, when it is lost: schedulers always know of one, so they are told when the next joins."""
+        self._deadline: asyncio.TimerHandle | None = None
 
     def add_engine(self, name: str, engine: Engine, speed: EngineSpeed, num_cache_tokens: int | None = None) -> None:
         """An engine joins, before a run or in the middle of it. `num_cache_tokens` is for engines that cannot say
@@ -65,6 +71,7 @@ class Driver(Generic[Result]):
         self.recorder.engine_joined(name, load)
         num_tokens = load.num_blocks * load.block_size if num_cache_tokens is None else num_cache_tokens
         self.tell(EngineJoined(self.clock(), name, num_tokens, speed))
+        self._tell_last_loss()
 
     def lose_engine(self, name: str) -> None:
         """An engine is gone; what it ran goes on elsewhere. Saying it twice changes nothing."""
@@ -75,8 +82,28 @@ class Driver(Generic[Result]):
         if self._engines:
             self.tell(EngineLost(self.clock(), name))
             return
+        self._untold_loss = name
+        if self._patience_s:
+            self._deadline = asyncio.get_running_loop().call_later(self._patience_s, self._give_up)
+        else:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        name, self._untold_loss = self._untold_loss, None
         for seat in self._seats.values():
             seat.fail(InfrastructureError(f"engine {name} was the last one, and it is lost"))
+
+    def _tell_last_loss(self) -> None:
+        name, self._untold_loss = self._untold_loss, None
+        if name is not None:
+            assert self._deadline is not None
+            self._deadline.cancel()
+            self.tell(EngineLost(self.clock(), name))
+
+    @property
+    def _is_scheduled(self) -> bool:
+        """Whether there is an engine, or one is waited for."""
+        return bool(self._engines) or self._untold_loss is not None
 
     def engine(self, name: str) -> Engine | None:
         return self._engines.get(name)
@@ -97,7 +124,7 @@ class Driver(Generic[Result]):
         self, specs: Sequence[RolloutSpec], rollout: Callable[[Seat], Awaitable[Result]]
     ) -> list[Result | BaseException]:
         """Run `rollout` once for each spec. The results are in the order of `specs`; or what was raised instead."""
-        if not self._engines:
+        if not self._is_scheduled:
             raise InfrastructureError("there is no engine to run rollouts on: none was added, or all are lost")
         self._seats |= {spec.rollout: Seat(self, spec) for spec in specs}
         reporter = asyncio.create_task(self._report())
@@ -119,7 +146,7 @@ class Driver(Generic[Result]):
             self.recorder.end(seat.spec.rollout)
             self._given_up.discard(seat.spec.rollout)
             del self._seats[seat.spec.rollout]
-            if self._engines:
+            if self._is_scheduled:
                 self._release(seat.spec.rollout, seat.engine)
                 self.tell(RolloutEnded(self.clock(), seat.spec.rollout, seat.num_tokens))
 
@@ -150,7 +177,8 @@ class Driver(Generic[Result]):
             case Cancel():
                 counts.num_cancels += 1
                 self._given_up.add(decision.rollout)
-                self._run_errand(decision.engine, self._engines[decision.engine].cancel(decision.rollout))
+                if (engine := self._engines.get(decision.engine)) is not None:
+                    self._run_errand(decision.engine, engine.cancel(decision.rollout))
             case KeepWaiting():
                 pass
 

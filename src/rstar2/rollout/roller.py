@@ -1,11 +1,12 @@
 """Many rollouts of many problems, each of them judged: agent, tools and judge put together on the driver.
 
 Invariant: one trace comes back for each request, in the order of the requests, whatever happened to it; a rollout that
-was lost through our fault comes back as that, and never with a reward.
+was lost through our fault comes back as that, and never with a reward. One that had ended before its run was
+interrupted comes back as it was, and is not rolled out again.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rstar2.agent import Agent, AgentLimits, ChatFormat, Tool, Transcript
@@ -63,6 +64,15 @@ class Roller:
         self._make_tools = make_tools
         self._judge = judge
         self._model = model
+        self._remembered: dict[str, Trace] = {}
+
+    def remember(self, traces: Mapping[str, Trace]) -> None:
+        """Rollouts of an interrupted run, by id. Each is given back once; those that our fault spoilt are not."""
+        self._remembered = {
+            trace_id: trace
+            for trace_id, trace in traces.items()
+            if trace.outcome is not Outcome.INFRASTRUCTURE_FAULT and trace.verdict is not Verdict.UNDECIDED
+        }
 
     def num_prompt_tokens(self, problem: Problem) -> int:
         schemas = [tool.schema for tool in self._make_tools()]
@@ -78,6 +88,10 @@ class Roller:
         """One judged trace a request; `on_trace` sees each the moment it is ready."""
         by_id = {request.trace_id: request for request in requests}
         assert len(by_id) == len(requests), "trace ids must be unique"
+        finished = self._recall(requests)
+        for trace in finished.values():
+            on_trace(trace)
+        requests = [request for request in requests if request.trace_id not in finished]
         num_prompt_tokens = {
             request.problem.id: self.num_prompt_tokens(request.problem)
             for request in {request.problem.id: request for request in requests}.values()
@@ -98,12 +112,19 @@ class Roller:
             )
             for request in requests
         ]
-        traces = []
-        for result in await self.driver.run(specs, roll):
+        for spec, result in zip(specs, await self.driver.run(specs, roll) if specs else (), strict=True):
             if isinstance(result, BaseException):
                 raise result
-            traces.append(result)
-        return traces
+            finished[spec.rollout] = result
+        return [finished[trace_id] for trace_id in by_id]
+
+    def _recall(self, requests: Sequence[RolloutRequest]) -> dict[str, Trace]:
+        found = {}
+        for request in requests:
+            trace = self._remembered.pop(request.trace_id, None)
+            if trace is not None and (trace.problem_id, trace.step) == (request.problem.id, request.step):
+                found[request.trace_id] = trace
+        return found
 
     async def _roll(self, request: RolloutRequest, seat: Seat, limits: AgentLimits, sampling: Sampling) -> Trace:
         engine = _SeatEngine(seat)

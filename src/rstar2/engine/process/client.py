@@ -1,30 +1,20 @@
-"""The owner's side: an `Engine` whose work is done by a child process.
-
-Invariant: every turn that was asked for ends with exactly one stop reason or one error, also when the child is killed.
-"""
+"""The owner's side: starts the child, and talks to it over a pair of sockets that only the two of them have."""
 
 import asyncio
 import json
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from rstar2.engine.process.wire import (
-    Frame,
-    decode_chunk,
-    decode_error,
-    decode_load,
-    encode_sampling,
-    read_frame,
-    write_frame,
-)
-from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
+from rstar2.engine.process.framing import read_frame, write_frame
+from rstar2.engine.protocol import EngineLoad
+from rstar2.engine.remote import RemoteEngine
+from rstar2.engine.remote.wire import Frame, decode_error, decode_load
 from rstar2.errors import InfrastructureError
 
 if TYPE_CHECKING:
@@ -35,25 +25,12 @@ START_TIMEOUT_S = 300.0
 CLOSE_TIMEOUT_S = 10.0
 
 
-class EngineProcess:
+class EngineProcess(RemoteEngine):
     """Satisfies `Engine`. Made by `start`; ended by `close`, or by the end of this process."""
 
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        load: EngineLoad,
-    ) -> None:
-        self._process = process
-        self._reader = reader
-        self._writer = writer
-        self._load = load
-        self._numbers = count()
-        self._turns: dict[int, asyncio.Queue[Chunk | Exception]] = {}
-        self._answers: dict[int, asyncio.Future[None]] = {}
-        self._end: InfrastructureError | None = None
-        self._listener = asyncio.create_task(self._listen())
+    def __init__(self, channel: "_Pipe", load: EngineLoad) -> None:
+        self.pid = channel.process.pid
+        super().__init__(channel, load, f"the engine's process {self.pid}")
 
     @classmethod
     async def start(
@@ -80,118 +57,52 @@ class EngineProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 env={**os.environ, "OMP_NUM_THREADS": str(num_threads)},
             )
-        reader, writer = await asyncio.open_connection(sock=ours)
+        channel = _Pipe(process, *await asyncio.open_connection(sock=ours))
         try:
-            load = await _await_ready(process, reader)
+            load = await _await_ready(channel)
         except BaseException:
-            writer.close()
-            _kill(process)
-            await process.wait()
+            await channel.kill()
             raise
-        return cls(process, reader, writer, load)
+        return cls(channel, load)
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
-    async def generate(
-        self, session: str, token_ids: Sequence[int], sampling: Sampling, max_tokens: int
-    ) -> AsyncIterator[Chunk]:
-        self._check_alive()
-        number = next(self._numbers)
-        items = self._turns[number] = asyncio.Queue()
-        request = {"session": session, "token_ids": list(token_ids), "max_tokens": max_tokens}
-        self._ask("generate", number, {**request, "sampling": encode_sampling(sampling)})
-        has_ended = False
-        try:
-            while not has_ended:
-                item = await items.get()
-                if isinstance(item, Exception):
-                    has_ended = True
-                    raise item
-                has_ended = item.stop_reason is not None
-                yield item
-        finally:
-            del self._turns[number]
-            if not has_ended:
-                self._ask("leave", number, {})
+class _Pipe:
+    """Satisfies `Channel`."""
 
-    def load(self) -> EngineLoad:
-        """As the child last said, some hundredths of a second ago."""
-        self._check_alive()
-        return self._load
+    def __init__(
+        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.process = process
+        self._reader = reader
+        self._writer = writer
 
-    async def cancel(self, session: str) -> None:
-        await self._ask_and_wait("cancel", session)
+    def send(self, frame: Frame) -> None:
+        if not self._writer.is_closing():
+            write_frame(self._writer, frame)
 
-    async def release(self, session: str) -> None:
-        await self._ask_and_wait("release", session)
+    async def receive(self) -> Frame | None:
+        return await read_frame(self._reader)
 
     async def close(self) -> None:
         self._writer.close()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), CLOSE_TIMEOUT_S)
-        _kill(self._process)
-        await self._process.wait()
-        await self._listener
+            await asyncio.wait_for(self.process.wait(), CLOSE_TIMEOUT_S)
+        await self.kill()
 
-    def _check_alive(self) -> None:
-        if self._end is not None:
-            raise self._end
-
-    def _ask(self, what: str, number: int, request: Frame) -> None:
-        if self._end is None and not self._writer.is_closing():
-            write_frame(self._writer, {"ask": what, "number": number, **request})
-
-    async def _ask_and_wait(self, what: str, session: str) -> None:
-        self._check_alive()
-        number = next(self._numbers)
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        self._ask(what, number, {"session": session})
-        try:
-            await answer
-        finally:
-            self._answers.pop(number, None)
-
-    async def _listen(self) -> None:
-        while (frame := await read_frame(self._reader)) is not None:
-            self._load = decode_load(frame["load"])
-            for number, values in frame["chunks"]:
-                if number in self._turns:
-                    self._turns[number].put_nowait(decode_chunk(values))
-            for reply in frame["replies"]:
-                self._take_reply(reply["number"], reply["error"])
-        self._end = InfrastructureError(f"the engine's process {self._process.pid} is gone")
-        for items in self._turns.values():
-            items.put_nowait(self._end)
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(self._end)
-
-    def _take_reply(self, number: int, error: list[str] | None) -> None:
-        if number in self._turns and error is not None:
-            self._turns[number].put_nowait(decode_error(error))
-        answer = self._answers.get(number)
-        if answer is None or answer.done():
-            return
-        if error is None:
-            answer.set_result(None)
-        else:
-            answer.set_exception(decode_error(error))
+    async def kill(self) -> None:
+        self._writer.close()
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
 
 
-async def _await_ready(process: asyncio.subprocess.Process, reader: asyncio.StreamReader) -> EngineLoad:
+async def _await_ready(channel: _Pipe) -> EngineLoad:
     try:
-        hello = await asyncio.wait_for(read_frame(reader), START_TIMEOUT_S)
+        hello = await asyncio.wait_for(channel.receive(), START_TIMEOUT_S)
     except TimeoutError:
         raise InfrastructureError(f"the engine's process was not ready after {START_TIMEOUT_S:.0f} s") from None
     if hello is None:
-        raise InfrastructureError(f"the engine's process ended with code {await process.wait()} as it started")
+        raise InfrastructureError(f"the engine's process ended with code {await channel.process.wait()} as it started")
     if hello["error"] is not None:
         raise decode_error(hello["error"])
     return decode_load(hello["load"])
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    with suppress(ProcessLookupError):
-        process.kill()

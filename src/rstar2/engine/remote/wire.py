@@ -1,11 +1,8 @@
-"""Frames between an engine's process and its owner: four bytes of length, then one JSON object.
+"""What an engine and its owner elsewhere say to each other: plain values, whatever carries them.
 
 Invariant: whatever `encode_*` makes, `decode_*` turns back into an equal value.
 """
 
-import asyncio
-import json
-import struct
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,22 +12,6 @@ from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import StopReason
 
 Frame = dict[str, Any]
-_LENGTH = struct.Struct(">I")
-
-
-def write_frame(writer: asyncio.StreamWriter, frame: Frame) -> None:
-    body = json.dumps(frame, separators=(",", ":")).encode()
-    writer.write(_LENGTH.pack(len(body)) + body)
-
-
-async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
-    """None when the other side is gone, in the middle of a frame or between two."""
-    try:
-        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        frame: Frame = json.loads(await reader.readexactly(length))
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
-    return frame
 
 
 def encode_sampling(sampling: Sampling) -> Frame:

@@ -38,6 +38,8 @@ class VllmOptions:
     is_eager: bool = False
     """No compilation, no CUDA graphs: starts much sooner. Always so on a CPU, where compilation takes minutes and gains
     nothing."""
+    can_sleep: bool = False
+    """Whether it can give its GPU's memory back for a while; GPUs only."""
     seed: int = 0
 
 
@@ -72,6 +74,15 @@ class VllmInProcessEngine(VllmEngine):
         if llm.errored:
             raise InfrastructureError(f"vLLM ended: {llm.dead_error}")
         return load_of(generate_latest(REGISTRY).decode())
+
+    async def sleep(self) -> None:
+        """Give the GPU's memory back: weights go to host memory, caches are dropped. No turn may run."""
+        with _faults_told_apart():
+            await self._in_process.llm.sleep(level=1)
+
+    async def wake(self) -> None:
+        with _faults_told_apart():
+            await self._in_process.llm.wake_up()
 
     async def close(self) -> None:
         self._in_process.close()
@@ -169,6 +180,7 @@ def _engine_arguments(options: VllmOptions, *, is_cpu: bool) -> dict[str, Any]:
         "tensor_parallel_size": options.num_gpus,
         "logprobs_mode": "processed_logprobs",
         "skip_tokenizer_init": True,
+        "enable_sleep_mode": options.can_sleep,
         "seed": options.seed,
     }
     if options.kv_cache_tokens is not None:

@@ -1,0 +1,93 @@
+"""Where the engine is: acts on the owner's frames, and has frames for it.
+
+Tokens are gathered for up to `FLUSH_PERIOD_S` and sent together, because the owner serves several engines with one
+event loop; the end of a turn is sent at once, because somebody waits for it. A frame that says nothing new is sent
+every `HEARTBEAT_S`: by its silence the owner knows an engine that hangs.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from contextlib import suppress
+
+from rstar2.engine.protocol import Chunk, Engine
+from rstar2.engine.remote.wire import Frame, decode_sampling, encode_chunk, encode_error, encode_load, joined
+
+FLUSH_PERIOD_S = 0.02
+"""A person reads slower than this, and a scheduler looks more rarely."""
+HEARTBEAT_S = 1.0
+
+
+class EngineHost:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._chunks: defaultdict[int, list[Chunk]] = defaultdict(list)
+        self._replies: list[Frame] = []
+        self._is_urgent = asyncio.Event()
+        self._last_load = engine.load()
+        self._last_s = time.monotonic()
+
+    def act(self, frame: Frame) -> None:
+        number = frame["number"]
+        match frame["ask"]:
+            case "generate":
+                self._tasks[number] = asyncio.create_task(self._generate(number, frame))
+            case "leave":
+                task = self._tasks.get(number)
+                if task is not None:
+                    task.cancel()
+            case "cancel" | "release":
+                self._tasks[number] = asyncio.create_task(self._answer(number, frame))
+        if number in self._tasks:
+            self._tasks[number].add_done_callback(lambda _: self._tasks.pop(number, None))
+
+    async def next_frame(self) -> Frame:
+        """Waits until there is something to say, or it is time to say that it is there."""
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_urgent.wait(), FLUSH_PERIOD_S)
+            self._is_urgent.clear()
+            load = self._engine.load()
+            is_silent = not (self._chunks or self._replies or load != self._last_load)
+            if not is_silent or time.monotonic() - self._last_s > HEARTBEAT_S:
+                break
+        chunks = [
+            [number, encode_chunk(chunk)] for number, several in self._chunks.items() for chunk in joined(several)
+        ]
+        frame = {"chunks": chunks, "replies": self._replies, "load": encode_load(load)}
+        self._chunks.clear()
+        self._replies, self._last_load, self._last_s = [], load, time.monotonic()
+        return frame
+
+    async def close(self) -> None:
+        """Turns that run are left. The engine itself stays open."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _generate(self, number: int, frame: Frame) -> None:
+        sampling = decode_sampling(frame["sampling"])
+        try:
+            turn = self._engine.generate(frame["session"], frame["token_ids"], sampling, frame["max_tokens"])
+            async for chunk in turn:
+                self._chunks[number].append(chunk)
+                if chunk.stop_reason is not None:
+                    self._is_urgent.set()
+        except Exception as error:
+            self._reply({"number": number, "error": encode_error(error)})
+
+    async def _answer(self, number: int, frame: Frame) -> None:
+        try:
+            if frame["ask"] == "cancel":
+                await self._engine.cancel(frame["session"])
+            else:
+                await self._engine.release(frame["session"])
+            self._reply({"number": number, "error": None})
+        except Exception as error:
+            self._reply({"number": number, "error": encode_error(error)})
+
+    def _reply(self, reply: Frame) -> None:
+        self._replies.append(reply)
+        self._is_urgent.set()
