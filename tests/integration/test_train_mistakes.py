@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 from sandbox_service import service_on_thread
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from train_recipes import write_recipe
 
 from rstar2.config import load_recipe
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import RunDirectory, RunStatus, RunView
-from rstar2.train import checkpoint as checkpoint_module
 from rstar2.train import prepare_new, prepare_resumed, train
-from rstar2.train.checkpoint import load_tensors
+from rstar2.train.shards import stored_shapes
 
 pytestmark = pytest.mark.integration
 
@@ -62,23 +62,23 @@ async def start(folder: Path, sandbox_url: str, *replacements: tuple[str, str]) 
 async def test_a_full_disk_while_saving_costs_only_what_was_not_saved_yet(
     tmp_path: Path, sandbox_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_file, num_saved = checkpoint_module.save_file, 0
+    write, num_saved = FileSystemWriter.write_data, 0
 
-    def full_at_the_third(*args: Any, **kwargs: Any) -> None:
+    def full_at_the_third(*args: Any) -> Any:
         nonlocal num_saved
         num_saved += 1
         if num_saved == 3:
             raise OSError(errno.ENOSPC, "No space left on device")
-        save_file(*args, **kwargs)
+        return write(*args)
 
-    monkeypatch.setattr(checkpoint_module, "save_file", full_at_the_third)
+    monkeypatch.setattr(FileSystemWriter, "write_data", full_at_the_third)
     with pytest.raises(InfrastructureError, match=r"No space left.*000002-step-000001, is whole"):
         await start(tmp_path, sandbox_url)
     run = tmp_path / "run"
     assert RunView(run).status is RunStatus.FAILED
     prepared = prepare_resumed(run)
     assert prepared.checkpoint is not None and prepared.checkpoint.state.step == 1
-    load_tensors(prepared.checkpoint, torch.device("cpu"))
+    assert stored_shapes(prepared.checkpoint.path)
     await train(prepared, Silent())
     assert [row.step for row in RunView(run).metrics() if row.stage in ("first", "second")] == [1, 2, 3, 4]
     assert (run / "final" / "model.safetensors").is_file()

@@ -57,16 +57,16 @@ async def test_adapters_kl_importance_weights_and_more_optimizer_steps_survive_a
         adapted = without(without(text, "sft"), "model.tiny").replace("tiny:llama", str(warm / "final"))
         recipe = parse_recipe(adapted.replace("[sandbox]\n", f"{LORA}\n[sandbox]\n"))
         await train(prepare_new(recipe, whole), Observers())
-        save, num_saved = checkpoint.CheckpointFolder.save, 0
+        finish, num_saved = checkpoint.CheckpointFolder.finish, 0
 
         def interrupted(*args: Any, **kwargs: Any) -> Path:
             nonlocal num_saved
             num_saved += 1
             if num_saved == 3:
                 raise KeyboardInterrupt
-            return save(*args, **kwargs)
+            return finish(*args, **kwargs)
 
-        monkeypatch.setattr(checkpoint.CheckpointFolder, "save", interrupted)
+        monkeypatch.setattr(checkpoint.CheckpointFolder, "finish", interrupted)
         with pytest.raises(KeyboardInterrupt):
             await train(prepare_new(recipe, stopped), Observers())
         assert RunView(stopped).status is RunStatus.INTERRUPTED

@@ -13,13 +13,14 @@ import torch
 
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.train import checkpoint as module
-from rstar2.train.checkpoint import Checkpoint, CheckpointFolder, load_tensors, save_tensors
+from rstar2.train.checkpoint import Checkpoint, CheckpointFolder, write_errors
 from rstar2.train.cursor import Cursor
+from rstar2.train.ranks import ALONE
+from rstar2.train.shards import read_shards, write_shards
 from rstar2.train.state import TrainState
 
 pytestmark = pytest.mark.unit
 
-CPU = torch.device("cpu")
 MARK = {"metrics.jsonl": 12}
 STATE = TrainState(
     sft_step=7,
@@ -41,10 +42,20 @@ def weights(step: int, size: int = 4) -> dict[str, torch.Tensor]:
     return {"w": torch.full((size,), float(step))}
 
 
-def save(folder: CheckpointFolder, step: int, *, keep: bool = False, size: int = 4) -> Path:
-    state = TrainState(step=step)
-    optimizer = {"adam": {"step": step}, "masters": []}
-    return folder.save(state, weights=weights(step, size), optimizer=optimizer, recipe_digest="d", mark=MARK, keep=keep)
+async def save(folder: CheckpointFolder, state: TrainState, *, keep: bool = False, size: int = 4) -> Path:
+    async with folder.saving(state) as unfinished:
+        write_shards(unfinished, weights(state.step, size), ALONE)
+        return folder.finish(unfinished, state, recipe_digest="digest", mark=MARK, keep=keep)
+
+
+def read(checkpoint: Checkpoint) -> torch.Tensor:
+    tensor = torch.zeros(4)
+    read_shards(checkpoint.path, {"w": tensor}, ALONE)
+    return tensor
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def latest(folder: CheckpointFolder) -> Checkpoint:
@@ -53,17 +64,14 @@ def latest(folder: CheckpointFolder) -> Checkpoint:
     return found
 
 
-def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
+async def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path / "checkpoints", 2)
     assert folder.latest() is None
-    optimizer = {"adam": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1}]}, "masters": []}
-    folder.save(STATE, weights=weights(1), optimizer=optimizer, recipe_digest="digest", mark=MARK)
+    await save(folder, STATE)
     found = latest(folder)
     assert (found.state, found.recipe_digest, found.mark) == (STATE, "digest", MARK)
     assert found.path.name == "000001-step-000009"
-    loaded, loaded_optimizer = load_tensors(found, CPU)
-    assert torch.equal(loaded["w"], weights(1)["w"])
-    assert loaded_optimizer == optimizer
+    assert torch.equal(read(found), weights(9)["w"])
 
 
 def test_a_new_stage_begins_with_nothing_of_the_last_but_the_policys_own() -> None:
@@ -73,44 +81,47 @@ def test_a_new_stage_begins_with_nothing_of_the_last_but_the_policys_own() -> No
     )
 
 
-def test_old_ones_are_dropped_but_not_those_that_end_a_stage(tmp_path: Path) -> None:
+async def test_old_ones_are_dropped_but_not_those_that_end_a_stage(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, 2)
     for step in range(1, 7):
-        save(folder, step, keep=step in (2, 5))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{step:06d}-step-{step:06d}" for step in (2, 4, 5, 6)]
+        await save(folder, TrainState(step=step), keep=step in (2, 5))
+    assert names(tmp_path) == [f"{step:06d}-step-{step:06d}" for step in (2, 4, 5, 6)]
     assert latest(folder).state.step == 6
 
 
-def test_a_kill_while_saving_or_dropping_leaves_no_folder_that_looks_whole(
+async def test_a_kill_while_saving_or_dropping_leaves_no_folder_that_looks_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
         pass
 
-    def killed(*_: Any, **__: Any) -> None:
-        raise Killed
-
     folder = CheckpointFolder(tmp_path, 1)
-    save(folder, 1)
-    for name in ("save_file", "_sync"):
+    await save(folder, TrainState(step=1))
+    for name in ("sync_tree", "sync"):
         with monkeypatch.context() as patch:
+
+            def killed(*_: Any, patch: pytest.MonkeyPatch = patch) -> None:
+                patch.setattr(module.shutil, "rmtree", lambda *_, **__: None)  # The dead clean up nothing.
+                raise Killed
+
             patch.setattr(module, name, killed)
             with pytest.raises(Killed):
-                save(folder, 2)
-        assert latest(folder).state.step == 1
-    save(folder, 2)
+                await save(folder, TrainState(step=2))
+        last_step = 1 if name == "sync_tree" else 2
+        assert latest(folder).state.step == last_step
+        assert torch.equal(read(latest(folder)), weights(last_step)["w"])
 
     def killed_half_way(path: Path, **_: Any) -> None:
-        (path / "weights.safetensors").unlink()
+        (path / ".metadata").unlink()
         raise Killed
 
     with monkeypatch.context() as patch:
         patch.setattr(module.shutil, "rmtree", killed_half_way)
         with pytest.raises(Killed):
-            save(folder, 3)
-    assert [path.name for path in tmp_path.iterdir() if path.name[0] != "."] == ["000003-step-000003"]
-    save(folder, 4)
-    assert [path.name for path in tmp_path.iterdir()] == ["000004-step-000004"], "leftovers are swept"
+            folder._drop_old()
+    assert [name for name in names(tmp_path) if name[0] != "."] == ["000002-step-000002"]
+    await save(folder, TrainState(step=4))
+    assert names(tmp_path) == ["000003-step-000004"], "leftovers are swept"
 
 
 @pytest.fixture
@@ -124,55 +135,53 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_costs_only_the_checkpoint_that_did_not_fit(small_disk: Path) -> None:
+async def test_a_full_disk_costs_only_the_checkpoint_that_did_not_fit(small_disk: Path) -> None:
     folder = CheckpointFolder(small_disk / "checkpoints", 2)
-    kept = save(folder, 1)
-    for size in (
-        10_000,
-        40_000,
-        60_000,
-        100_000,
-    ):  # Beside the first: too much at its tensors, or already at its weights.
-        (small_disk / "filler").write_bytes(b"x" * 220_000)
-        with pytest.raises(InfrastructureError, match=r"000001-step-000001, is whole: free some space"):
-            folder.save(
-                TrainState(step=2),
-                weights=weights(2, size),
-                optimizer={"adam": torch.zeros(60_000), "masters": []},
-                recipe_digest="d",
-                mark=MARK,
-            )
-        assert [path.name for path in (small_disk / "checkpoints").iterdir()] == [kept.name]
-        loaded, _ = load_tensors(latest(folder), CPU)
-        assert torch.equal(loaded["w"], weights(1)["w"])
+    kept = await save(folder, TrainState(step=1))
+    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+    # With room for nothing, for a part of the tensors, for the tensors but not for what is written after them.
+    for room, size in ((0, 10), (20_000, 10_000), (100_000, 100_000), (8_192, 10)):
+        (small_disk / "filler").write_bytes(b"x" * (free - room))
+        with pytest.raises(InfrastructureError, match=r"No space left.*000001-step-000001, is whole: free some space"):
+            await save(folder, TrainState(step=2), size=size)
+        assert names(small_disk / "checkpoints") == [kept.name]
+        assert torch.equal(read(latest(folder)), weights(1)["w"])
     (small_disk / "filler").unlink()
-    save(folder, 2)
+    await save(folder, TrainState(step=2))
     assert latest(folder).state.step == 2
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("unexpected pos")])
-def test_a_save_that_fails_says_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def fail(*_: Any) -> None:
-        raise error
+async def test_a_save_that_fails_says_what_is_left(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, 2)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(InfrastructureError, match=r"No space left.*There is none before it"):
+        async with folder.saving(STATE) as unfinished:
+            (unfinished / "half").touch()
+            raise full
+    assert not names(tmp_path)
+    lost = InfrastructureError("a rank died")
+    with pytest.raises(InfrastructureError) as error:
+        async with folder.saving(STATE):
+            raise lost
+    assert error.value is lost, "what is no fault of the disk is not blamed on it"
+    assert not names(tmp_path)
+    with (
+        pytest.raises(InfrastructureError, match=r"cannot write .*final: .*No space left"),
+        write_errors(Path("final")),
+    ):
+        raise full
 
-    folder = CheckpointFolder(tmp_path / "checkpoints", 2)
-    monkeypatch.setattr(module.torch, "save", fail)
-    with pytest.raises(InfrastructureError, match="There is none before it"):
-        save(folder, 1)
-    monkeypatch.setattr(module, "save_file", fail)
-    with pytest.raises(InfrastructureError, match=r"cannot write .*reference\.safetensors"):
-        save_tensors(tmp_path / "reference.safetensors", weights(1))
-    assert not list(tmp_path.glob("*.safetensors"))
 
-
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_there(tmp_path: Path) -> None:
+async def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_there(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, 3)
     for step in (1, 2, 3, 4):
-        save(folder, step)
+        await save(folder, TrainState(step=step))
     newest = latest(folder).path
-    (newest / "weights.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(UserError, match=rf"{newest.name} cannot be read.*remove it"):
-        load_tensors(latest(folder), CPU)
+    for name in ("__0_0.distcp", ".metadata"):
+        (newest / name).write_bytes(b"nonsense")
+        with pytest.raises(UserError, match=rf"{newest.name} cannot be read.*remove it") as error:
+            read(latest(folder))
+        assert "Traceback" not in str(error.value)
     (newest / "state.json").write_text("{")
     with pytest.raises(UserError, match=rf"{newest.name} is damaged.*remove it"):
         folder.latest()
@@ -180,7 +189,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_there(tmp_path: 
         file.unlink()
     assert latest(folder).state.step == 3
     about = json.loads((latest(folder).path / "state.json").read_text())
-    (latest(folder).path / "state.json").write_text(json.dumps(about | {"format_version": 2}))
-    with pytest.raises(UserError, match=r"another version of rstar2 \(format 2\)") as error:
+    (latest(folder).path / "state.json").write_text(json.dumps(about | {"format_version": 1}))
+    with pytest.raises(UserError, match=r"another version of rstar2 \(format 1\)") as error:
         folder.latest()
     assert "is damaged" not in str(error.value)

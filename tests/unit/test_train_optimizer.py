@@ -10,7 +10,7 @@ pytestmark = pytest.mark.unit
 
 def test_a_small_rate_moves_a_bfloat16_weight_after_enough_steps() -> None:
     weight = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
-    optimizer = Optimizer([weight], weight_decay=0.0)
+    optimizer = Optimizer({"w": weight}, weight_decay=0.0)
     address, values = weight.data_ptr(), []
     for _ in range(5000):
         weight.grad = torch.ones_like(weight)
@@ -30,11 +30,11 @@ def test_saved_and_loaded_it_goes_on_as_if_never_stopped(dtype: torch.dtype) -> 
             optimizer.step(1e-3, 1.0)
 
     whole, first = (torch.nn.Parameter(torch.linspace(-1, 1, 8, dtype=dtype)) for _ in range(2))
-    advance(Optimizer([whole], 0.01), whole, range(10))
-    stopped = Optimizer([first], 0.01)
+    advance(Optimizer({"w": whole}, 0.01), whole, range(10))
+    stopped = Optimizer({"w": first}, 0.01)
     advance(stopped, first, range(4))
     second = torch.nn.Parameter(first.detach().clone())
-    resumed = Optimizer([second], 0.01)
+    resumed = Optimizer({"w": second}, 0.01)
     resumed.load_state_dict(stopped.state_dict())
     advance(resumed, second, range(4, 10))
     assert torch.equal(whole, second)
@@ -42,7 +42,7 @@ def test_saved_and_loaded_it_goes_on_as_if_never_stopped(dtype: torch.dtype) -> 
 
 def test_a_reset_forgets_the_moments_and_keeps_the_weights() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
-    optimizer = Optimizer([weight], weight_decay=0.0)
+    optimizer = Optimizer({"w": weight}, weight_decay=0.0)
     weight.grad = torch.ones(2)
     optimizer.step(0.1, 10.0)
     before = weight.detach().clone()
@@ -56,7 +56,7 @@ def test_a_reset_forgets_the_moments_and_keeps_the_weights() -> None:
 
 def test_gradients_are_clipped_and_what_is_no_number_changes_nothing() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
-    optimizer = Optimizer([weight], weight_decay=0.5)
+    optimizer = Optimizer({"w": weight}, weight_decay=0.5)
     weight.grad = torch.tensor([3.0, 4.0])
     assert optimizer.step(0.0, max_grad_norm=1.0) == pytest.approx(5.0)
     assert weight.grad is None

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from rstar2.errors import UserError
 from rstar2.records import Group, Outcome, Selection, StopReason, Trace, Turn
 from rstar2.train.optimizer import Optimizer
 from rstar2.train.policy import Policy
+from rstar2.train.reference import Reference
 from rstar2.train.sft import SftSettings, render_all, sft_step
 from rstar2.train.update import Rollout, UpdateSettings, kept_rollouts, update_policy
 
@@ -54,7 +54,7 @@ class Kept(Optimizer):
             torch.cat(
                 [
                     torch.zeros(parameter.numel()) if parameter.grad is None else parameter.grad.flatten().clone()
-                    for parameter in self.policy.parameters()
+                    for parameter in self.policy.parameters().values()
                 ]
             )
         )
@@ -62,10 +62,20 @@ class Kept(Optimizer):
 
 
 def update(
-    folder: Path, groups: list[list[Rollout]], settings: UpdateSettings, lr: float = 0.0, reference: Any = None
+    folder: Path,
+    groups: list[list[Rollout]],
+    settings: UpdateSettings,
+    lr: float = 0.0,
+    reference_offset: float | None = None,
 ) -> tuple[list[torch.Tensor], dict[str, float]]:
+    """`reference_offset` is added to all weights of the reference; None: there is none."""
     policy = make_policy(folder)
     kept = Kept(policy)
+    reference = None
+    if reference_offset is not None:
+        reference = Reference(policy)
+        for value in reference.state.values():
+            value += reference_offset
     values = update_policy(policy, kept, groups, settings, lr, reference)
     return kept.gradients, values
 
@@ -109,18 +119,28 @@ def test_the_old_policy_is_that_from_before_the_first_step(folder: Path, groups:
 
 
 def test_the_kl_term_pulls_towards_the_reference(folder: Path, groups: list[list[Rollout]]) -> None:
-    policy = make_policy(folder)
-    moved = {name: value + 0.05 * torch.ones_like(value) for name, value in policy.learnt_state().items()}
-    reference = policy.frozen_copy(moved)
-    assert all(not parameter.requires_grad for parameter in reference.parameters())
     with_kl = replace(SETTINGS, loss=LossSettings(kl_coef=0.5))
     (plain,), _ = update(folder, groups, SETTINGS)
-    (pulled,), values = update(folder, groups, with_kl, reference=reference)
+    (pulled,), values = update(folder, groups, with_kl, reference_offset=0.05)
     assert values["reference_kl"] > 0
     assert not torch.allclose(plain, pulled, atol=1e-4)
-    (same,), values = update(folder, groups, with_kl, reference=policy.frozen_copy(policy.learnt_state()))
+    (same,), values = update(folder, groups, with_kl, reference_offset=0.0)
     assert values["reference_kl"] == pytest.approx(0, abs=1e-6)
     torch.testing.assert_close(plain, same, atol=1e-5, rtol=0)
+
+
+def test_the_reference_leaves_the_policy_as_it_is(folder: Path) -> None:
+    policy = make_policy(folder, gradient_checkpointing=True)
+    before = {name: value.detach().clone() for name, value in policy.parameters().items()}
+    reference = Reference(policy)
+    for value in reference.state.values():
+        value += 0.05
+    with pytest.raises(KeyError), reference.in_place():
+        assert not policy.network.training, "what the reference says has no dropout in it"
+        assert not any(torch.equal(value, before[name]) for name, value in policy.parameters().items())
+        raise KeyError
+    assert policy.network.training
+    assert all(torch.equal(value, before[name]) for name, value in policy.parameters().items())
 
 
 def test_importance_weights_correct_for_an_engine_that_disagrees(folder: Path, groups: list[list[Rollout]]) -> None:

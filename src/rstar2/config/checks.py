@@ -59,7 +59,7 @@ def _model(recipe: "Recipe") -> Iterator[Impossibility]:
         yield _no(
             "is for models built from nothing; remove it, or set model.name to tiny:qwen3", "model.tiny", "model.name"
         )
-    elif recipe.engine.kind == "vllm":
+    elif recipe.engine.kind == "vllm" and recipe.cluster is None:
         yield _no(
             'cannot be "vllm" with a tiny model, which exists only in this process; use "embedded"',
             "engine.kind",

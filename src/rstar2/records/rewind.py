@@ -5,7 +5,9 @@ Nothing is deleted: what was written since then moves to `superseded/<n>/` and s
 
 from pathlib import Path
 
+from rstar2.records.record_file import iterate
 from rstar2.records.run_layout import RunLayout, segment, segment_steps
+from rstar2.records.trace import Trace
 
 Mark = dict[str, int]
 """Sizes in bytes of the files that may still grow, by their path in the run directory."""
@@ -39,6 +41,17 @@ def rewind(layout: RunLayout, step: int, sizes: Mark) -> int:
     return len(later) + len(longer)
 
 
+def superseded_traces(layout: RunLayout, step: int) -> dict[str, Trace]:
+    """The traces of `step` and later steps that were moved away, by id. Where there are several, the newest."""
+    found: dict[str, Trace] = {}
+    for folder in _kept_folders(layout):
+        traces = RunLayout(folder).traces
+        for later in segment_steps(traces):
+            if later >= step:
+                found |= {trace.id: trace for trace in iterate(Trace, segment(traces, later))}
+    return found
+
+
 def _segmented(layout: RunLayout) -> tuple[Path, ...]:
     return layout.traces, layout.groups, layout.schedule
 
@@ -47,8 +60,12 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
+def _kept_folders(layout: RunLayout) -> list[Path]:
+    found = layout.superseded.iterdir() if layout.superseded.is_dir() else ()
+    return sorted(found, key=lambda folder: int(folder.name))
+
+
 def _new_folder(layout: RunLayout) -> Path:
-    number = sum(1 for _ in layout.superseded.iterdir()) + 1 if layout.superseded.is_dir() else 1
-    folder = layout.superseded / str(number)
+    folder = layout.superseded / str(len(_kept_folders(layout)) + 1)
     folder.mkdir(parents=True)
     return folder

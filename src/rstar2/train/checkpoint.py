@@ -6,26 +6,22 @@ goes with the next save; every earlier checkpoint stays as it was.
 """
 
 import json
-import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records.rewind import Mark
+from rstar2.train.files import CannotWrite, sync, sync_tree
 from rstar2.train.state import TrainState
 
-FORMAT_VERSION = 1
-_FAILED_WRITES = (OSError, SafetensorError, RuntimeError)
-"""What a full disk is to Python, to safetensors and to torch."""
+FORMAT_VERSION = 2
+_FAILED_WRITES = (OSError, SafetensorError, CannotWrite)
+"""What a full disk is to Python, to safetensors and to ranks that write shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,47 +40,45 @@ class CheckpointFolder:
         self._folder = folder
         self._num_kept = num_kept
 
-    def save(
-        self,
-        state: TrainState,
-        *,
-        weights: Mapping[str, Tensor],
-        optimizer: Mapping[str, Any],
-        recipe_digest: str,
-        mark: Mark,
-        keep: bool = False,
-    ) -> Path:
-        """Write a checkpoint, then drop old ones. One that is to be kept, at the end of a stage, is never dropped."""
-        name = f"{self._next_number():06d}-step-{state.step:06d}"
-        unfinished = self._folder / f".{name}"
+    @asynccontextmanager
+    async def saving(self, state: TrainState) -> AsyncIterator[Path]:
+        """A folder for the tensors, which `finish` makes the next checkpoint. Left without that, it is gone.
+
+        Whatever cannot be written inside is one sentence that says what is left.
+        """
+        unfinished = self._folder / f".{self._next_number():06d}-step-{state.step:06d}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._sweep()
             unfinished.mkdir()
-            save_file({key: tensor.contiguous() for key, tensor in weights.items()}, unfinished / "weights.safetensors")
-            torch.save(optimizer, unfinished / "optimizer.pt")
-            about = {
-                "format_version": FORMAT_VERSION,
-                "recipe_digest": recipe_digest,
-                "keep": keep,
-                "mark": mark,
-                "state": state.as_json(),
-            }
-            (unfinished / "state.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
-            for file in unfinished.iterdir():
-                _sync(file)
-            _sync(unfinished)
-            target = self._folder / name
-            unfinished.rename(target)
-            _sync(self._folder)
+            yield unfinished
         except _FAILED_WRITES as error:
-            shutil.rmtree(unfinished, ignore_errors=True)
             latest = self.latest()
             raise InfrastructureError(
                 f"cannot save a checkpoint in {self._folder}: {error}. "
                 + (f"The one before it, {latest.path.name}, is whole: " if latest else "There is none before it: ")
                 + "free some space and resume the run"
             ) from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+    def finish(
+        self, unfinished: Path, state: TrainState, *, recipe_digest: str, mark: Mark, keep: bool = False
+    ) -> Path:
+        """Call it when the tensors are written; then old checkpoints are dropped. One that is to be kept, at the end of
+        a stage, is never dropped."""
+        about = {
+            "format_version": FORMAT_VERSION,
+            "recipe_digest": recipe_digest,
+            "keep": keep,
+            "mark": mark,
+            "state": state.as_json(),
+        }
+        (unfinished / "state.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
+        sync_tree(unfinished)
+        target = unfinished.with_name(unfinished.name.removeprefix("."))
+        unfinished.rename(target)
+        sync(self._folder)
         self._drop_old()
         return target
 
@@ -121,29 +115,6 @@ def write_errors(path: Path) -> Iterator[None]:
         raise InfrastructureError(f"cannot write {path}: {error}. Free some space and resume the run") from error
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A file that is complete or is not there."""
-    unfinished = path.with_name(f".{path.name}")
-    with write_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, unfinished)
-        _sync(unfinished)
-        unfinished.rename(path)
-
-
-def load_tensors(checkpoint: Checkpoint, device: torch.device) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights and optimizer state."""
-    try:
-        weights = load_file(checkpoint.path / "weights.safetensors", device=str(device))
-        optimizer = torch.load(checkpoint.path / "optimizer.pt", map_location=device, weights_only=True)
-    except Exception as error:
-        raise UserError(
-            f"{checkpoint.path} cannot be read ({type(error).__name__}: {error}): remove it, and the run goes on from "
-            "the checkpoint before it"
-        ) from error
-    return weights, optimizer
-
-
 def _read(path: Path) -> Checkpoint:
     try:
         about = json.loads((path / "state.json").read_text(encoding="utf-8"))
@@ -153,11 +124,3 @@ def _read(path: Path) -> Checkpoint:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error}): remove it and resume again") from error
     raise UserError(f"{path} was written by another version of rstar2 (format {version}): resume with that one")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

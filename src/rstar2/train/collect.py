@@ -4,6 +4,7 @@ Invariant: a group is whole or not there; the problems of a step come from the c
 included; what was lost through our fault is sampled again, under an id of its own.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -42,6 +43,7 @@ class Collected:
     """Every rollout of the step, those that were not kept included."""
     cursor: Cursor
     num_refills: int
+    duration_s: float
 
     @property
     def trainable(self) -> tuple[Group, ...]:
@@ -64,6 +66,7 @@ async def collect_step(
     plan: StepPlan,
     on_trace: Callable[[Trace], None],
 ) -> Collected:
+    started_s = time.monotonic()
     stream = f"{plan.seed}/{plan.stage}"
     groups: list[_OpenGroup] = []
     decided: list[Group] = []
@@ -83,7 +86,7 @@ async def collect_step(
         if num_rounds > plan.max_refills or not _lacks_something(groups, decided, plan):
             break
     traces = [trace for group in groups for trace in group.traces]
-    return Collected(tuple(decided), tuple(traces), cursor, num_rounds - 1)
+    return Collected(tuple(decided), tuple(traces), cursor, num_rounds - 1, time.monotonic() - started_s)
 
 
 def _lacks_something(groups: Sequence[_OpenGroup], decided: Sequence[Group], plan: StepPlan) -> bool:

@@ -2,28 +2,45 @@
 
 A learning rate of 1e-6 moves a bfloat16 weight by less than its last bit, so such weights are updated in float32 copies
 and rounded back into place; the model's tensors stay where they are, and whoever shares them sees the new values.
+
+Parameters may be sharded over ranks. The norm is that of the whole gradient, so all ranks clip, or skip a gradient that
+is no number, alike.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Container, Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from rstar2.train.whole import whole
+
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+"""AdamW's own names."""
+
+
+def weight_key(name: str) -> str:
+    """Under which a checkpoint holds a parameter: as `torch.distributed.checkpoint.state_dict` names them."""
+    return f"model.{name}"
+
+
+def moment_key(name: str, moment: str) -> str:
+    return f"optim.state.{name}.{moment}"
 
 
 class Optimizer:
-    def __init__(self, parameters: Sequence[Tensor], weight_decay: float) -> None:
-        self._parameters = list(parameters)
+    def __init__(self, parameters: Mapping[str, Tensor], weight_decay: float) -> None:
+        self._parameters = dict(parameters)
         self._weight_decay = weight_decay
-        self._masters = [
-            parameter if parameter.dtype is torch.float32 else parameter.detach().float().clone()
-            for parameter in self._parameters
-        ]
+        self._masters = {
+            name: parameter if parameter.dtype is torch.float32 else parameter.detach().float().clone()
+            for name, parameter in self._parameters.items()
+        }
         self._adam = self._fresh()
 
     def _fresh(self) -> torch.optim.AdamW:
-        return torch.optim.AdamW(self._masters, lr=0.0, weight_decay=self._weight_decay)
+        return torch.optim.AdamW(list(self._masters.values()), lr=0.0, weight_decay=self._weight_decay)
 
     def reset(self) -> None:
         """Forget every moment; the weights stay."""
@@ -31,11 +48,15 @@ class Optimizer:
 
     def step(self, lr: float, max_grad_norm: float) -> float:
         """One update from the gradients that were summed up; they are cleared. The norm they had before clipping."""
-        for parameter, master in zip(self._parameters, self._masters, strict=True):
+        for name, master in self._masters.items():
+            parameter = self._parameters[name]
             if master is not parameter:
                 master.grad = None if parameter.grad is None else parameter.grad.float()
                 parameter.grad = None
-        norm = float(torch.nn.utils.clip_grad_norm_(self._masters, max_grad_norm))
+        masters = list(self._masters.values())
+        total_norm = whole(get_total_norm([master.grad for master in masters if master.grad is not None]))
+        clip_grads_with_norm_(masters, max_grad_norm, total_norm)
+        norm = float(total_norm)
         if math.isfinite(norm):
             for group in self._adam.param_groups:
                 group["lr"] = lr
@@ -46,23 +67,36 @@ class Optimizer:
 
     def _write_back(self) -> None:
         with torch.no_grad():
-            for parameter, master in zip(self._parameters, self._masters, strict=True):
-                if master is not parameter:
-                    parameter.copy_(master)
+            for name, master in self._masters.items():
+                if master is not self._parameters[name]:
+                    self._parameters[name].copy_(master)
 
-    def state_dict(self) -> dict[str, Any]:
-        copies = [
-            master for parameter, master in zip(self._parameters, self._masters, strict=True) if master is not parameter
-        ]
-        return {"adam": self._adam.state_dict(), "masters": copies}
+    def state_dict(self) -> dict[str, Tensor]:
+        """Weights and moments by the names that a checkpoint has for them: the tensors themselves, not copies."""
+        state = {weight_key(name): master.detach() for name, master in self._masters.items()}
+        for name, master in self._masters.items():
+            for moment, value in self._adam.state.get(master, {}).items():
+                state[moment_key(name, moment)] = value
+        return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._adam.load_state_dict(state["adam"])
-        copies = iter(state["masters"])
-        with torch.no_grad():
-            for parameter, master in zip(self._parameters, self._masters, strict=True):
-                if master is not parameter:
-                    master.copy_(next(copies))
+    def room_for(self, stored: Container[str]) -> dict[str, Tensor]:
+        """What a state with these names is read into: the weights in place, and moments where it has some."""
+        room = {weight_key(name): master.detach() for name, master in self._masters.items()}
+        for name, master in self._masters.items():
+            for moment in MOMENTS:
+                if (key := moment_key(name, moment)) in stored:
+                    room[key] = torch.zeros(()) if moment == "step" else torch.zeros_like(master)
+        return room
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.reset()
+        for name, master in self._masters.items():
+            with torch.no_grad():
+                master.copy_(state[weight_key(name)])
+            keys = {moment: moment_key(name, moment) for moment in MOMENTS}
+            if all(key in state for key in keys.values()):
+                self._adam.state[master] = {moment: state[key] for moment, key in keys.items()}
+        self._write_back()
 
 
 def warmup_factor(step: int, num_warmup_steps: int) -> float:

@@ -48,6 +48,11 @@ class Pack:
         positions_T = torch.tensor(positions, device=device)
         return cls(token_ids_T, positions_T, tuple(bounds), places_S, token_ids_T[places_S + 1])
 
+    @classmethod
+    def blank(cls, device: torch.device) -> "Pack":
+        """One token, from which nothing is learnt: all its gradients are 0."""
+        return cls.of([[0]], [[False]], device)
+
 
 def use_packed_attention(model: Any) -> None:
     """Make the model's attention ours: from now on it reads whole sequences, and no cache."""

@@ -1,12 +1,13 @@
 """The model that is trained, and how the engine comes to see what it learnt.
 
-Invariant: full fine-tuning changes the very tensors that the engine reads. Low-rank adapters are added, at `publish`,
-to a second copy of the base weights that the engine reads; always to the base as it was loaded, so that no rounding
-adds up over the steps.
+Invariant: full fine-tuning changes the very tensors that an engine in this process reads. Low-rank adapters are added,
+at `publish`, to a second copy of the base weights that the engine reads; always to the base as it was loaded, so that
+no rounding adds up over the steps. A network that is sharded over ranks is read by no engine: they get its
+`served_state`.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from rstar2.config import Recipe
 from rstar2.engine.embedded.options import choose_device
 from rstar2.engine.embedded.weights import load_model
 from rstar2.errors import UserError
-from rstar2.train.packed import use_packed_attention
+from rstar2.train.adapters import add_adapters
+from rstar2.train.packed import Pack, token_log_probs, use_packed_attention
+from rstar2.train.served import is_adapted, merged_weight, served_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,98 +29,82 @@ class Policy:
     network: Any
     """The causal language model that the trainer runs, with adapters where it has some."""
     served: Any
-    """The model whose tensors the engine reads: `network` itself, or its copy with the adapters added."""
+    """The model whose tensors the engine reads: `network` itself, or its copy with the adapters added. None where the
+    network is sharded."""
     device: torch.device
+    """Where it computes."""
+    dtype: torch.dtype
+    """What it computes with, and what engines get."""
+    _forward: Callable[..., tuple[Tensor, Tensor]] = field(default=token_log_probs)
     _publish: Callable[[], None] = field(default=lambda: None)
+    _settle: Callable[[], None] = field(default=lambda: None)
 
-    def parameters(self) -> list[Tensor]:
-        """Those that are trained."""
-        return [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+    def parameters(self) -> dict[str, Tensor]:
+        """All that training changes, by name."""
+        return {name: parameter for name, parameter in self.network.named_parameters() if parameter.requires_grad}
+
+    def token_log_probs(self, pack: Pack, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Of each target its log-probability, with gradient, and the entropy of its distribution, without."""
+        return self._forward(self.network, pack, temperature=temperature)
 
     def publish(self) -> None:
         """Make what was learnt visible to the engine, which must stand still."""
         with torch.no_grad():
             self._publish()
 
-    def learnt_state(self) -> dict[str, Tensor]:
-        """All that training changes, by name."""
-        return {
-            name: parameter.detach() for name, parameter in self.network.named_parameters() if parameter.requires_grad
-        }
+    def settle(self) -> None:
+        """Let go of what a pass without gradient may have gathered, before the parameters are changed."""
+        self._settle()
 
-    def load_learnt_state(self, state: dict[str, Tensor]) -> None:
-        mine = self.learnt_state()
-        if mine.keys() != state.keys():
-            raise UserError("the checkpoint is of another model: its parameters have other names")
-        with torch.no_grad():
-            for name, parameter in mine.items():
-                if parameter.shape != state[name].shape:
-                    raise UserError(f"the checkpoint is of another model: {name} has another shape")
-                parameter.copy_(state[name])
-        self.publish()
-
-    def frozen_copy(self, state: Mapping[str, Tensor]) -> Any:
-        """The network as it was when its learnt state was this."""
-        reference = copy.deepcopy(self.network)
-        with torch.no_grad():
-            for name, parameter in reference.named_parameters():
-                if name in state:
-                    parameter.copy_(state[name])
-        reference.requires_grad_(False)
-        reference.eval()
-        return reference
+    def served_state(self) -> Iterator[tuple[str, Tensor]]:
+        """What engines serve: whole tensors under the names of the checkpoint. All ranks must go through all of it."""
+        return served_state(self.network, self.dtype)
 
 
 def load_policy(folder: Path, recipe: Recipe) -> Policy:
+    """All of the model in this process."""
     device = choose_device(recipe.model.device)
-    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    dtype = dtypes.get(recipe.model.dtype) or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+    dtype = compute_dtype(recipe, device)
     network = load_model(folder, device, dtype)
-    context_tokens = network.config.max_position_embeddings
-    if recipe.model.context_tokens > context_tokens:
-        raise UserError(
-            f"model.context_tokens is {recipe.model.context_tokens}, but {recipe.model.name} was made for "
-            f"{context_tokens}: lower it"
-        )
+    require_context(network.config, recipe)
     served, publish = network, lambda: None
     if recipe.model.lora is not None:
         served = copy.deepcopy(network)
         served.requires_grad_(False)
-        network, publish = _with_adapters(network, served, recipe)
+        network = add_adapters(network, recipe)
+        publish = _publisher(network, served)
     use_packed_attention(network)
+    compute_again(network, recipe)
+    return Policy(network, served, device, dtype, _publish=publish)
+
+
+def compute_dtype(recipe: Recipe, device: torch.device) -> torch.dtype:
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    return dtypes.get(recipe.model.dtype) or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+
+
+def require_context(config: Any, recipe: Recipe) -> None:
+    """UserError if the model was made for shorter sequences than the recipe's."""
+    if recipe.model.context_tokens > config.max_position_embeddings:
+        raise UserError(
+            f"model.context_tokens is {recipe.model.context_tokens}, but {recipe.model.name} was made for "
+            f"{config.max_position_embeddings}: lower it"
+        )
+
+
+def compute_again(network: Any, recipe: Recipe) -> None:
+    """Activations in the backward pass, where the recipe has it so."""
     if recipe.train.gradient_checkpointing:
         network.gradient_checkpointing_enable({"use_reentrant": False})
         network.train()
-    return Policy(network, served, device, publish)
 
 
-def _with_adapters(network: Any, served: Any, recipe: Recipe) -> tuple[Any, Callable[[], None]]:
-    from peft import LoraConfig, get_peft_model
-    from peft.tuners.lora import LoraLayer
-
-    lora = recipe.model.lora
-    assert lora is not None
-    known = {name.rpartition(".")[2] for name, _ in network.named_modules()}
-    if missing := [name for name in lora.target_modules if name not in known]:
-        raise UserError(f"model.lora.target_modules names {missing[0]!r}, which {recipe.model.name} does not have")
-    settings = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft itself divides it by the rank, as a float
-        lora_dropout=lora.dropout,
-        target_modules=list(lora.target_modules),
-        task_type="CAUSAL_LM",
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        adapted = get_peft_model(network, settings).get_base_model()
-    served_modules = dict(served.named_modules())
-    pairs: list[tuple[Any, Any]] = [
-        (module, served_modules[name]) for name, module in adapted.named_modules() if isinstance(module, LoraLayer)
-    ]
+def _publisher(network: Any, served: Any) -> Callable[[], None]:
+    targets = dict(served.named_modules())
+    pairs = [(module, targets[name].weight) for name, module in network.named_modules() if is_adapted(module)]
 
     def publish() -> None:
-        for module, target in pairs:
-            delta = module.get_delta_weight("default")
-            target.weight.copy_((module.get_base_layer().weight.float() + delta.float()).to(target.weight.dtype))
+        for module, weight in pairs:
+            weight.copy_(merged_weight(module, weight.dtype))
 
-    return adapted, publish
+    return publish

@@ -1,7 +1,7 @@
 """Starting a training run, and taking one up again."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,16 +13,17 @@ from rstar2.data import Conversation
 from rstar2.errors import UserError
 from rstar2.models import resolve
 from rstar2.models.tiny import TinySizes, build_tiny
-from rstar2.records import RunDirectory, RunStatus, RunView
+from rstar2.records import RunDirectory, RunStatus, RunView, Trace
+from rstar2.records.rewind import superseded_traces
 from rstar2.records.run_layout import RunLayout
 from rstar2.train.checkpoint import Checkpoint, write_errors
 from rstar2.train.observer import Observer
-from rstar2.train.policy import load_policy
 from rstar2.train.problems import Curriculum, load_curriculum
 from rstar2.train.render import conversation_texts
 from rstar2.train.seeds import named_seed
+from rstar2.train.sizes import check_solo
 from rstar2.train.trainer import Trainer, find_checkpoint, rewind_to
-from rstar2.train.workbench import engine_options, open_workbench
+from rstar2.train.workbench import OpenWorkbench, open_solo_workbench
 
 VERB = "train"
 
@@ -38,12 +39,13 @@ class Prepared:
     is_resumed: bool = False
 
 
-def prepare_new(recipe: Recipe, folder: Path) -> Prepared:
-    _check(recipe)
+def prepare_new(recipe: Recipe, folder: Path, check: Callable[[Recipe], None] = check_solo) -> Prepared:
+    """`check` raises UserError for a recipe that the workbench it is meant for cannot train."""
+    _check(recipe, check)
     return Prepared(recipe, load_curriculum(recipe), folder)
 
 
-def prepare_resumed(folder: Path) -> Prepared:
+def prepare_resumed(folder: Path, check: Callable[[Recipe], None] = check_solo) -> Prepared:
     """What a run was started with stands in its own recipe.toml."""
     view = RunView(folder)
     if view.info.verb != VERB:
@@ -53,32 +55,36 @@ def prepare_resumed(folder: Path) -> Prepared:
     if view.status is RunStatus.RUNNING:
         raise UserError(f"{folder} is being written by another process: stop that first")
     recipe = load_recipe(RunLayout(folder).recipe)
-    _check(recipe)
+    _check(recipe, check)
     curriculum = load_curriculum(recipe)
     checkpoint = find_checkpoint(folder, recipe, curriculum)
     return Prepared(recipe, curriculum, folder, checkpoint, is_resumed=True)
 
 
-async def train(prepared: Prepared, observer: Observer, argv: Sequence[str] | None = None) -> None:
+async def train(
+    prepared: Prepared,
+    observer: Observer,
+    argv: Sequence[str] | None = None,
+    open_workbench: OpenWorkbench = open_solo_workbench,
+) -> None:
     """To the end of the recipe. Whatever ends it early is in the run directory, which can be resumed."""
     with _open_run(prepared, observer, argv) as run:
         recipe = prepared.recipe
         folder = _model_folder(recipe, prepared.curriculum.conversations, run)
         _keep_tokenizer(folder, run)
         chat = load_chat(folder, recipe.agent.template, recipe.agent.system_text)
-        policy = load_policy(folder, recipe)
-        async with open_workbench(recipe, policy, chat) as bench:
-            trainer = Trainer(recipe, prepared.curriculum, policy, chat, bench, run, observer)
+        async with open_workbench(recipe, folder, chat) as bench:
+            if prepared.is_resumed:
+                bench.roller.remember(_finished_rollouts(prepared))
+            trainer = Trainer(recipe, prepared.curriculum, chat, bench, run, observer)
             await trainer.train(prepared.checkpoint)
-            trainer.export(folder)
+            await trainer.export(folder)
 
 
-def _check(recipe: Recipe) -> None:
+def _check(recipe: Recipe, check: Callable[[Recipe], None]) -> None:
     if not recipe.trains:
         raise UserError("the recipe has neither [sft] nor [[stages]], so there is nothing to train")
-    if recipe.cluster is not None:
-        raise UserError("the recipe has a [cluster]: this machine alone trains recipes without one")
-    engine_options(recipe)
+    check(recipe)
 
 
 def _open_run(prepared: Prepared, observer: Observer, argv: Sequence[str] | None) -> RunDirectory:
@@ -93,6 +99,12 @@ def _open_run(prepared: Prepared, observer: Observer, argv: Sequence[str] | None
             observer.say(f"what {num_files} files held beyond the checkpoint was moved to {kept}")
 
     return RunDirectory.resume(prepared.folder, verb=VERB, before_writing=go_back)
+
+
+def _finished_rollouts(prepared: Prepared) -> dict[str, Trace]:
+    """What had been rolled out when the run was stopped, after its last checkpoint."""
+    step = prepared.checkpoint.state.step if prepared.checkpoint else 0
+    return superseded_traces(RunLayout(prepared.folder), step)
 
 
 def _model_folder(recipe: Recipe, conversations: Sequence[Conversation], run: RunDirectory) -> Path:

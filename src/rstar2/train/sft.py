@@ -1,7 +1,7 @@
 """The supervised warm-up: conversations, packed, learnt on the assistant's own tokens.
 
-Invariant: the loss of a step is a mean over the assistant's tokens of all its conversations, however they are packed;
-which conversations a step takes is a function of the seed and its number.
+Invariant: the loss of a step is a mean over the assistant's tokens of all its conversations, however they are packed
+and on however many ranks; which conversations a step takes is a function of the seed and its number.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,10 @@ from rstar2.data import Conversation
 from rstar2.errors import UserError
 from rstar2.train.cursor import Cursor, take
 from rstar2.train.optimizer import Optimizer, cosine_factor
-from rstar2.train.packed import Pack, token_log_probs
+from rstar2.train.packed import Pack
 from rstar2.train.packing import pack
 from rstar2.train.policy import Policy
+from rstar2.train.ranks import ALONE, Ranks
 from rstar2.train.render import Example, render_conversation
 
 
@@ -42,7 +43,12 @@ def render_all(conversations: Sequence[Conversation], chat: ChatFormat, max_toke
 
 
 def sft_step(
-    policy: Policy, optimizer: Optimizer, examples: Sequence[Example], step: int, settings: SftSettings
+    policy: Policy,
+    optimizer: Optimizer,
+    examples: Sequence[Example],
+    step: int,
+    settings: SftSettings,
+    ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """One optimizer step; `step` counts from 0."""
     epoch, position = divmod(step * settings.batch_size, len(examples))
@@ -50,13 +56,18 @@ def sft_step(
     chosen = [examples[index] for index in indices]
     num_tokens = sum(example.num_learnt for example in chosen)
     loss = 0.0
-    for batch in pack([len(example.token_ids) for example in chosen], settings.micro_batch_tokens):
-        packed = Pack.of(
-            [chosen[index].token_ids for index in batch], [chosen[index].mask for index in batch], policy.device
-        )
-        log_probs, _ = token_log_probs(policy.network, packed)
+    lengths = [len(example.token_ids) for example in chosen]
+    for batch in ranks.share(pack(lengths, settings.micro_batch_tokens, ranks.size)):
+        log_probs, _ = policy.token_log_probs(_packed([chosen[index] for index in batch], policy))
         share = -log_probs.sum() / num_tokens
         share.backward()  # type: ignore[no-untyped-call]
         loss += float(share.detach())
     lr = settings.lr * cosine_factor(step, settings.num_steps(len(examples)), settings.warmup_share)
-    return {"loss": loss, "lr": lr, "grad_norm": optimizer.step(lr, settings.max_grad_norm), "num_tokens": num_tokens}
+    grad_norm = optimizer.step(lr, settings.max_grad_norm)
+    return {**ranks.total({"loss": loss}), "lr": lr, "grad_norm": grad_norm, "num_tokens": num_tokens}
+
+
+def _packed(examples: Sequence[Example], policy: Policy) -> Pack:
+    if not examples:
+        return Pack.blank(policy.device)
+    return Pack.of([example.token_ids for example in examples], [example.mask for example in examples], policy.device)

@@ -12,10 +12,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import load_file
 
 from rstar2.agent import ChatFormat, write_format
 from rstar2.algo import LossSettings, Mode, RocSettings
@@ -27,17 +23,18 @@ from rstar2.evals import Protocol, evaluate
 from rstar2.records import Problem, RunDirectory, Trace
 from rstar2.records.rewind import mark, rewind
 from rstar2.records.run_layout import RunLayout
-from rstar2.train.checkpoint import Checkpoint, CheckpointFolder, load_tensors, save_tensors, write_errors
+from rstar2.train.ahead import Ahead
+from rstar2.train.checkpoint import Checkpoint, CheckpointFolder, write_errors
 from rstar2.train.collect import Collected, StepPlan, collect_step
+from rstar2.train.cursor import Cursor
 from rstar2.train.difficulty import hard_problems
 from rstar2.train.observer import Observer
-from rstar2.train.optimizer import Optimizer, warmup_factor
-from rstar2.train.policy import Policy
+from rstar2.train.optimizer import warmup_factor
 from rstar2.train.problems import Curriculum, require_short_prompts
 from rstar2.train.seeds import named_seed
-from rstar2.train.sft import SftSettings, render_all, sft_step
+from rstar2.train.sft import SftSettings, render_all
 from rstar2.train.state import WARM_UP, TrainState
-from rstar2.train.update import UpdateSettings, kept_rollouts, update_policy
+from rstar2.train.update import UpdateSettings, kept_rollouts
 from rstar2.train.watches import (
     MAX_STEPS_WITHOUT_SIGNAL,
     WINDOW,
@@ -45,7 +42,7 @@ from rstar2.train.watches import (
     watch_rollouts,
     window_mean,
 )
-from rstar2.train.workbench import Workbench
+from rstar2.train.workbench import Workbench, agent_limits
 
 SFT_STEPS_PER_REPORT = 10
 SFT_CHECKPOINT_PERIOD_S = 120.0
@@ -85,7 +82,6 @@ class Trainer:
         self,
         recipe: Recipe,
         curriculum: Curriculum,
-        policy: Policy,
         chat: ChatFormat,
         bench: Workbench,
         run: RunDirectory,
@@ -93,39 +89,34 @@ class Trainer:
     ) -> None:
         self._recipe = recipe
         self._curriculum = curriculum
-        self._policy = policy
         self._chat = chat
         self._bench = bench
+        self._learner = bench.learner
         self._run = run
         self._observer = observer
-        self._optimizer = Optimizer(policy.parameters(), recipe.train.weight_decay)
         self._checkpoints = CheckpointFolder(run.checkpoints, recipe.train.num_checkpoints_kept)
         self._state = TrainState()
-        self._reference: Any = None
-        """The policy that the KL term holds on to; None without one."""
 
     async def train(self, checkpoint: Checkpoint | None = None) -> None:
         """From the checkpoint, or from the start, to the end of the recipe."""
         if checkpoint is not None:
-            self._load(checkpoint)
+            await self._load(checkpoint)
         self._check_prompts()
         await self._warm_up()
         if self._recipe.algo.kl_coef:
-            self._reference = self._reference_policy()
+            await self._learner.hold_reference(self._run.checkpoints / "reference")
         while self._state.stage_index < len(self._recipe.stages):
             await self._run_stage(self._recipe.stages[self._state.stage_index])
         await self._evaluate_if_due()
 
-    def export(self, source: Path) -> Path:
+    async def export(self, source: Path) -> Path:
         """The trained model as a folder that `rstar2 solve --model` and everybody else can read."""
         target = self._run.layout.path / "final"
         unfinished = target.with_name(".final")
         with write_errors(target):
             shutil.rmtree(unfinished, ignore_errors=True)
-            self._policy.served.save_pretrained(unfinished)
-            for file in source.iterdir():
-                if file.suffix != ".safetensors" and file.is_file() and not (unfinished / file.name).exists():
-                    shutil.copy(file, unfinished / file.name)
+            await self._learner.export(unfinished)
+            _copy_all_but_weights(source, unfinished)
             write_format(unfinished, self._chat)
             shutil.rmtree(target, ignore_errors=True)
             unfinished.rename(target)
@@ -155,23 +146,22 @@ class Trainer:
         num_steps = settings.num_steps(len(examples))
         self._observer.phase(WARM_UP, num_steps, self._state.sft_step)
         saved_s = time.monotonic()
-        with self._bench.engine.paused():
+        async with self._bench.learning(0):
             for step in range(self._state.sft_step, num_steps):
                 started_s = time.monotonic()
-                torch.manual_seed(named_seed(self._recipe.seed, "dropout", WARM_UP, step))
-                values = sft_step(self._policy, self._optimizer, examples, step, settings)
+                seed = named_seed(self._recipe.seed, "dropout", WARM_UP, step)
+                values = await self._learner.warm_up_step(examples, step, settings, seed)
                 values["tokens_per_s"] = values["num_tokens"] / (time.monotonic() - started_s)
                 if step % SFT_STEPS_PER_REPORT == 0 or step == num_steps - 1:
                     self._write_metrics(step, WARM_UP, values)
                     await asyncio.sleep(0)
                 self._state = replace(self._state, sft_step=step + 1)
                 if time.monotonic() - saved_s > SFT_CHECKPOINT_PERIOD_S:
-                    self._save()
+                    await self._save()
                     saved_s = time.monotonic()
-            self._optimizer.reset()
-            self._weights_changed(0)
+            await self._learner.reset_optimizer()
         self._state = replace(self._state, sft_is_done=True, pending_evaluation=WARM_UP)
-        self._save(keep=True)
+        await self._save(keep=True)
         await self._evaluate_if_due()
 
     # The stages.
@@ -181,20 +171,24 @@ class Trainer:
         problems = await self._problems_of(stage)
         self._observer.phase(stage.name, stage.steps, self._state.stage_step)
         if self._state.stage_step == 0 and stage.reset_optimizer:
-            self._optimizer.reset()
+            await self._learner.reset_optimizer()
             self._state = replace(self._state, steps_since_reset=0)
+        async with self._ahead(stage, problems) as ahead:
+            await self._train_steps(stage, ahead)
+        self._state = replace(self._state.next_stage(), pending_evaluation=stage.name)
+        await self._save(keep=True)
+
+    async def _train_steps(self, stage: Stage, ahead: Ahead) -> None:
         while not self._stage_is_done(stage):
-            await self._train_step(stage, problems)
+            await self._train_step(stage, ahead)
             is_last = self._stage_is_done(stage)
             every = self._recipe.eval.every_steps
             if every and self._state.step % every == 0 and not is_last:
                 self._state = replace(self._state, pending_evaluation=stage.name)
             if not is_last and self._state.step % self._recipe.train.checkpoint_every_steps == 0:
-                self._save()
+                await self._save()
             if not is_last:
                 await self._evaluate_if_due()
-        self._state = replace(self._state.next_stage(), pending_evaluation=stage.name)
-        self._save(keep=True)
 
     def _stage_is_done(self, stage: Stage) -> bool:
         if self._state.stage_step >= stage.steps:
@@ -214,7 +208,7 @@ class Trainer:
                 problems,
                 num_samples=wanted.num_samples,
                 drop_solved=wanted.drop_solved,
-                limits=self._bench.limits(stage),
+                limits=agent_limits(self._recipe, stage),
                 sampling=self._sampling,
                 seed=self._recipe.seed,
                 step=self._state.step,
@@ -239,33 +233,49 @@ class Trainer:
             self._state = replace(self._state, stage_step=stage.steps)
         return kept
 
-    async def _train_step(self, stage: Stage, problems: tuple[Problem, ...]) -> None:
+    def _ahead(self, stage: Stage, problems: tuple[Problem, ...]) -> Ahead:
+        """The steps that are left of the stage, collected while earlier ones are learnt from, as far as allowed."""
+
+        async def collect(step: int, cursor: Cursor) -> Collected:
+            driver = self._bench.roller.driver
+            driver.begin_step(step)
+            plan = self._plan(step, stage)
+            collected = await collect_step(self._bench.roller, problems, cursor, plan, self._keep_trace)
+            self._run.write_step_record(driver.end_step())
+            return collected
+
+        cluster = self._recipe.cluster
+        num_left = stage.steps - self._state.stage_step
+        first = self._state.step + 1
+        return Ahead(
+            collect,
+            self._state.cursor,
+            range(first, first + num_left),
+            max_staleness=0 if cluster is None else cluster.max_staleness,
+        )
+
+    async def _train_step(self, stage: Stage, ahead: Ahead) -> None:
         step = self._state.step + 1
         started_s = time.monotonic()
-        driver = self._bench.roller.driver
-        driver.begin_step(step)
-        collected = await collect_step(
-            self._bench.roller, problems, self._state.cursor, self._plan(step, stage), self._keep_trace
-        )
-        self._run.write_step_record(driver.end_step())
+        collected = await ahead.next()
         for group in collected.groups:
             self._run.write_group(group)
-        generated_s = time.monotonic()
         values = watch_rollouts(collected.traces, collected.groups)
+        update_began_s = time.monotonic()
         if collected.trainable:
-            values |= self._update(collected)
+            values |= await self._update(collected)
         ended_s = time.monotonic()
         num_sampled = sum(trace.num_sampled_tokens for trace in collected.traces)
         values |= {
             "num_refills": collected.num_refills,
-            "generate_s": generated_s - started_s,
-            "train_s": ended_s - generated_s,
+            "generate_s": collected.duration_s,
+            "train_s": ended_s - update_began_s,
             "step_s": ended_s - started_s,
-            "tokens_per_s": num_sampled / (generated_s - started_s),
+            "tokens_per_s": num_sampled / collected.duration_s,
         }
         self._advance(collected, values)
         self._write_metrics(step, stage.name, values)
-        self._stop_if_hopeless(stage, values)
+        await self._stop_if_hopeless(stage, values)
 
     def _plan(self, step: int, stage: Stage) -> StepPlan:
         algo = self._recipe.algo
@@ -277,15 +287,16 @@ class Trainer:
             num_sampled=algo.num_sampled,
             max_refills=algo.max_refills,
             settings=RocSettings(algo.group_size, Mode(algo.selection), algo.penalty_epsilon, algo.drop_equal_groups),
-            limits=self._bench.limits(stage),
+            limits=agent_limits(self._recipe, stage),
             sampling=self._sampling,
         )
 
     @property
     def _sampling(self) -> Sampling:
-        return Sampling(temperature=self._recipe.rollout.temperature, entropies=True)
+        has_entropies = self._recipe.engine.kind == "embedded"  # vLLM reports none
+        return Sampling(temperature=self._recipe.rollout.temperature, entropies=has_entropies)
 
-    def _update(self, collected: Collected) -> dict[str, float]:
+    async def _update(self, collected: Collected) -> dict[str, float]:
         algo, train = self._recipe.algo, self._recipe.train
         traces = {trace.id: trace for trace in collected.traces}
         lr = train.lr * warmup_factor(self._state.steps_since_reset, train.warmup_steps)
@@ -296,17 +307,11 @@ class Trainer:
             num_optimizer_steps=train.optimizer_steps_per_batch,
             max_grad_norm=train.max_grad_norm,
         )
-        with self._bench.engine.paused():
-            groups = [kept_rollouts(group, traces) for group in collected.trainable]
-            torch.manual_seed(named_seed(self._recipe.seed, "dropout", self._state.step))
-            values = update_policy(self._policy, self._optimizer, groups, settings, lr, self._reference)
-            self._weights_changed(self._state.step + 1)
+        groups = [kept_rollouts(group, traces) for group in collected.trainable]
+        seed = named_seed(self._recipe.seed, "dropout", self._state.step)
+        async with self._bench.learning(self._state.step + 1):
+            values = await self._learner.update(groups, settings, lr, seed)
         return {**values, "lr": lr}
-
-    def _weights_changed(self, version: int) -> None:
-        """`version` is the training step that made them."""
-        self._policy.publish()
-        self._bench.engine.weights_changed(version)
 
     def _advance(self, collected: Collected, values: Mapping[str, float]) -> None:
         recent = (*self._state.recent_rewards, values["reward_mean"])[-WINDOW:]
@@ -321,9 +326,9 @@ class Trainer:
             steps_without_signal=0 if collected.trainable else self._state.steps_without_signal + 1,
         )
 
-    def _stop_if_hopeless(self, stage: Stage, values: dict[str, float]) -> None:
+    async def _stop_if_hopeless(self, stage: Stage, values: dict[str, float]) -> None:
         if self._state.steps_without_signal >= MAX_STEPS_WITHOUT_SIGNAL:
-            self._save()
+            await self._save()
             solved = values["accuracy"]
             what = (
                 "every rollout is right" if solved == 1 else "no rollout is right" if solved == 0 else "equal rewards"
@@ -335,19 +340,12 @@ class Trainer:
             )
         seen = collapse(values, self._state.recent_rewards, self._state.best_reward)
         if seen is not None and self._recipe.train.stop_at_collapse:
-            self._save()
+            await self._save()
             self._run.write_event("collapse", seen, {"step": self._state.step, "stage": stage.name})
             raise UserError(
                 f"the policy collapsed at step {self._state.step} of stage {stage.name}: {seen}. Go on from an earlier "
                 "checkpoint with a lower train.lr, or set train.stop_at_collapse to false"
             )
-
-    def _reference_policy(self) -> Any:
-        """The policy that reinforcement learning started from, kept on disk for runs that are taken up again."""
-        file = self._run.checkpoints / "reference.safetensors"
-        if not file.exists():
-            save_tensors(file, self._policy.learnt_state())
-        return self._policy.frozen_copy(load_file(file, device=str(self._policy.device)))
 
     # Evaluation, records, checkpoints.
 
@@ -398,23 +396,27 @@ class Trainer:
             lengths = [self._bench.roller.num_prompt_tokens(problem) for problem in problems]
             require_short_prompts(problems, lengths, self._recipe.rollout.max_prompt_tokens)
 
-    def _save(self, *, keep: bool = False) -> None:
+    async def _save(self, *, keep: bool = False) -> None:
         self._run.sync()
-        path = self._checkpoints.save(
-            self._state,
-            weights=self._policy.learnt_state(),
-            optimizer=self._optimizer.state_dict(),
-            recipe_digest=run_digest(self._recipe, self._curriculum),
-            mark=mark(self._run.layout, self._state.step),
-            keep=keep,
-        )
+        async with self._checkpoints.saving(self._state) as unfinished:
+            await self._learner.save(unfinished)
+            path = self._checkpoints.finish(
+                unfinished,
+                self._state,
+                recipe_digest=run_digest(self._recipe, self._curriculum),
+                mark=mark(self._run.layout, self._state.step),
+                keep=keep,
+            )
         self._run.write_event("checkpoint", f"saved {path.name}", {"step": self._state.step, "path": path.name})
 
-    def _load(self, checkpoint: Checkpoint) -> None:
-        weights, optimizer = load_tensors(checkpoint, self._policy.device)
-        with self._bench.engine.paused():
-            self._policy.load_learnt_state(weights)
-            self._optimizer.load_state_dict(optimizer)
-            self._state = checkpoint.state
-            self._weights_changed(self._state.step)
+    async def _load(self, checkpoint: Checkpoint) -> None:
+        async with self._bench.learning(checkpoint.state.step):
+            await self._learner.load(checkpoint.path)
+        self._state = checkpoint.state
         self._say(f"resumed at step {self._state.step} from {checkpoint.path.name}")
+
+
+def _copy_all_but_weights(source: Path, target: Path) -> None:
+    for file in source.iterdir():
+        if file.suffix != ".safetensors" and file.is_file() and not (target / file.name).exists():
+            shutil.copy(file, target / file.name)

@@ -1,14 +1,13 @@
 """From kept rollouts to new weights.
 
-Invariant: the gradient of an optimizer step is that of one mean over all its tokens, however they were packed. With one
-optimizer step a batch the old log-probabilities are the new ones, without gradient; with more they are computed before
-the first.
+Invariant: the gradient of an optimizer step is that of one mean over all its tokens, however they were packed and on
+however many ranks. With one optimizer step a batch the old log-probabilities are the new ones, without gradient; with
+more they are computed before the first.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +16,11 @@ from rstar2.algo import LossSettings, policy_loss
 from rstar2.errors import UserError
 from rstar2.records import Group, Selection, Trace
 from rstar2.train.optimizer import Optimizer
-from rstar2.train.packed import Pack, token_log_probs
+from rstar2.train.packed import Pack
 from rstar2.train.packing import pack
 from rstar2.train.policy import Policy
+from rstar2.train.ranks import ALONE, Ranks
+from rstar2.train.reference import Reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,76 +66,95 @@ def update_policy(
     groups: Sequence[Sequence[Rollout]],
     settings: UpdateSettings,
     lr: float,
-    reference: Any = None,
+    reference: Reference | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """All optimizer steps on one batch of groups; the metrics are means over the steps."""
     num_steps = min(settings.num_optimizer_steps, len(groups))
-    parts = [[rollout for group in groups[number::num_steps] for rollout in group] for number in range(num_steps)]
-    olds = [_log_probs(policy.network, part, settings) if num_steps > 1 else None for part in parts]
+    parts = [
+        _Part.of([rollout for group in groups[number::num_steps] for rollout in group], settings, ranks)
+        for number in range(num_steps)
+    ]
+    olds = [_log_probs(policy, part, settings) if num_steps > 1 else None for part in parts]
     totals: defaultdict[str, float] = defaultdict(float)
     for part, old in zip(parts, olds, strict=True):
-        for name, value in _optimizer_step(policy, optimizer, part, old, settings, lr, reference).items():
+        values = _backward(policy, part, old, settings, reference)
+        grad_norm = optimizer.step(lr, settings.max_grad_norm)
+        for name, value in {**ranks.total(values), "grad_norm": grad_norm}.items():
             totals[name] += value / num_steps
     return dict(totals)
 
 
-def _optimizer_step(
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one optimizer step learns from, as far as this rank is concerned."""
+
+    packs: list[list[Rollout]]
+    """This rank's; an empty one is run through the model like any other, because the other ranks run theirs."""
+    num_tokens: int
+    """Of all ranks."""
+
+    @classmethod
+    def of(cls, rollouts: Sequence[Rollout], settings: UpdateSettings, ranks: Ranks) -> "_Part":
+        lengths = [len(rollout.token_ids) for rollout in rollouts]
+        shares = ranks.share(pack(lengths, settings.micro_batch_tokens, ranks.size))
+        packs = [[rollouts[index] for index in indices] for indices in shares]
+        return cls(packs, sum(rollout.num_learnt for rollout in rollouts))
+
+
+def _backward(
     policy: Policy,
-    optimizer: Optimizer,
-    rollouts: Sequence[Rollout],
-    old: Mapping[int, Tensor] | None,
+    part: _Part,
+    old: Sequence[Tensor] | None,
     settings: UpdateSettings,
-    lr: float,
-    reference: Any,
+    reference: Reference | None,
 ) -> dict[str, float]:
-    num_tokens = sum(rollout.num_learnt for rollout in rollouts)
-    kept_log_probs = None if reference is None else _log_probs(reference, rollouts, settings)
+    """Add the gradients of the part; this rank's share of its metrics."""
+    kept: Sequence[Tensor] | None = None
+    if reference is not None:
+        with reference.in_place():
+            kept = _log_probs(policy, part, settings)
     totals: defaultdict[str, float] = defaultdict(float)
-    for indices in pack([len(rollout.token_ids) for rollout in rollouts], settings.micro_batch_tokens):
-        chosen = [rollouts[index] for index in indices]
-        log_probs, entropies = token_log_probs(
-            policy.network, _packed(chosen, policy.device), temperature=settings.temperature
+    for number, rollouts in enumerate(part.packs):
+        log_probs, entropies = policy.token_log_probs(
+            _packed(rollouts, policy.device), temperature=settings.temperature
         )
         result = policy_loss(
             log_probs,
-            log_probs.detach() if old is None else torch.cat([old[index] for index in indices]),
-            _spread(chosen, policy.device),
+            log_probs.detach() if old is None else old[number],
+            _spread(rollouts, policy.device),
             torch.ones_like(log_probs, dtype=torch.bool),
-            num_tokens=num_tokens,
+            num_tokens=part.num_tokens,
             settings=settings.loss,
             engine_log_probs=torch.tensor(
-                [value for rollout in chosen for value in rollout.engine_log_probs], device=policy.device
+                [value for rollout in rollouts for value in rollout.engine_log_probs], device=policy.device
             ),
-            reference_log_probs=None
-            if kept_log_probs is None
-            else torch.cat([kept_log_probs[index] for index in indices]),
+            reference_log_probs=None if kept is None else kept[number],
             entropies=entropies,
         )
         result.loss.backward()  # type: ignore[no-untyped-call]
         for name, value in result.metrics.items():
             totals[name] += float(value)
-    totals["grad_norm"] = optimizer.step(lr, settings.max_grad_norm)
     return dict(totals)
 
 
-def _log_probs(network: Any, rollouts: Sequence[Rollout], settings: UpdateSettings) -> dict[int, Tensor]:
-    """Of each rollout's sampled tokens, without gradient, by its index."""
-    found: dict[int, Tensor] = {}
-    device = next(network.parameters()).device
+def _log_probs(policy: Policy, part: _Part, settings: UpdateSettings) -> list[Tensor]:
+    """Of the sampled tokens of each pack, without gradient."""
     with torch.no_grad():
-        for indices in pack([len(rollout.token_ids) for rollout in rollouts], settings.micro_batch_tokens):
-            chosen = [rollouts[index] for index in indices]
-            log_probs, _ = token_log_probs(network, _packed(chosen, device), temperature=settings.temperature)
-            sizes = [rollout.num_learnt for rollout in chosen]
-            found |= dict(zip(indices, torch.split(log_probs, sizes), strict=True))
-    return found
+        return [
+            policy.token_log_probs(_packed(rollouts, policy.device), temperature=settings.temperature)[0]
+            for rollouts in part.packs
+        ]
 
 
 def _packed(rollouts: Sequence[Rollout], device: torch.device) -> Pack:
+    if not rollouts:
+        return Pack.blank(device)
     return Pack.of([rollout.token_ids for rollout in rollouts], [rollout.mask for rollout in rollouts], device)
 
 
 def _spread(rollouts: Sequence[Rollout], device: torch.device) -> Tensor:
     """Each rollout's advantage, once for each of its tokens."""
     advantages = torch.tensor([rollout.advantage for rollout in rollouts], device=device)
-    return advantages.repeat_interleave(torch.tensor([rollout.num_learnt for rollout in rollouts], device=device))
+    nums_learnt = torch.tensor([rollout.num_learnt for rollout in rollouts], dtype=torch.long, device=device)
+    return advantages.repeat_interleave(nums_learnt)

@@ -1,12 +1,13 @@
-"""What a training run works with, opened together and closed together: sandbox, engine, driver, grader.
+"""What a training run works with, opened together and closed together: sandbox, engines, driver, grader, learner.
 
-One process does it all: the engine reads the trainer's own weights, the sandbox runs beside them.
+Here they are all in one process: the engine reads the trainer's own weights, the sandbox runs beside them.
 """
 
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Protocol
 
 from rstar2.agent import AgentLimits, ChatFormat, JupyterTool, PythonTool, Tool
 from rstar2.config import Recipe, Stage
@@ -20,27 +21,79 @@ from rstar2.rollout.roller import Roller, math_judge
 from rstar2.sandbox import Executor, Limits, LocalExecutor
 from rstar2.sandbox.client import RemoteExecutor
 from rstar2.sandbox.local import LocalConfig
-from rstar2.train.policy import Policy
+from rstar2.train.learner import Learner, SoloLearner
+from rstar2.train.learner_rank import LearnerRank
+from rstar2.train.policy import load_policy
 
 ENGINE_NAME = "embedded"
 ENGINE_SPEED = EngineSpeed(prefill_token_s=1e-5, step_s=1e-2, cached_token_s=1e-8)
 """Prices moves between engines; with a single engine there is nowhere to move to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Workbench:
-    engine: EmbeddedEngine
-    roller: Roller
-    recipe: Recipe
+class Workbench(Protocol):
+    @property
+    def roller(self) -> Roller: ...
 
-    def limits(self, stage: Stage) -> AgentLimits:
-        return AgentLimits(
-            max_turns=stage.max_turns,
-            max_response_tokens=stage.max_response_tokens,
-            max_tool_output_tokens=self.recipe.agent.max_tool_output_tokens,
-            max_fault_retries=self.recipe.rollout.max_fault_retries,
-            tool_deadline_s=tool_deadline_s(self.recipe),
-        )
+    @property
+    def learner(self) -> Learner: ...
+
+    def learning(self, version: int) -> AbstractAsyncContextManager[None]:
+        """Inside it the learner may change its weights. After it the engines generate with them, as `version`."""
+        ...
+
+
+OpenWorkbench = Callable[[Recipe, Path, ChatFormat], AbstractAsyncContextManager[Workbench]]
+"""From a recipe, the folder of its model and its chat format."""
+
+
+class SoloWorkbench:
+    def __init__(self, rank: LearnerRank, engine: EmbeddedEngine, roller: Roller) -> None:
+        self.roller = roller
+        self.learner = SoloLearner(rank)
+        self._rank = rank
+        self._engine = engine
+
+    @asynccontextmanager
+    async def learning(self, version: int) -> AsyncIterator[None]:
+        with self._engine.paused():
+            yield
+            self._rank.policy.publish()
+            self._engine.weights_changed(version)
+
+
+@asynccontextmanager
+async def open_solo_workbench(recipe: Recipe, folder: Path, chat: ChatFormat) -> AsyncIterator[Workbench]:
+    rank = LearnerRank(load_policy(folder, recipe), recipe.train.weight_decay)
+    async with AsyncExitStack() as stack:
+        executor = make_executor(recipe)
+        stack.push_async_callback(executor.close)
+        engine = EmbeddedEngine.on_model(rank.policy.served, engine_options(recipe))
+        stack.push_async_callback(engine.close)
+        driver: Driver[Trace] = Driver(make_policy(recipe.rollout.scheduler))
+        driver.add_engine(ENGINE_NAME, engine, ENGINE_SPEED)
+        yield SoloWorkbench(rank, engine, make_roller(recipe, driver, executor, chat))
+
+
+def make_roller(recipe: Recipe, driver: Driver[Trace], executor: Executor, chat: ChatFormat) -> Roller:
+    """The recipe's agent, with its tool and its judge in the sandbox, on the driver's engines."""
+    limits = Limits(**recipe.sandbox.limits.model_dump())
+
+    def make_tools() -> Sequence[Tool]:
+        if recipe.agent.tool == JupyterTool.schema.name:
+            return (JupyterTool(executor, limits),)
+        return (PythonTool(executor, limits, recipe.sandbox.queue_s),)
+
+    return Roller(driver, chat, make_tools, math_judge(Grader(executor, evaluated_only=True)), recipe.model.name)
+
+
+def agent_limits(recipe: Recipe, stage: Stage) -> AgentLimits:
+    return AgentLimits(
+        max_turns=stage.max_turns,
+        max_response_tokens=stage.max_response_tokens,
+        max_tool_output_tokens=recipe.agent.max_tool_output_tokens,
+        max_fault_retries=recipe.rollout.max_fault_retries,
+        tool_deadline_s=tool_deadline_s(recipe),
+    )
 
 
 def tool_deadline_s(recipe: Recipe) -> float:
@@ -48,32 +101,7 @@ def tool_deadline_s(recipe: Recipe) -> float:
     return recipe.sandbox.queue_s + recipe.sandbox.limits.wall_s + 30.0
 
 
-@asynccontextmanager
-async def open_workbench(recipe: Recipe, policy: Policy, chat: ChatFormat) -> AsyncIterator[Workbench]:
-    async with AsyncExitStack() as stack:
-        executor = make_executor(recipe)
-        stack.push_async_callback(executor.close)
-        engine = EmbeddedEngine.on_model(policy.served, engine_options(recipe))
-        stack.push_async_callback(engine.close)
-        driver: Driver[Trace] = Driver(make_policy(recipe.rollout.scheduler))
-        driver.add_engine(ENGINE_NAME, engine, ENGINE_SPEED)
-        judge = math_judge(Grader(executor, evaluated_only=True))
-        limits = sandbox_limits(recipe)
-
-        def make_tools() -> Sequence[Tool]:
-            if recipe.agent.tool == JupyterTool.schema.name:
-                return (JupyterTool(executor, limits),)
-            return (PythonTool(executor, limits, recipe.sandbox.queue_s),)
-
-        yield Workbench(engine, Roller(driver, chat, make_tools, judge, recipe.model.name), recipe)
-
-
 def engine_options(recipe: Recipe) -> EmbeddedOptions:
-    if recipe.engine.kind != "embedded":
-        raise UserError(
-            f'engine.kind is "{recipe.engine.kind}": on one machine a recipe is trained with "embedded", whose weights '
-            "are the trainer's own"
-        )
     return EmbeddedOptions(
         max_running=recipe.engine.max_batch,
         max_context_tokens=recipe.model.context_tokens,
@@ -94,7 +122,3 @@ def make_executor(recipe: Recipe) -> Executor:
         return RemoteExecutor(sandbox.base_url, token)
     config = LocalConfig() if sandbox.num_slots is None else LocalConfig(num_young=sandbox.num_slots)
     return LocalExecutor(config)
-
-
-def sandbox_limits(recipe: Recipe) -> Limits:
-    return Limits(**recipe.sandbox.limits.model_dump())

@@ -1,0 +1,49 @@
+"""Low-rank adapters beside the linear layers of a model (peft), the only weights that are then trained.
+
+Invariant: what an adapter starts from is a function of the recipe's seed and of its own name, so it is the same
+however many ranks it is sharded over.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rstar2.config import Recipe
+from rstar2.errors import UserError
+from rstar2.train.seeds import named_seed
+
+
+def add_adapters(network: Any, recipe: Recipe) -> Any:
+    """The network with the recipe's adapters, which change nothing yet."""
+    from peft import LoraConfig, get_peft_model
+
+    lora = recipe.model.lora
+    assert lora is not None
+    known = {name.rpartition(".")[2] for name, _ in network.named_modules()}
+    if missing := [name for name in lora.target_modules if name not in known]:
+        raise UserError(f"model.lora.target_modules names {missing[0]!r}, which {recipe.model.name} does not have")
+    settings = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft itself divides it by the rank, as a float
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.target_modules),
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        adapted = get_peft_model(network, settings).get_base_model()
+    for name, parameter in adapted.named_parameters():
+        if parameter.requires_grad and not parameter.is_meta:
+            with torch.no_grad():
+                parameter.copy_(first_adapter(name, parameter.shape, recipe.seed))
+    return adapted
+
+
+def first_adapter(name: str, shape: torch.Size, seed: int) -> Tensor:
+    """Random on the way down, as peft has it, and 0 on the way up."""
+    matrix = torch.zeros(shape)
+    if ".lora_A." in name:
+        generator = torch.Generator().manual_seed(named_seed(seed, "adapter", name))
+        torch.nn.init.kaiming_uniform_(matrix, a=math.sqrt(5), generator=generator)
+    return matrix

@@ -1,0 +1,83 @@
+"""The seam between the run and whoever holds its weights: this process, or ranks on many machines.
+
+Everything is awaited, because ranks may be elsewhere. Whoever cannot go on raises `LearnerLost`: the weights since the
+last checkpoint are gone, and the run is taken up again from there.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rstar2.errors import InfrastructureError
+from rstar2.train.learner_rank import LearnerRank
+from rstar2.train.render import Example
+from rstar2.train.sft import SftSettings
+from rstar2.train.update import Rollout, UpdateSettings
+
+
+class LearnerLost(InfrastructureError):  # noqa: N818
+    """A part of the weights or of the optimizer is gone."""
+
+
+class Learner(Protocol):
+    async def warm_up_step(
+        self, examples: Sequence[Example], step: int, settings: SftSettings, seed: int
+    ) -> dict[str, float]:
+        """One optimizer step of the warm-up, counted from 0."""
+        ...
+
+    async def update(
+        self, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings, lr: float, seed: int
+    ) -> dict[str, float]:
+        """All optimizer steps on one batch of groups; the metrics are means over them."""
+        ...
+
+    async def reset_optimizer(self) -> None: ...
+
+    async def save(self, folder: Path) -> None:
+        """The tensors of a checkpoint, into a folder that exists."""
+        ...
+
+    async def load(self, folder: Path) -> None:
+        """The tensors of a checkpoint, whatever number of ranks wrote it."""
+        ...
+
+    async def hold_reference(self, file: Path) -> None:
+        """Keep the policy that is stored in `file` for the KL term; the present one, stored there, if it is not."""
+        ...
+
+    async def export(self, folder: Path) -> None:
+        """The model as a Hugging Face folder."""
+        ...
+
+
+class SoloLearner:
+    """Satisfies `Learner` in this process: nothing else runs while it learns."""
+
+    def __init__(self, rank: LearnerRank) -> None:
+        self._rank = rank
+
+    async def warm_up_step(
+        self, examples: Sequence[Example], step: int, settings: SftSettings, seed: int
+    ) -> dict[str, float]:
+        return self._rank.warm_up_step(examples, step, settings, seed)
+
+    async def update(
+        self, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings, lr: float, seed: int
+    ) -> dict[str, float]:
+        return self._rank.update(groups, settings, lr, seed)
+
+    async def reset_optimizer(self) -> None:
+        self._rank.reset_optimizer()
+
+    async def save(self, folder: Path) -> None:
+        self._rank.save(folder)
+
+    async def load(self, folder: Path) -> None:
+        self._rank.load(folder)
+
+    async def hold_reference(self, file: Path) -> None:
+        self._rank.hold_reference(file)
+
+    async def export(self, folder: Path) -> None:
+        self._rank.export(folder)

@@ -1,0 +1,69 @@
+"""One process among those that learn together, and the little that they tell each other besides gradients.
+
+Invariant: ranks that learn together do the same things in the same order, each on its own share, so that every
+collective that one of them enters is entered by all. A rank that is alone enters none.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+JOIN_TIMEOUT_S = 600.0
+"""The longest that a rank waits for the others: above the slowest checkpoint, below a night lost to a dead machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    rank: int
+    size: int
+
+    def share(self, packs: Sequence[list[int]]) -> list[list[int]]:
+        """This rank's packs. All ranks get the same number, and those who lack one get an empty pack."""
+        mine = list(packs[self.rank :: self.size])
+        num_rounds = -(-len(packs) // self.size)
+        return mine + [[] for _ in range(num_rounds - len(mine))]
+
+    def total(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Each value summed over the ranks, which must all bring the same names."""
+        if self.size == 1:
+            return dict(values)
+        names = sorted(values)
+        sums = torch.tensor([values[name] for name in names], dtype=torch.float64)
+        dist.all_reduce(sums)
+        return dict(zip(names, sums.tolist(), strict=True))
+
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        self.total({"here": 1.0})
+
+
+ALONE = Ranks(rank=0, size=1)
+
+
+@contextmanager
+def joined(
+    rank: int, size: int, rendezvous: str, device: torch.device, timeout_s: float = JOIN_TIMEOUT_S
+) -> Iterator[Ranks]:
+    """The ranks that meet at `rendezvous`, `tcp://HOST:PORT` or `file://PATH`, as one process group.
+
+    GPUs talk through NCCL. What lies in host memory (metrics, offloaded weights, plans of checkpoints) goes through
+    gloo on any machine.
+    """
+    is_cuda = device.type == "cuda"
+    if is_cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
+        init_method=rendezvous,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    try:
+        yield Ranks(rank, size)
+    finally:
+        dist.destroy_process_group()

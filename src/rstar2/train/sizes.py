@@ -1,0 +1,25 @@
+"""Which recipes one process can train, and which a cluster: said before anything is loaded or written."""
+
+from rstar2.config import Recipe
+from rstar2.errors import UserError
+
+
+def check_solo(recipe: Recipe) -> None:
+    """UserError if one process cannot train it."""
+    if recipe.cluster is not None:
+        raise UserError("the recipe has a [cluster]: train it with --cluster, or leave that section out")
+    if recipe.engine.kind != "embedded":
+        raise UserError(
+            f'engine.kind is "{recipe.engine.kind}": on one machine a recipe is trained with "embedded", whose weights '
+            "are the trainer's own"
+        )
+
+
+def check_cluster(recipe: Recipe) -> None:
+    """UserError if a cluster cannot train it."""
+    if recipe.cluster is None:
+        raise UserError("the recipe has no [cluster]: add that section, or leave --cluster out")
+    if recipe.engine.kind not in ("embedded", "vllm"):
+        raise UserError(f'engine.kind is "{recipe.engine.kind}": a cluster trains with "embedded" or "vllm"')
+    if recipe.engine.base_url is not None:
+        raise UserError("engine.base_url: on a cluster the engines are started by the run; leave it out")

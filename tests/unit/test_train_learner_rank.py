@@ -1,0 +1,120 @@
+"""One process that learns alone: what it saves is all that is needed to go on and to serve the same, bit for bit."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from train_models import CONVERSATIONS, build_model, make_chat, make_policy, make_rollouts
+from transformers import AutoModelForCausalLM
+
+from rstar2.algo import LossSettings
+from rstar2.errors import InfrastructureError, UserError
+from rstar2.train.learner_rank import LearnerRank
+from rstar2.train.sft import SftSettings, render_all
+from rstar2.train.update import Rollout, UpdateSettings
+
+pytestmark = pytest.mark.unit
+
+LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.1}
+SETTINGS = UpdateSettings(LossSettings(), 1.0, 64, 2, 1.0)
+KINDS: dict[str, dict[str, Any]] = {"full": {}, "adapters": {"lora": LORA}, "bfloat16": {"dtype": "bfloat16"}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """More would spin on models this small, and longest on a busy machine."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def groups(folder: Path) -> list[list[Rollout]]:
+    rollouts = make_rollouts(make_policy(folder), 6)
+    return [rollouts[:3], rollouts[3:]]
+
+
+def served(learner: LearnerRank) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in learner.served_state()}
+
+
+def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_taken_up_again_it_goes_on_as_if_never_stopped(
+    folder: Path, groups: list[list[Rollout]], tmp_path: Path, kind: str
+) -> None:
+    whole, resumed = (LearnerRank(make_policy(folder, **KINDS[kind]), 0.01) for _ in range(2))
+    untrained = served(whole)
+    for seed in range(3):
+        whole.update(groups, SETTINGS, 0.02, seed)
+    whole.save(tmp_path)
+    resumed.load(tmp_path)
+    assert_equal(served(resumed), served(whole))
+    assert whole.update(groups, SETTINGS, 0.02, 3) == resumed.update(groups, SETTINGS, 0.02, 3)
+    assert_equal(served(resumed), served(whole))
+    assert any(not torch.equal(tensor, untrained[name]) for name, tensor in served(whole).items())
+
+
+def test_a_reset_optimizer_is_saved_as_one(folder: Path, groups: list[list[Rollout]], tmp_path: Path) -> None:
+    first, second = (LearnerRank(make_policy(folder), 0.01) for _ in range(2))
+    first.update(groups, SETTINGS, 0.02, 0)
+    first.reset_optimizer()
+    first.save(tmp_path)
+    second.update(groups, SETTINGS, 0.02, 1)
+    second.load(tmp_path)
+    assert first.update(groups, SETTINGS, 0.02, 2) == second.update(groups, SETTINGS, 0.02, 2)
+    assert_equal(served(first), served(second))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_serves_is_what_an_engine_in_the_process_reads_and_what_it_exports(
+    folder: Path, groups: list[list[Rollout]], tmp_path: Path, kind: str
+) -> None:
+    learner = LearnerRank(make_policy(folder, **KINDS[kind]), 0.01)
+    learner.update(groups, SETTINGS, 0.02, 0)
+    learner.policy.publish()
+    assert_equal(served(learner), dict(learner.policy.served.named_parameters()))
+    learner.export(tmp_path)
+    exported: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    assert_equal(dict(exported.named_parameters()), served(learner))
+
+
+def test_the_seed_decides_what_is_dropped(folder: Path) -> None:
+    examples, _ = render_all(CONVERSATIONS, make_chat(folder), 10_000)
+    settings = SftSettings(
+        epochs=4, lr=0.01, warmup_share=0.0, batch_size=4, micro_batch_tokens=512, max_grad_norm=1.0, stream="s"
+    )
+
+    def losses(seed: int) -> list[float]:
+        learner = LearnerRank(make_policy(folder, lora=LORA, gradient_checkpointing=True), 0.0)
+        return [learner.warm_up_step(examples, step, settings, seed)["loss"] for step in range(3)]
+
+    assert losses(1) == losses(1)
+    assert losses(1)[2] != losses(2)[2]
+
+
+def test_a_state_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    learner = LearnerRank(make_policy(folder), 0.01)
+    LearnerRank(make_policy(folder, lora=LORA), 0.01).save(tmp_path)
+    with pytest.raises(UserError, match="another model: its parameters have other names"):
+        learner.load(tmp_path)
+    with pytest.raises(UserError, match=r"another model: .*lora_A.* has another shape"):
+        LearnerRank(make_policy(folder, lora={**LORA, "rank": 2}), 0.01).load(tmp_path)
+
+
+def test_a_reference_that_cannot_be_written_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InfrastructureError, match=r"cannot write .*reference: .*Free some space and resume"):
+        LearnerRank(make_policy(folder), 0.01).hold_reference(tmp_path / "file" / "reference")
