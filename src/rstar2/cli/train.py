@@ -1,4 +1,4 @@
-"""`rstar2 train`: from a recipe to an agent, in one process; killed at any moment, it goes on where it was."""
+"""`rstar2 train`: from a recipe to an agent, in one process or on a cluster; killed at any moment, it can go on."""
 
 import sys
 from collections.abc import Iterator
@@ -27,6 +27,15 @@ def train_command(
     num_threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="CPU threads of torch; by default the cores of the machine.")
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Train on Ray: `auto` (the one that runs here or in RAY_ADDRESS), `local` (a new one on this "
+            "machine), HOST:PORT or ray://HOST:PORT. The recipe says how in [cluster].",
+        ),
+    ] = None,
+    is_driver: Annotated[bool, typer.Option("--driver", hidden=True)] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check recipe and print it with every field.")] = False,
 ) -> None:
     """Train a model by a recipe. Everything is kept in the run folder: traces, metrics, checkpoints, a report."""
@@ -41,20 +50,46 @@ def train_command(
         print_resolved(recipe, overrides or [])
         return
     _require_torch()
-    prepared = _prepare(recipe, overrides or [], run, resume)
-    _train(prepared, num_threads)
+    if cluster is None:
+        _train(_prepare(recipe, overrides or [], run, resume), num_threads)
+    elif is_driver:
+        _train(_prepare(recipe, overrides or [], run, resume, for_cluster=True), num_threads, cluster)
+    else:
+        raise typer.Exit(_supervise(recipe, overrides or [], run, resume, cluster))
 
 
-def _prepare(recipe: Path | None, overrides: list[str], run: Path | None, resume: Path | None) -> "Prepared":
+def _supervise(recipe: Path | None, overrides: list[str], run: Path | None, resume: Path | None, cluster: str) -> int:
+    """The driver runs in a child, so that it can be started again if it is killed."""
+    from rstar2.cluster.supervise import supervise
+    from rstar2.config import load_recipe
+    from rstar2.records.run_layout import make_run_folder
+
+    if resume is None and run is None:
+        assert recipe is not None
+        run = make_run_folder(load_recipe(recipe, overrides).name)
+    folder = resume or run
+    assert folder is not None
+    go_on = ["train", "--driver", "--cluster", cluster, "--resume", str(folder)]
+    begin = ["train", "--driver", "--cluster", cluster, "--run", str(folder), str(recipe)]
+    for override in overrides:
+        begin += ["--set", override]
+    return supervise(go_on if resume else begin, go_on, folder, note)
+
+
+def _prepare(
+    recipe: Path | None, overrides: list[str], run: Path | None, resume: Path | None, *, for_cluster: bool = False
+) -> "Prepared":
     from rstar2.config import load_recipe
     from rstar2.records.run_layout import make_run_folder
     from rstar2.train import prepare_new, prepare_resumed
+    from rstar2.train.sizes import check_cluster, check_solo
 
+    check = check_cluster if for_cluster else check_solo
     if resume is not None:
-        return prepare_resumed(resume)
+        return prepare_resumed(resume, check)
     assert recipe is not None
     loaded = load_recipe(recipe, overrides)
-    prepared = prepare_new(loaded, run or Path())
+    prepared = prepare_new(loaded, run or Path(), check)
     if run is None:
         from dataclasses import replace
 
@@ -62,13 +97,12 @@ def _prepare(recipe: Path | None, overrides: list[str], run: Path | None, resume
     return prepared
 
 
-def _train(prepared: "Prepared", num_threads: int | None) -> None:
-    import asyncio
+def _train(prepared: "Prepared", num_threads: int | None, cluster: str | None = None) -> None:
 
     import torch
 
     from rstar2.sandbox.local import usable_cores
-    from rstar2.train import Observers, train
+    from rstar2.train import Observers
     from rstar2.train.writers import open_writers
     from rstar2.web.report import render_report
 
@@ -77,10 +111,11 @@ def _train(prepared: "Prepared", num_threads: int | None) -> None:
     writers = open_writers(prepared.recipe.train.writers, prepared.folder, prepared.recipe.model_dump(mode="json"))
     try:
         with _shown() as display:
-            asyncio.run(train(prepared, Observers(display, *writers), argv=sys.argv))
+            _run(prepared, Observers(display, *writers), cluster)
     except BaseException:
         if (prepared.folder / "run.json").exists():
-            note(f"to go on: rstar2 train --resume {prepared.folder}")
+            where = "" if cluster is None else f" --cluster {cluster}"
+            note(f"to go on: rstar2 train --resume {prepared.folder}{where}")
         raise
     finally:
         for writer in writers:
@@ -91,6 +126,22 @@ def _train(prepared: "Prepared", num_threads: int | None) -> None:
     typer.echo(f"model:  {prepared.folder / 'final'}")
     typer.echo(f"report: {report}")
     typer.echo(f'try it: rstar2 solve --model {prepared.folder / "final"} "…"')
+
+
+def _run(prepared: "Prepared", observer: "Observer", cluster: str | None) -> None:
+    import asyncio
+
+    if cluster is None:
+        from rstar2.train import train
+
+        asyncio.run(train(prepared, observer, argv=sys.argv))
+        return
+    from rstar2.cluster.connect import connected
+
+    with connected(cluster):
+        from rstar2.cluster.run import train_on_cluster
+
+        asyncio.run(train_on_cluster(prepared, observer, argv=sys.argv))
 
 
 def _summary(folder: Path) -> None:

@@ -1,0 +1,106 @@
+"""The little that this project asks of Ray: an actor at a place, its calls, and whether it still lives.
+
+Invariant: what an actor's method raises is raised here as it was, if it is one of our errors; a dead actor, and
+whatever else Ray could not do, is `ActorLost`.
+"""
+
+import os
+import signal
+from collections.abc import Awaitable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from rstar2.errors import InfrastructureError, UserError
+
+MANY = 10_000
+"""Methods of one actor that may run side by side: a long poll must never keep another call waiting."""
+
+
+class ActorLost(InfrastructureError):  # noqa: N818
+    """An actor is dead, or out of reach."""
+
+
+def start_in_bundle(
+    kind: type, arguments: tuple[Any, ...], group: PlacementGroup, bundle: int, *, num_gpus: float, side_by_side: bool
+) -> Any:
+    """An actor in one bundle of a placement group."""
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+    return _start(kind, arguments, strategy, num_gpus=num_gpus, side_by_side=side_by_side)
+
+
+def start_on_node(kind: type, arguments: tuple[Any, ...], node_id: str) -> Any:
+    """An actor on one machine, which asks for no share of it."""
+    return _start(kind, arguments, NodeAffinitySchedulingStrategy(node_id, soft=False), num_gpus=0, side_by_side=True)
+
+
+def _start(kind: type, arguments: tuple[Any, ...], strategy: Any, *, num_gpus: float, side_by_side: bool) -> Any:
+    options = {"num_cpus": 0, "num_gpus": num_gpus, "scheduling_strategy": strategy, "max_restarts": 0}
+    if side_by_side:
+        options["max_concurrency"] = MANY
+    return ray.remote(kind).options(**options).remote(*arguments)
+
+
+async def answer(call: Awaitable[Any]) -> Any:
+    """What a call returns."""
+    try:
+        return await call
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, UserError | InfrastructureError):
+            raise cause from error
+        raise InfrastructureError(f"an actor failed: {cause!r}") from error
+    except RayError as error:
+        raise ActorLost(str(error).splitlines()[0]) from error
+
+
+def machine_address() -> str:
+    """Of the machine that this process runs on, as the others of the cluster reach it."""
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address
+
+
+def living_machines() -> list[str]:
+    """The ids of the machines that Ray has now."""
+    return [node["NodeID"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
+def resources() -> dict[str, float]:
+    """Of the whole cluster, free or not."""
+    found: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Where an actor runs: what it takes to end one that no longer listens."""
+
+    machine: str
+    pid: int
+
+    @classmethod
+    def of_this_actor(cls) -> Self:
+        return cls(ray.get_runtime_context().get_node_id(), os.getpid())
+
+
+def kill(actor: Any, process: Process | None = None) -> None:
+    """Saying it twice changes nothing. Ray asks the process to end, and one that hangs does not hear it: given the
+    process, somebody on its machine ends it."""
+    ray.kill(actor, no_restart=True)
+    if process is not None and process.machine in living_machines():
+        strategy = NodeAffinitySchedulingStrategy(process.machine, soft=False)
+        _end_process.options(num_cpus=0, scheduling_strategy=strategy).remote(process.pid)
+
+
+@ray.remote
+def _end_process(pid: int) -> None:
+    """Only if it is an actor of Ray still: its number may be another's by now."""
+    with suppress(OSError):
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
+            os.kill(pid, signal.SIGKILL)

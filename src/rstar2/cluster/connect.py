@@ -1,0 +1,65 @@
+"""From the word after `--cluster` to a Ray that can be talked to.
+
+Invariant: a Ray that is started here listens on the loopback address alone and asks everyone for a token that only this
+process and what it starts have. Ray reads its settings from the environment as it is imported, so they are made first.
+"""
+
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rstar2.errors import InfrastructureError, UserError
+
+LOCAL = "local"
+_PRIVATE = {
+    "RAY_AUTH_MODE": "token",
+    # On Linux, too, this is what makes Ray use the loopback address throughout.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """`local` starts a Ray on this machine, `auto` finds the one that runs here or that RAY_ADDRESS names; anything
+    else is an address, `HOST:PORT` or `ray://HOST:PORT`."""
+    if address == LOCAL:
+        make_private()
+    ray = _import_ray()
+    try:
+        more = {"include_dashboard": False} if address == LOCAL else {}
+        ray.init(address=address, log_to_driver=False, logging_level="WARNING", **more)
+    except ConnectionError as error:
+        if address == "auto":
+            raise UserError(
+                "--cluster auto found no Ray: start one with `ray start --head`, name it in RAY_ADDRESS, or use "
+                "`--cluster local`"
+            ) from error
+        raise UserError(f"--cluster {address}: no Ray answers there ({error})") from error
+    except Exception as error:
+        if type(error).__name__ == "AuthenticationError":
+            raise UserError(f"--cluster {address}: that Ray wants another token; set RAY_AUTH_TOKEN") from error
+        raise InfrastructureError(f"Ray could not be started or reached: {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def make_private() -> None:
+    """What a Ray of this machine alone is started with; before anything imports `ray`."""
+    if "ray" in sys.modules and "RAY_AUTH_TOKEN" not in os.environ:
+        raise UserError("`ray` was imported before the cluster was made private: call this first")
+    os.environ |= _PRIVATE
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise UserError("a cluster needs ray: run `pip install 'rstar2[cluster]'`") from None
+    return ray

@@ -1,0 +1,134 @@
+"""The learner as ranks on many machines, all called alike.
+
+Invariant: a call returns when every rank has returned. If a rank dies, what it held of the weights is gone: the others
+are ended too, since they would wait for it, and everyone is told `LearnerLost`.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+
+from rstar2.cluster.actors import ActorLost, answer, kill, start_in_bundle
+from rstar2.cluster.placement import Placement
+from rstar2.cluster.rank_actor import RankActor
+from rstar2.config import Recipe
+from rstar2.errors import InfrastructureError
+from rstar2.train.learner import LearnerLost
+from rstar2.train.render import Example
+from rstar2.train.sft import SftSettings
+from rstar2.train.update import Rollout, UpdateSettings
+
+START_S = 1800.0
+"""A large model comes from a shared disk."""
+
+
+class RankedLearner:
+    """Satisfies `Learner`. Made by `start`."""
+
+    def __init__(self, actors: Sequence[Any]) -> None:
+        self._actors = list(actors)
+        self._examples: Sequence[Example] | None = None
+
+    @classmethod
+    async def start(
+        cls, recipe: Recipe, folder: Path, group: PlacementGroup, placement: Placement, num_threads: int
+    ) -> "RankedLearner":
+        size = len(placement.rank_bundles)
+        actors = [
+            start_in_bundle(
+                RankActor,
+                (number, size, num_threads),
+                group,
+                bundle,
+                num_gpus=placement.gpus_per_rank,
+                side_by_side=False,
+            )
+            for number, bundle in enumerate(placement.rank_bundles)
+        ]
+        learner = cls(actors)
+        try:
+            async with asyncio.timeout(START_S):
+                rendezvous = await learner._answer(actors[0].rendezvous.remote())
+                await learner._all("start", _absolute(folder), recipe, rendezvous)
+        except TimeoutError:
+            learner.close()
+            raise InfrastructureError(f"the trainer ranks were not ready after {START_S:g} s") from None
+        except BaseException:
+            learner.close()
+            raise
+        return learner
+
+    @property
+    def actors(self) -> list[Any]:
+        return self._actors
+
+    async def warm_up_step(
+        self, examples: Sequence[Example], step: int, settings: SftSettings, seed: int
+    ) -> dict[str, float]:
+        if self._examples is not examples:
+            await self._all("take_examples", ray.put(examples))
+            self._examples = examples
+        values: dict[str, float] = await self._all("warm_up_step", step, settings, seed)
+        return values
+
+    async def update(
+        self, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings, lr: float, seed: int
+    ) -> dict[str, float]:
+        values: dict[str, float] = await self._all("update", ray.put(groups), settings, lr, seed)
+        return values
+
+    async def reset_optimizer(self) -> None:
+        await self._all("reset_optimizer")
+
+    async def save(self, folder: Path) -> None:
+        await self._all("save", _absolute(folder))
+
+    async def load(self, folder: Path) -> None:
+        await self._all("load", _absolute(folder))
+
+    async def hold_reference(self, file: Path) -> None:
+        await self._all("hold_reference", _absolute(file))
+
+    async def export(self, folder: Path) -> None:
+        await self._all("export", _absolute(folder))
+
+    async def publish(self) -> list[Any]:
+        """References to the weights that engines are to serve."""
+        references: list[Any] = await self._all("publish")
+        return references
+
+    def close(self) -> None:
+        for actor in self._actors:
+            kill(actor)
+
+    async def _all(self, method: str, *arguments: Any) -> Any:
+        """Every rank's answer is awaited; the first rank's is returned."""
+        calls = [
+            asyncio.ensure_future(self._answer(getattr(actor, method).remote(*arguments))) for actor in self._actors
+        ]
+        done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+        errors = [error for call in done if (error := call.exception()) is not None]
+        if errors:
+            # The ranks that have not failed may wait for one that did: in a collective there is no way out.
+            for call in calls:
+                call.cancel()
+            lost = next((error for error in errors if isinstance(error, LearnerLost)), None)
+            if lost is not None:
+                self.close()
+            raise lost or errors[0]
+        return calls[0].result()
+
+    async def _answer(self, call: Any) -> Any:
+        try:
+            return await answer(call)
+        except ActorLost as error:
+            raise LearnerLost(f"a trainer rank is gone ({error})") from error
+
+
+def _absolute(path: Path) -> Path:
+    """Ranks have working directories of their own."""
+    return path.absolute()

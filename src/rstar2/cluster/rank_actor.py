@@ -1,0 +1,89 @@
+"""One rank of the learner on one machine of the cluster, as a Ray actor: one call after the other."""
+
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rstar2.cluster.actors import machine_address
+from rstar2.cluster.weights import parcels
+from rstar2.config import Recipe
+from rstar2.engine.embedded.options import choose_device
+from rstar2.train.learner_rank import LearnerRank
+from rstar2.train.ranks import joined
+from rstar2.train.render import Example
+from rstar2.train.sft import SftSettings
+from rstar2.train.sharding import load_sharded_policy
+from rstar2.train.update import Rollout, UpdateSettings
+
+
+class RankActor:
+    """Made remote by `RankedLearner`, which calls every rank alike."""
+
+    def __init__(self, number: int, size: int, num_threads: int) -> None:
+        import torch
+
+        torch.set_num_threads(num_threads)
+        self._number = number
+        self._size = size
+        self._stack = ExitStack()
+        self._rank: LearnerRank | None = None
+        self._examples: Sequence[Example] = ()
+
+    def rendezvous(self) -> str:
+        """A place on this machine where the ranks can meet."""
+        host = machine_address()
+        with socket.socket() as free:
+            free.bind((host, 0))
+            return f"tcp://{host}:{free.getsockname()[1]}"
+
+    def start(self, folder: Path, recipe: Recipe, rendezvous: str) -> None:
+        """Meets the other ranks, and loads this rank's part of the model."""
+        ranks = self._stack.enter_context(
+            joined(self._number, self._size, rendezvous, choose_device(recipe.model.device))
+        )
+        policy = load_sharded_policy(folder, recipe, ranks)
+        self._rank = LearnerRank(policy, recipe.train.weight_decay, ranks)
+
+    def take_examples(self, examples: Sequence[Example]) -> None:
+        """What the warm-up learns from: sent once, and not with every step."""
+        self._examples = examples
+
+    def warm_up_step(self, step: int, settings: SftSettings, seed: int) -> dict[str, float]:
+        return self._it.warm_up_step(self._examples, step, settings, seed)
+
+    def update(
+        self, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings, lr: float, seed: int
+    ) -> dict[str, float]:
+        return self._it.update(groups, settings, lr, seed)
+
+    def reset_optimizer(self) -> None:
+        self._it.reset_optimizer()
+
+    def save(self, folder: Path) -> None:
+        self._it.save(folder)
+
+    def load(self, folder: Path) -> None:
+        self._it.load(folder)
+
+    def hold_reference(self, file: Path) -> None:
+        self._it.hold_reference(file)
+
+    def export(self, folder: Path) -> None:
+        self._it.export(folder)
+
+    def publish(self) -> list[Any]:
+        """References to the weights, as parcels; the first rank's alone are more than none."""
+        found = []
+        for parcel in parcels(self._it.served_state()):
+            if self._number == 0:
+                found.append(ray.put(parcel))
+        return found
+
+    @property
+    def _it(self) -> LearnerRank:
+        assert self._rank is not None, "`start` comes first"
+        return self._rank

@@ -1,0 +1,49 @@
+"""A training run on a cluster, which goes on when a rank of the learner is lost.
+
+Engines and sandbox nodes are replaced while the run goes on. A rank holds a part of the weights that nobody else has:
+when it is lost, the run is taken up again from its last checkpoint, in this same process. Rollouts that had ended are
+not rolled out again.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from rstar2.agent import ChatFormat
+from rstar2.cluster.progress import num_checkpoints
+from rstar2.cluster.workbench import open_cluster_workbench
+from rstar2.config import Recipe
+from rstar2.engine.remote.client import SILENCE_S
+from rstar2.errors import InfrastructureError
+from rstar2.train import Observer, Prepared, prepare_resumed, train
+from rstar2.train.learner import LearnerLost
+from rstar2.train.sizes import check_cluster
+from rstar2.train.workbench import Workbench
+
+MAX_LOSSES_WITHOUT_PROGRESS = 3
+"""Ranks that are lost again and again before a checkpoint is saved are lost for a reason that waiting does not mend."""
+
+
+async def train_on_cluster(
+    prepared: Prepared, observer: Observer, argv: Sequence[str] | None = None, silence_s: float = SILENCE_S
+) -> None:
+    """To the end of the recipe, on the Ray that this process is connected to."""
+
+    def open_workbench(recipe: Recipe, folder: Path, chat: ChatFormat) -> AbstractAsyncContextManager[Workbench]:
+        return open_cluster_workbench(recipe, folder, chat, observer.say, silence_s)
+
+    num_losses, last_seen = 0, -1
+    while True:
+        try:
+            await train(prepared, observer, argv, open_workbench)
+            return
+        except LearnerLost as error:
+            seen = num_checkpoints(prepared.folder)
+            num_losses = num_losses + 1 if seen == last_seen else 1
+            last_seen = seen
+            if num_losses == MAX_LOSSES_WITHOUT_PROGRESS:
+                raise InfrastructureError(
+                    f"{error}, the {num_losses}rd time without a checkpoint in between: what was saved is kept"
+                ) from error
+            observer.say(f"{error}: the run is taken up again from its last checkpoint")
+            prepared = prepare_resumed(prepared.folder, check_cluster)

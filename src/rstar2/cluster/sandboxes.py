@@ -1,0 +1,134 @@
+"""Every machine's cores as one sandbox: a node on each, and a pool over them.
+
+Invariant: a node listens on its machine's private address alone, and answers only to who has the run's token. One that
+dies is started again; its calls are rerun elsewhere meanwhile.
+"""
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from rstar2.cluster.actors import answer, kill, living_machines, machine_address, start_on_node
+from rstar2.errors import InfrastructureError
+from rstar2.grading import Grader
+from rstar2.sandbox import LocalExecutor
+from rstar2.sandbox.http import ServiceSettings, create_app
+from rstar2.sandbox.local import LocalConfig
+from rstar2.sandbox.pool import PoolExecutor, RemoteNode
+
+START_S = 300.0
+CHECK_PERIOD_S = 1.0
+RESTART_PAUSE_S = 1.0
+WATCH_PERIOD_S = 5.0
+
+
+class SandboxActor:
+    """Made remote by `SandboxCluster`: the execution service on one machine."""
+
+    def __init__(self, token: str, num_slots: int | None) -> None:
+        self._token = token
+        self._config = LocalConfig() if num_slots is None else LocalConfig(num_young=num_slots)
+        self._executor: LocalExecutor | None = None
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> tuple[str, int]:
+        """Its address, and how much it can do at a time."""
+        self._executor = await LocalExecutor(self._config).__aenter__()
+        app = create_app(self._executor, ServiceSettings(token=self._token), grader=Grader(self._executor))
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        host = machine_address()
+        listener = socket.create_server((host, 0))
+        await web.SockSite(self._runner, listener).start()
+        return f"http://{host}:{listener.getsockname()[1]}", self._config.num_young
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+
+class SandboxCluster:
+    """Keeps a node on each of some machines, in a pool."""
+
+    def __init__(self, pool: PoolExecutor, num_slots: int | None, report: Callable[[str], None]) -> None:
+        self.pool = pool
+        self._num_slots = num_slots
+        self._report = report
+        self._token = secrets.token_hex(32)
+        self._actors: dict[str, Any] = {}
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def actors(self) -> dict[str, Any]:
+        """By the id of the machine."""
+        return dict(self._actors)
+
+    async def start(self) -> None:
+        """A node on each machine that is there now, or the first error; then on each that joins."""
+        await asyncio.gather(*self._keep_new_machines())
+        self._watcher = asyncio.create_task(self._watch_machines())
+
+    async def close(self) -> None:
+        tasks = [*self._keepers.values(), *([self._watcher] if self._watcher else ())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.pool.close()
+        for actor in self._actors.values():
+            kill(actor)
+
+    def _keep_new_machines(self) -> "list[asyncio.Future[None]]":
+        new = [node_id for node_id in living_machines() if node_id not in self._keepers]
+        joined = []
+        for node_id in new:
+            first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._keepers[node_id] = asyncio.create_task(self._keep(node_id, first))
+            joined.append(first)
+        return joined
+
+    async def _watch_machines(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_PERIOD_S)
+            for first in self._keep_new_machines():
+                first.set_result(None)
+
+    async def _keep(self, node_id: str, first: "asyncio.Future[None]") -> None:
+        """A node on this machine, for as long as the run and the machine last."""
+        while node_id in living_machines():
+            actor = start_on_node(SandboxActor, (self._token, self._num_slots), node_id)
+            self._actors[node_id] = actor
+            try:
+                url, num_slots = await asyncio.wait_for(answer(actor.start.remote()), START_S)
+            except (InfrastructureError, TimeoutError) as error:
+                kill(actor)
+                if not first.done():
+                    first.set_exception(InfrastructureError(f"no sandbox could be started: {error}"))
+                    return
+                self._report(f"no sandbox could be started on node {node_id[:8]} ({error})")
+                await asyncio.sleep(RESTART_PAUSE_S)
+                continue
+            node = RemoteNode(url, self._token)
+            self.pool.add_node(url, node, num_slots, node.probe)
+            if first.done():
+                self._report(f"a sandbox joined on node {node_id[:8]}")
+            else:
+                first.set_result(None)
+            await self._until_gone(actor)
+            self._report(f"the sandbox on node {node_id[:8]} is gone: its calls are rerun elsewhere")
+            self.pool.lose_node(url)
+            await self.pool.remove_node(url, 0.0)
+            kill(actor)
+        self._report(f"machine {node_id[:8]} left, and its sandbox with it")
+
+    async def _until_gone(self, actor: Any) -> None:
+        while True:
+            try:
+                await answer(actor.pid.remote())
+            except InfrastructureError:
+                return
+            await asyncio.sleep(CHECK_PERIOD_S)

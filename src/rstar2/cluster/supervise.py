@@ -1,0 +1,58 @@
+"""A driver that is killed is started again, and goes on with its run.
+
+The driver is a child of this process, which does nothing but wait for it. What a driver ends by itself with, success or
+an error, is the end; only a signal that nobody here asked for is a reason to start it again.
+"""
+
+import ctypes
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rstar2.cluster.progress import num_checkpoints
+from rstar2.records.run_layout import RunLayout
+
+MAX_DEATHS_WITHOUT_PROGRESS = 3
+_ASKED_FOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PR_SET_PDEATHSIG = 1
+
+
+def supervise(begin: Sequence[str], go_on: Sequence[str], run: Path, report: Callable[[str], None]) -> int:
+    """The exit code of the driver that ended by itself. `begin` and `go_on` are arguments of `rstar2`."""
+    arguments, num_deaths, last_seen = begin, 0, 0
+    while True:
+        code = _run(arguments)
+        if code >= 0 or -code in _ASKED_FOR:
+            return code if code >= 0 else 128 - code
+        name = signal.Signals(-code).name
+        seen = num_checkpoints(run)
+        num_deaths = 1 if seen > last_seen else num_deaths + 1
+        last_seen = seen
+        if num_deaths == MAX_DEATHS_WITHOUT_PROGRESS:
+            report(f"the driver was ended by {name} {num_deaths} times without a checkpoint in between: giving up")
+            return 128 - code
+        has_begun = RunLayout(run).info.is_file()
+        report(f"the driver was ended by {name}: " + ("it goes on with its run" if has_begun else "it starts again"))
+        arguments = go_on if has_begun else begin
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """Ctrl-C goes to the whole terminal: the driver decides what it means, and this process waits."""
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        command = [sys.executable, "-m", "rstar2.cli.main", *arguments]
+        with subprocess.Popen(command, preexec_fn=_as_child) as process:
+            stop = signal.signal(signal.SIGTERM, lambda number, _frame: process.send_signal(number))
+            try:
+                return process.wait()
+            finally:
+                signal.signal(signal.SIGTERM, stop)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _as_child() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,112 @@
+"""The parts of a run on a cluster, opened together and closed together."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from rstar2.agent import ChatFormat
+from rstar2.cluster.actors import answer, living_machines, resources
+from rstar2.cluster.engine_actor import EnginePlan
+from rstar2.cluster.fleet import EngineFleet
+from rstar2.cluster.learner import RankedLearner
+from rstar2.cluster.placement import Placement, place, require_room
+from rstar2.cluster.sandboxes import SandboxCluster
+from rstar2.config import Recipe
+from rstar2.engine.remote.client import SILENCE_S
+from rstar2.engine.vllm import VllmOptions
+from rstar2.records import Trace
+from rstar2.rollout import EngineSpeed, make_policy
+from rstar2.rollout.driver import Driver
+from rstar2.rollout.roller import Roller
+from rstar2.sandbox.pool import PoolExecutor
+from rstar2.train.workbench import Workbench, engine_options, make_executor, make_roller
+
+ENGINE_PATIENCE_S = 1800.0
+"""How long rollouts wait while the only engine is started again."""
+NUM_CPU_THREADS = 1
+"""Of an actor whose bundle holds one core."""
+
+
+class ClusterWorkbench:
+    """Satisfies `Workbench`."""
+
+    def __init__(self, roller: Roller, learner: RankedLearner, fleet: EngineFleet, sandboxes: SandboxCluster | None):
+        self.roller = roller
+        self.learner = learner
+        self.fleet = fleet
+        self.sandboxes = sandboxes
+
+    @asynccontextmanager
+    async def learning(self, version: int) -> AsyncIterator[None]:
+        await self.fleet.sleep()
+        yield
+        await self.fleet.wake()
+        await self.fleet.publish(await self.learner.publish(), version)
+
+
+@asynccontextmanager
+async def open_cluster_workbench(
+    recipe: Recipe,
+    folder: Path,
+    chat: ChatFormat,
+    report: Callable[[str], None],
+    silence_s: float = SILENCE_S,
+) -> AsyncIterator[Workbench]:
+    """`report` is told of everything that is lost and replaced."""
+    cluster = recipe.cluster
+    assert cluster is not None
+    require_room(recipe, resources(), len(living_machines()))
+    placement = place(cluster)
+    async with AsyncExitStack() as stack:
+        group = await _reserve(placement)
+        stack.callback(remove_placement_group, group)
+        sandboxes = None
+        if recipe.sandbox.base_url is None:
+            sandboxes = SandboxCluster(PoolExecutor(), recipe.sandbox.num_slots, report)
+            stack.push_async_callback(sandboxes.close)
+            await sandboxes.start()
+        executor = sandboxes.pool if sandboxes else make_executor(recipe)
+        if sandboxes is None:
+            stack.push_async_callback(executor.close)
+        learner = await RankedLearner.start(recipe, folder, group, placement, NUM_CPU_THREADS)
+        stack.callback(learner.close)
+        driver: Driver[Trace] = Driver(make_policy(recipe.rollout.scheduler), patience_s=ENGINE_PATIENCE_S)
+        fleet = EngineFleet(_engine_plan(recipe, folder), group, placement, driver, _speed(recipe), report, silence_s)
+        stack.push_async_callback(fleet.close)
+        await fleet.start()
+        yield ClusterWorkbench(make_roller(recipe, driver, executor, chat), learner, fleet, sandboxes)
+
+
+async def _reserve(placement: Placement) -> PlacementGroup:
+    group: PlacementGroup = placement_group(list(placement.bundles), strategy=placement.strategy)
+    await answer(group.ready())
+    return group
+
+
+def _engine_plan(recipe: Recipe, folder: Path) -> EnginePlan:
+    cluster, engine = recipe.cluster, recipe.engine
+    assert cluster is not None
+    if engine.kind == "embedded":
+        return EnginePlan(folder.absolute(), engine_options(recipe), recipe.model.device, NUM_CPU_THREADS)
+    has_gpus = cluster.num_gpus > 0
+    options = VllmOptions(
+        max_context_tokens=recipe.model.context_tokens,
+        kv_cache_tokens=engine.kv_cache_tokens,
+        block_size=engine.block_tokens if engine.kv_cache_tokens else None,
+        max_running=engine.max_batch,
+        max_prefill_tokens=engine.prefill_chunk_tokens,
+        gpu_memory_share=engine.gpu_memory_share,
+        can_sleep=has_gpus and cluster.layout == "colocated",
+        seed=recipe.seed,
+    )
+    return EnginePlan(folder.absolute(), options, recipe.model.device, NUM_CPU_THREADS)
+
+
+def _speed(recipe: Recipe) -> EngineSpeed:
+    """Prices moves between engines; what counts is the proportion of prefill to a decode step."""
+    assert recipe.cluster is not None
+    if recipe.cluster.num_gpus == 0:
+        return EngineSpeed(prefill_token_s=1e-4, step_s=1e-2, cached_token_s=1e-8)
+    return EngineSpeed(prefill_token_s=1e-4, step_s=2e-2, cached_token_s=4e-8)
