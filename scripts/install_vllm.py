@@ -23,7 +23,7 @@ def main() -> None:
     run(f"installing {VLLM}: several minutes", [*pip, TORCH, VLLM])
     run("removing what breaks it", [*pip[:3], "uninstall", "--quiet", "--yes", *BREAKING])
     tests = [requirement for requirement in development if requirement.startswith(TEST_PLUGINS)]
-    run("installing rstar2 and its test runner", [*pip, "--editable", ".[train]", *tests])
+    run("installing rstar2 and its test runner", [*pip, "--editable", ".[train,cluster]", *tests])
 
 
 if __name__ == "__main__":

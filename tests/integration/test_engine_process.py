@@ -112,3 +112,18 @@ async def test_a_killed_process_is_a_lost_engine_and_its_rollouts_go_on(folder: 
     with pytest.raises(InfrastructureError, match="is gone"):
         await first.cancel("r0")
     await asyncio.gather(first.close(), second.close())
+
+
+async def test_a_process_that_hangs_is_lost_as_well(folder: Path) -> None:
+    engine = await EngineProcess.start(folder, OPTIONS, device="cpu", silence_s=5.0)
+    try:
+        stream = engine.generate("s", PROMPT, Sampling(seed=1), 200)
+        await anext(stream)
+        os.kill(engine.pid, signal.SIGSTOP)
+        with pytest.raises(InfrastructureError, match="has not been heard of for 5 s"):
+            async with asyncio.timeout(60):
+                [_ async for _ in stream]
+        assert "has not been heard" in str(await engine.lost())
+    finally:
+        os.kill(engine.pid, signal.SIGKILL)
+        await engine.close()

@@ -77,6 +77,28 @@ async def test_one_judged_trace_a_request_in_their_order(executor: Executor, mon
     assert (by_name["tool"].answer, by_name["undecided"].note) == ("42", "it could not tell")
 
 
+async def test_what_had_ended_before_an_interruption_comes_back_as_it_was(executor: Executor) -> None:
+    rolled: list[str] = []
+
+    def says(_id: str, question: str, turn: int) -> str:
+        rolled.append(question)
+        return TURNS[question][turn]
+
+    names = ["tool", "wrong", "lost", "undecided"]
+    earlier = await make_roller(executor, says).run(requests(names), LIMITS, Sampling())
+    roller = make_roller(executor, says)
+    roller.remember({trace.id: trace for trace in earlier})
+    rolled.clear()
+    seen: list[str] = []
+    again = await roller.run(requests([*names, "silent"]), LIMITS, Sampling(), lambda trace: seen.append(trace.id))
+    assert again[:2] == earlier[:2], "not rolled out again, with the times that it took"
+    assert set(rolled) == {"lost", "undecided", "silent"}, "what our fault spoilt is"
+    assert sorted(seen) == sorted(trace.id for trace in again)
+    rolled.clear()
+    await roller.run(requests(["tool"]), LIMITS, Sampling())
+    assert set(rolled) == {"tool"}, "each comes back once"
+
+
 async def test_a_judge_that_is_out_of_order_is_asked_again_and_in_the_end_leaves_it_undecided(
     executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

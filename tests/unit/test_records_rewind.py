@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.records.rewind import mark, rewind
+from rstar2.records import Outcome, Trace
+from rstar2.records.codec import encode
+from rstar2.records.rewind import mark, rewind, superseded_traces
 from rstar2.records.run_layout import RunLayout, segment
 
 pytestmark = pytest.mark.unit
@@ -67,3 +69,21 @@ def test_without_a_checkpoint_all_goes(layout: RunLayout) -> None:
     assert layout.metrics.read_text() == ""
     assert not list(layout.traces.iterdir())
     assert everything(layout.superseded / "1")["metrics.jsonl"] == "step 0\nstep 1\n"
+
+
+def test_traces_that_were_moved_aside_are_found_again(layout: RunLayout) -> None:
+    def write(step: int, name: str, note: str) -> None:
+        trace = Trace(name, "p", (1,), "x", (), Outcome.ANSWERED, step=step, note=note)
+        append(segment(layout.traces, step), encode(trace).decode() + "\n")
+
+    write(1, "a", "kept")
+    marked = mark(layout, 1)
+    write(1, "b", "first")
+    write(2, "c", "first")
+    rewind(layout, 1, marked)
+    write(2, "c", "second")
+    append(segment(layout.traces, 2), '{"torn')
+    rewind(layout, 1, marked)
+    found = {name: trace.note for name, trace in superseded_traces(layout, 1).items()}
+    assert found == {"b": "first", "c": "second"}
+    assert superseded_traces(layout, 2).keys() == {"c"} and superseded_traces(layout, 3) == {}

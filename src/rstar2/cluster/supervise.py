@@ -16,6 +16,7 @@ from rstar2.records.run_layout import RunLayout
 
 MAX_DEATHS_WITHOUT_PROGRESS = 3
 _ASKED_FOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_COMMAND = (sys.executable, "-m", "rstar2.cli.main")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -42,8 +43,7 @@ def _run(arguments: Sequence[str]) -> int:
     """Ctrl-C goes to the whole terminal: the driver decides what it means, and this process waits."""
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        command = [sys.executable, "-m", "rstar2.cli.main", *arguments]
-        with subprocess.Popen(command, preexec_fn=_as_child) as process:
+        with subprocess.Popen([*_COMMAND, *arguments], preexec_fn=_as_child) as process:
             stop = signal.signal(signal.SIGTERM, lambda number, _frame: process.send_signal(number))
             try:
                 return process.wait()

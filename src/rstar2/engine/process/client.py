@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 from rstar2.engine.process.framing import read_frame, write_frame
 from rstar2.engine.protocol import EngineLoad
 from rstar2.engine.remote import RemoteEngine
+from rstar2.engine.remote.client import SILENCE_S
 from rstar2.engine.remote.wire import Frame, decode_error, decode_load
 from rstar2.errors import InfrastructureError
 
@@ -28,9 +29,9 @@ CLOSE_TIMEOUT_S = 10.0
 class EngineProcess(RemoteEngine):
     """Satisfies `Engine`. Made by `start`; ended by `close`, or by the end of this process."""
 
-    def __init__(self, channel: "_Pipe", load: EngineLoad) -> None:
+    def __init__(self, channel: "_Pipe", load: EngineLoad, silence_s: float) -> None:
         self.pid = channel.process.pid
-        super().__init__(channel, load, f"the engine's process {self.pid}")
+        super().__init__(channel, load, f"the engine's process {self.pid}", silence_s)
 
     @classmethod
     async def start(
@@ -40,14 +41,16 @@ class EngineProcess(RemoteEngine):
         *,
         device: str = "auto",
         num_threads: int = 1,
+        silence_s: float = SILENCE_S,
     ) -> Self:
         """An embedded engine on a Hugging Face model folder, in a new process that computes on so many threads."""
         options_json = json.dumps(asdict(options) if options else {})
         command = [sys.executable, "-m", "rstar2.engine.process.host", "--folder", str(folder), "--device", device]
-        return await cls.launch([*command, "--options", options_json, "--threads", str(num_threads)], num_threads)
+        arguments = [*command, "--options", options_json, "--threads", str(num_threads)]
+        return await cls.launch(arguments, num_threads, silence_s)
 
     @classmethod
-    async def launch(cls, command: Sequence[str], num_threads: int) -> Self:
+    async def launch(cls, command: Sequence[str], num_threads: int, silence_s: float = SILENCE_S) -> Self:
         """Any program that serves an engine as `host` does, on the socket that `--socket` names."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -63,7 +66,7 @@ class EngineProcess(RemoteEngine):
         except BaseException:
             await channel.kill()
             raise
-        return cls(channel, load)
+        return cls(channel, load, silence_s)
 
 
 class _Pipe:
