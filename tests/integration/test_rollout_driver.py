@@ -151,7 +151,7 @@ async def test_rollouts_wait_for_the_engine_that_takes_the_place_of_the_last(pol
     second = CountingEngine()
 
     async def replace() -> None:
-        while driver.engine("first") is not None:
+        while driver.engine("first") is not None:  # noqa: ASYNC110
             await asyncio.sleep(0)
         await asyncio.sleep(0.05)
         driver.add_engine("second", second, SPEED)

@@ -78,7 +78,7 @@ async def test_children_die_with_their_program(executor: UnsafeExecutor) -> None
     result = await executor.run(Request(code, limits=Limits(wall_s=5)))
     assert result.status is S.TIMEOUT
     async with asyncio.timeout(10):
-        while is_running(int(result.stdout)):
+        while is_running(int(result.stdout)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
