@@ -56,14 +56,15 @@ browser:
 	    { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }; }; } || \
 	  echo "no Chromium: the viewer's browser tests will be skipped"
 
+# Real processes on cores that others use too: what fails is tried twice more, and listed as rerun if it then passes.
 tests: $(VENV)/.dev browser
 	@echo "== tests (pytest)"
-	@$(VENV)/bin/pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered -q $(TESTS)
+	@$(VENV)/bin/pytest -n 2 --dist loadfile --reruns 2 --reruns-delay 2 --cov --cov-report=term:skip-covered -q $(TESTS)
 
 # Processes are killed and hung in the middle of steps; each test has a cluster of its own size.
 test-cluster: $(VENV)/.dev
 	@echo "== runs on a Ray of several machines on this one (pytest)"
-	@$(VENV)/bin/pytest -q --durations=0 tests/cluster
+	@$(VENV)/bin/pytest -q --durations=12 tests/cluster
 
 $(VLLM_VENV)/.vllm: $(SOURCES_OF_INSTALL) scripts/install.py scripts/install_vllm.py
 	@"$(PYTHON)" scripts/install_vllm.py $(VLLM_VENV)

@@ -54,13 +54,13 @@ async def test_nobody_without_the_token_is_let_in(address: str) -> None:
         port = int(address.rpartition(":")[2])
         assert port not in before, "nor does Ray"
         # A program of the model's sees no network at all, whatever address it tries.
-        for target in (port, *(int(node.name.rpartition(":")[2]) for node in sandboxes.pool.nodes())):
+        for target in (port, *(int(node.url.rpartition(":")[2]) for node in sandboxes.pool.nodes())):
             code = f"import socket\nsocket.create_connection(('127.0.0.1', {target}), 2)"
             result = await sandboxes.pool.run(Request(code))
             assert result.status is ExecutionStatus.ERROR, result
             assert "OSError" in result.stderr or "PermissionError" in result.stderr, result.stderr
         for node in sandboxes.pool.nodes():
-            assert await asyncio.to_thread(status_without_token, node.name) == 401
+            assert await asyncio.to_thread(status_without_token, node.url) == 401
     finally:
         await sandboxes.close()
 

@@ -27,6 +27,10 @@ class ActorLost(InfrastructureError):  # noqa: N818
     """An actor is dead, or out of reach."""
 
 
+class ActorFailed(InfrastructureError):  # noqa: N818
+    """An actor's method raised what none of ours raises on purpose."""
+
+
 def start_in_bundle(
     kind: type, arguments: tuple[Any, ...], group: PlacementGroup, bundle: int, *, num_gpus: float, side_by_side: bool
 ) -> Any:
@@ -55,7 +59,7 @@ async def answer(call: Awaitable[Any]) -> Any:
         cause = error.cause
         if isinstance(cause, UserError | InfrastructureError):
             raise cause from error
-        raise InfrastructureError(f"an actor failed: {cause!r}") from error
+        raise ActorFailed(f"{type(cause).__name__}: {cause}") from error
     except RayError as error:
         raise ActorLost(str(error).splitlines()[0]) from error
 

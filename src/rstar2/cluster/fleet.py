@@ -18,7 +18,7 @@ from rstar2.cluster.engine_actor import EngineActor, EnginePlan
 from rstar2.cluster.placement import Placement
 from rstar2.engine.remote import RemoteEngine
 from rstar2.engine.remote.wire import Frame, decode_load
-from rstar2.errors import InfrastructureError
+from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import Trace
 from rstar2.rollout import EngineSpeed
 from rstar2.rollout.driver import Driver
@@ -65,7 +65,7 @@ class EngineFleet:
         return dict(self._actors)
 
     async def start(self) -> None:
-        """All engines, or the first error."""
+        """All engines; or the error of one that cannot be started, however often it is tried."""
         joined = [asyncio.get_running_loop().create_future() for _ in self._placement.engine_bundles]
         self._keepers = [
             asyncio.create_task(self._keep(bundle, future))
@@ -112,10 +112,10 @@ class EngineFleet:
                 engine = await self._start_one(name, bundle)
             except Exception as error:
                 await self._drop(name)
-                if not first.done():
+                num_failures += 1
+                if not first.done() and (isinstance(error, UserError) or num_failures == MAX_FAILED_STARTS):
                     first.set_exception(error)
                     return
-                num_failures += 1
                 self._report(f"no engine could be started in place {bundle} ({error})")
                 if num_failures == MAX_FAILED_STARTS:
                     self._report(f"place {bundle} stays empty: {num_failures} starts failed in a row")

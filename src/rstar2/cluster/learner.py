@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from rstar2.cluster.actors import ActorLost, answer, kill, start_in_bundle
+from rstar2.cluster.actors import ActorFailed, ActorLost, answer, kill, start_in_bundle
 from rstar2.cluster.placement import Placement
 from rstar2.cluster.rank_actor import RankActor
 from rstar2.config import Recipe
@@ -125,8 +125,9 @@ class RankedLearner:
     async def _answer(self, call: Any) -> Any:
         try:
             return await answer(call)
-        except ActorLost as error:
-            raise LearnerLost(f"a trainer rank is gone ({error})") from error
+        except (ActorLost, ActorFailed) as error:
+            # One that was left in a collective by another that died fails before Ray has noticed the death.
+            raise LearnerLost(f"a trainer rank is lost ({error})") from error
 
 
 def _absolute(path: Path) -> Path:

@@ -5,6 +5,7 @@ when it is lost, the run is taken up again from its last checkpoint, in this sam
 not rolled out again.
 """
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -20,19 +21,24 @@ from rstar2.train.learner import LearnerLost
 from rstar2.train.sizes import check_cluster
 from rstar2.train.workbench import Workbench
 
-MAX_LOSSES_WITHOUT_PROGRESS = 3
+MAX_LOSSES_WITHOUT_PROGRESS = 5
 """Ranks that are lost again and again before a checkpoint is saved are lost for a reason that waiting does not mend."""
+PAUSE_S = 15.0
+"""Between two losses without progress: it takes Ray a while to see that a machine is gone."""
+REPLACEMENT_S = 1800.0
+"""How long a run waits for a machine that takes the place of a lost one."""
 
 
 async def train_on_cluster(
     prepared: Prepared, observer: Observer, argv: Sequence[str] | None = None, silence_s: float = SILENCE_S
 ) -> None:
     """To the end of the recipe, on the Ray that this process is connected to."""
+    num_losses, last_seen = 0, -1
 
     def open_workbench(recipe: Recipe, folder: Path, chat: ChatFormat) -> AbstractAsyncContextManager[Workbench]:
-        return open_cluster_workbench(recipe, folder, chat, observer.say, silence_s)
+        patience_s = REPLACEMENT_S if num_losses else 0.0
+        return open_cluster_workbench(recipe, folder, chat, observer.say, silence_s=silence_s, patience_s=patience_s)
 
-    num_losses, last_seen = 0, -1
     while True:
         try:
             await train(prepared, observer, argv, open_workbench)
@@ -43,7 +49,8 @@ async def train_on_cluster(
             last_seen = seen
             if num_losses == MAX_LOSSES_WITHOUT_PROGRESS:
                 raise InfrastructureError(
-                    f"{error}, the {num_losses}rd time without a checkpoint in between: what was saved is kept"
+                    f"{error}, the {num_losses}th time without a checkpoint in between: what was saved is kept"
                 ) from error
             observer.say(f"{error}: the run is taken up again from its last checkpoint")
+            await asyncio.sleep(PAUSE_S if num_losses > 1 else 0.0)
             prepared = prepare_resumed(prepared.folder, check_cluster)

@@ -69,8 +69,10 @@ class SandboxCluster:
         return dict(self._actors)
 
     async def start(self) -> None:
-        """A node on each machine that is there now, or the first error; then on each that joins."""
-        await asyncio.gather(*self._keep_new_machines())
+        """A node on each machine that is there now, and then on each that joins. InfrastructureError if none starts."""
+        errors = await asyncio.gather(*self._keep_new_machines(), return_exceptions=True)
+        if all(errors):
+            raise InfrastructureError(f"no sandbox could be started: {errors[0]}")
         self._watcher = asyncio.create_task(self._watch_machines())
 
     async def close(self) -> None:
@@ -95,7 +97,7 @@ class SandboxCluster:
         while True:
             await asyncio.sleep(WATCH_PERIOD_S)
             for first in self._keep_new_machines():
-                first.set_result(None)
+                first.set_result(None)  # nobody waits for it
 
     async def _keep(self, node_id: str, first: "asyncio.Future[None]") -> None:
         """A node on this machine, for as long as the run and the machine last."""
@@ -107,8 +109,7 @@ class SandboxCluster:
             except (InfrastructureError, TimeoutError) as error:
                 kill(actor)
                 if not first.done():
-                    first.set_exception(InfrastructureError(f"no sandbox could be started: {error}"))
-                    return
+                    first.set_exception(error)
                 self._report(f"no sandbox could be started on node {node_id[:8]} ({error})")
                 await asyncio.sleep(RESTART_PAUSE_S)
                 continue
@@ -123,6 +124,7 @@ class SandboxCluster:
             self.pool.lose_node(url)
             await self.pool.remove_node(url, 0.0)
             kill(actor)
+        del self._keepers[node_id], self._actors[node_id]
         self._report(f"machine {node_id[:8]} left, and its sandbox with it")
 
     async def _until_gone(self, actor: Any) -> None:

@@ -1,5 +1,7 @@
 """The parts of a run on a cluster, opened together and closed together."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ from rstar2.cluster.sandboxes import SandboxCluster
 from rstar2.config import Recipe
 from rstar2.engine.remote.client import SILENCE_S
 from rstar2.engine.vllm import VllmOptions
+from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import Trace
 from rstar2.rollout import EngineSpeed, make_policy
 from rstar2.rollout.driver import Driver
@@ -25,6 +28,8 @@ from rstar2.train.workbench import Workbench, engine_options, make_executor, mak
 
 ENGINE_PATIENCE_S = 1800.0
 """How long rollouts wait while the only engine is started again."""
+RESERVE_S = 600.0
+ROOM_PERIOD_S = 2.0
 NUM_CPU_THREADS = 1
 """Of an actor whose bundle holds one core."""
 
@@ -52,12 +57,15 @@ async def open_cluster_workbench(
     folder: Path,
     chat: ChatFormat,
     report: Callable[[str], None],
+    *,
     silence_s: float = SILENCE_S,
+    patience_s: float = 0.0,
 ) -> AsyncIterator[Workbench]:
-    """`report` is told of everything that is lost and replaced."""
+    """`report` is told of everything that is lost and replaced. `patience_s`: how long a cluster that is too small is
+    waited for to grow."""
     cluster = recipe.cluster
     assert cluster is not None
-    require_room(recipe, resources(), len(living_machines()))
+    await _await_room(recipe, patience_s, report)
     placement = place(cluster)
     async with AsyncExitStack() as stack:
         group = await _reserve(placement)
@@ -79,9 +87,30 @@ async def open_cluster_workbench(
         yield ClusterWorkbench(make_roller(recipe, driver, executor, chat), learner, fleet, sandboxes)
 
 
+async def _await_room(recipe: Recipe, patience_s: float, report: Callable[[str], None]) -> None:
+    deadline_s, has_said = time.monotonic() + patience_s, False
+    while True:
+        try:
+            return require_room(recipe, resources(), len(living_machines()))
+        except UserError as error:
+            if time.monotonic() >= deadline_s:
+                raise
+            if not has_said:
+                report(f"{error}: waiting for more")
+                has_said = True
+        await asyncio.sleep(ROOM_PERIOD_S)
+
+
 async def _reserve(placement: Placement) -> PlacementGroup:
     group: PlacementGroup = placement_group(list(placement.bundles), strategy=placement.strategy)
-    await answer(group.ready())
+    try:
+        await asyncio.wait_for(answer(group.ready()), RESERVE_S)
+    except TimeoutError:
+        remove_placement_group(group)
+        raise InfrastructureError(
+            f"Ray gave no place to the run's {len(placement.bundles)} bundles within {RESERVE_S:g} s: is the cluster "
+            "used by others?"
+        ) from None
     return group
 
 
