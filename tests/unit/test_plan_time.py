@@ -25,8 +25,7 @@ def test_the_median_is_found_for_any_mean_below_the_limit(mean: float) -> None:
 
 
 def test_drawn_rollouts_have_the_mean_that_was_asked_for_and_keep_to_the_limits() -> None:
-    recipe = make_recipe(rollout={"max_prompt_tokens": 2048}, model={"context_tokens": 32_768})
-    shape = workload_shape(recipe, Assumptions(), 3000, 8192, 10)
+    shape = workload_shape(make_recipe(), Assumptions(), 3000, 8192, 10)
     rollouts = draw(shape, 64, 16, seed=1).rollouts
     lengths = [sum(turn.num_sampled_tokens + turn.num_appended_tokens for turn in each.turns) for each in rollouts]
     assert sum(lengths) / len(lengths) == pytest.approx(3000, rel=0.04)
@@ -45,7 +44,7 @@ def test_stages_of_other_recipes_use_the_reports_share_of_their_limit() -> None:
 
 def test_a_slice_takes_about_as_long_as_the_whole() -> None:
     recipe = make_recipe(engine={"kv_cache_tokens": 4096})
-    shape = workload_shape(recipe, Assumptions(), 90, 192, 10)
+    shape = workload_shape(recipe, Assumptions(tool_s=0), 90, 192, 10)
     engine = replace(
         engine_model(recipe, find_device("cpu"), make_model(recipe).shape()), num_cache_tokens=4096, weights_s=0.01
     )
@@ -131,7 +130,7 @@ def test_a_micro_batch_that_does_not_fit_comes_with_one_that_does() -> None:
     big = {"hidden_size": 4096, "num_layers": 16, "num_heads": 32, "num_kv_heads": 8, "vocab_size": 32_000}
     recipe = make_recipe(
         model={"tiny": big, "context_tokens": 8192},
-        train={"micro_batch_tokens": 200_000, "gradient_checkpointing": False},
+        train={"micro_batch_tokens": 60_000, "gradient_checkpointing": False},
         cluster={"num_nodes": 1, "gpus_per_node": 8},
         engine={"kv_cache_tokens": 16_384},
     )
@@ -139,9 +138,9 @@ def test_a_micro_batch_that_does_not_fit_comes_with_one_that_does() -> None:
     largest = plan.micro_batch.num_largest_tokens
     assert not plan.fits
     assert largest is not None
-    assert 256 < largest < 200_000
+    assert 256 < largest < 60_000
     (sentence,) = plan.problems
-    assert sentence.startswith("train.micro_batch_tokens: 200000 needs ")
+    assert sentence.startswith("train.micro_batch_tokens: 60000 needs ")
     assert f"{largest} fits" in sentence
     assert "train.gradient_checkpointing = true" in sentence
     fitting = recipe.model_copy(update={"train": recipe.train.model_copy(update={"micro_batch_tokens": largest})})
