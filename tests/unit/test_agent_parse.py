@@ -162,6 +162,15 @@ def test_the_limit_of_nesting_is_exact() -> None:
     assert parse(call("free", {"x": too_deep}))[0].error is not None
 
 
+def test_a_call_longer_than_what_is_read_at_once_is_read_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [*MALFORMED.values(), block(json.dumps({"name": PY, "arguments": {"code": "é'\"\\" * 99, "input": "0"}}))]
+    contents = [text[0] if isinstance(text, tuple) else text for text in texts]
+    whole = [parse(content) for content in contents]
+    monkeypatch.setattr("rstar2.agent.parse.FIRST_WINDOW", 8)
+    assert [parse(content) for content in contents] == whole
+    assert whole[-1][0].error is None
+
+
 def test_ten_thousand_broken_calls_take_no_time() -> None:
     assert len(parse((OPEN + '{"a ') * 10_000)) == 10_000
 

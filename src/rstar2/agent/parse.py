@@ -22,6 +22,10 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_NESTING = 32
 """Of objects and lists in a call, itself included: ten times what tools need, and far from any recursion limit."""
 
+FIRST_WINDOW = 4096
+EDGE = 16
+"""No token of JSON but a string or a number is longer, so an error further from a window's edge is not due to it."""
+
 _TAG = re.compile(f"{OPEN}|{CLOSE}")
 _SPACE = re.compile(r"\s*")
 _FORM = f'Write a call as {OPEN}{{"name": "<tool>", "arguments": {{...}}}}{CLOSE}.'
@@ -54,11 +58,11 @@ def _parse_at(text: str, start: int, tools: Mapping[str, ToolSchema]) -> tuple[P
     block_end = tag.start() if tag else len(text)
     reason = ""
     try:
-        value, json_end = _DECODER.raw_decode(text, json_start)
+        value, json_end = _decode(text, json_start)
     except _RefusedError as error:
         reason = str(error)
-    except json.JSONDecodeError as error:
-        reason = f"its JSON is malformed: {error.msg} at character {error.pos - start} of the call"
+    except _MalformedError as error:
+        reason = f"its JSON is malformed: {error.message} at character {error.position - start} of the call"
     except RecursionError:
         reason = f"its JSON is nested deeper than {MAX_NESTING} levels"
     except ValueError:
@@ -141,6 +145,34 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_no_duplicates)
+
+
+class _MalformedError(Exception):
+    def __init__(self, message: str, position: int) -> None:
+        self.message = message
+        self.position = position
+
+
+def _decode(text: str, start: int) -> tuple[Any, int]:
+    """The JSON value at `start`, and where it ends.
+
+    Read through a window that grows as long as its edge may be what stops the reading. To say where JSON is wrong,
+    Python counts the lines of all that it was given; in a text full of broken calls that would be quadratic.
+    """
+    size = FIRST_WINDOW
+    while True:
+        window = text[start : start + size]
+        is_all = start + size >= len(text)
+        try:
+            value, end = _DECODER.raw_decode(window)
+        except json.JSONDecodeError as error:
+            is_at_edge = error.msg.startswith("Unterminated") or error.pos > len(window) - EDGE
+            if is_all or not is_at_edge:
+                raise _MalformedError(error.msg, start + error.pos) from None
+        else:
+            if is_all or end < len(window):
+                return value, start + end
+        size *= 4
 
 
 def _end_of_space(text: str, start: int) -> int:
