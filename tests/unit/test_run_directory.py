@@ -230,3 +230,21 @@ def test_a_replacement_that_fails_leaves_the_old_file_and_no_other(
         replace_file(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_kill_at_the_very_beginning_left_is_no_obstacle(tmp_path: Path) -> None:
+    with start(tmp_path / "run"):
+        pass
+    for name in ("run.json", "events.jsonl"):
+        (tmp_path / "run" / name).unlink()
+    (tmp_path / "run" / "events.jsonl").touch()
+    (tmp_path / "run" / ".run.json.123.tmp").touch()
+    with start(tmp_path / "run"):
+        pass
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "recipe.toml").write_text("somebody's own")
+    with pytest.raises(UserError, match="is not empty"):
+        start(tmp_path / "mine")
+    (tmp_path / "run" / "run.json").unlink()
+    with pytest.raises(UserError, match="is not empty"):
+        start(tmp_path / "run")

@@ -70,7 +70,8 @@ class RunDirectory:
         argv: Sequence[str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> Self:
-        """Start a run in a folder that is new or empty; `run_layout.make_run_folder` makes one at the usual place."""
+        """Start a run in a folder that is new or empty; `run_layout.make_run_folder` makes one at the usual place. One
+        that was killed as it was created left nothing: its folder counts as empty."""
         _refuse_used(path)
         layout = RunLayout(path)
         try:
@@ -203,8 +204,20 @@ def _refuse_used(path: Path) -> None:
         raise UserError(f"{path} already holds a run; resume it, or choose another folder")
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file; a run needs a folder, new or empty")
-    if path.is_dir() and any(path.iterdir()):
+    if path.is_dir() and not _is_barely_begun(path):
         raise UserError(f"{path} is not empty and holds no run; choose another folder, so that nothing is overwritten")
+
+
+def _is_barely_begun(path: Path) -> bool:
+    """Empty, or what a run that was killed as it was created leaves: nothing of it would be lost."""
+    layout, entries = RunLayout(path), set(path.iterdir())
+    if not entries:
+        return True
+    folders = {folder for folder in layout.folders if folder.is_dir() and not any(folder.iterdir())}
+    empty_files = {file for file in (layout.events, layout.metrics) if file.is_file() and not file.stat().st_size}
+    unfinished = {entry for entry in entries if entry.name.startswith(".") and entry.suffix == ".tmp"}
+    # The events are there before the recipe: a recipe without them is somebody's own.
+    return layout.events in empty_files and entries <= {*folders, *empty_files, *unfinished, layout.recipe}
 
 
 def _iso(time_s: float) -> str:
