@@ -5,7 +5,22 @@ from typing import Annotated
 import typer
 
 import rstar2
-from rstar2.cli import analyze, chat, data, doctor, eval, models, recipe, report, sandbox, simulate, solve, train, view
+from rstar2.cli import (
+    analyze,
+    chat,
+    data,
+    doctor,
+    eval,
+    models,
+    plan,
+    recipe,
+    report,
+    sandbox,
+    simulate,
+    solve,
+    train,
+    view,
+)
 from rstar2.cli.output import errors_as_sentences
 
 app = typer.Typer(
@@ -41,6 +56,7 @@ app.command("eval")(eval.eval_command)
 app.command("analyze")(analyze.analyze_command)
 app.command("view")(view.view_command)
 app.command("report")(report.report_command)
+app.command("plan")(plan.plan_command)
 app.command("simulate")(simulate.simulate_command)
 app.add_typer(data.app, name="data")
 app.add_typer(models.app, name="models")

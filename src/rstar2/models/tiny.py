@@ -52,7 +52,7 @@ def build_tiny(folder: Path, architecture: str, sizes: TinySizes, texts: Iterabl
     config = make_config(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=sizes.hidden_size,
-        intermediate_size=_intermediate_size(sizes.hidden_size),
+        intermediate_size=intermediate_size(sizes.hidden_size),
         num_hidden_layers=sizes.num_layers,
         num_attention_heads=sizes.num_heads,
         num_key_value_heads=sizes.num_kv_heads,
@@ -79,7 +79,7 @@ def build_tiny(folder: Path, architecture: str, sizes: TinySizes, texts: Iterabl
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
 
-def _intermediate_size(hidden_size: int) -> int:
+def intermediate_size(hidden_size: int) -> int:
     """The usual 8/3 of a gated block, in whole multiples of 16."""
     return round(hidden_size * 8 / 3 / 16) * 16
 

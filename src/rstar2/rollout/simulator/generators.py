@@ -60,11 +60,11 @@ def generate(name: str, seed: int, num_problems: int = 512, num_rollouts_each: i
             spec = RolloutSpec(
                 f"{problem:04d}-{sample:02d}", f"{problem:04d}", num_prompt_tokens, shape.max_response_tokens
             )
-            rollouts.append(PlannedRollout(spec, _turns(shape, max(32, round(length)), rng)))
+            rollouts.append(PlannedRollout(spec, draw_turns(shape, max(32, round(length)), rng)))
     return Workload(name, tuple(rollouts))
 
 
-def _turns(shape: WorkloadShape, num_response_tokens: int, rng: np.random.Generator) -> tuple[PlannedTurn, ...]:
+def draw_turns(shape: WorkloadShape, num_response_tokens: int, rng: np.random.Generator) -> tuple[PlannedTurn, ...]:
     """Turns of together `num_response_tokens`, cut where the limit is reached."""
     calls_rate = shape.mean_tool_calls * math.sqrt(num_response_tokens / shape.median_response_tokens)
     num_turns = 1 + min(shape.max_turns - 1, int(rng.poisson(calls_rate)), num_response_tokens // 32)

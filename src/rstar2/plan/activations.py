@@ -1,0 +1,102 @@
+"""What a micro-batch keeps in memory between its forward and its backward pass: measured by running it on meta.
+
+One decoder layer and the two ends of the model (embedding, last norm, head, loss) are run forward and backward on
+tensors without data, and every byte that operators make is counted while it lives. All layers are alike, so the whole
+is layers times one layer, and the larger of what a layer and what the head need beyond that while they run.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from rstar2.plan.live_bytes import LiveBytes
+from rstar2.plan.meta_model import ModelPlan
+
+HEAD_PIECE_TOKENS = 4096
+"""The trainer applies the head in pieces of so many tokens, and computes their logits again in the backward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationBytes:
+    """Of one micro-batch."""
+
+    kept_layers: int
+    """From a layer's forward to its backward pass, of all layers; with checkpointing, their inputs alone."""
+    one_layer: int
+    """More, while one layer is computed: what checkpointing computes again, and gradients of activations."""
+    ends: int
+    """More, while the head is computed: logits of a piece, their log-softmax and gradients."""
+
+    @property
+    def total(self) -> int:
+        return self.kept_layers + max(self.one_layer, self.ends)
+
+
+class ActivationMeter:
+    """Measures one model at any size of micro-batch. On another device than meta it is run for real, for comparison."""
+
+    def __init__(self, plan: ModelPlan, device: str = "meta") -> None:
+        self._plan = plan
+        self._model = plan.build(plan.dtype, num_layers=1)
+        if device != "meta":
+            self._model.to_empty(device=device)
+        self._device = device
+
+    def measure(self, num_tokens: int) -> ActivationBytes:
+        """Of a micro-batch of `num_tokens`, every one of which is learnt from."""
+        plan = self._plan
+        sizes = (1, num_tokens, plan.config.hidden_size)
+        hidden = torch.empty(sizes, dtype=plan.dtype, device=self._device, requires_grad=True)
+        kept, layer_peak = _layer(self._model, hidden)
+        return ActivationBytes(
+            kept_layers=hidden.nbytes + plan.num_layers * kept,
+            one_layer=layer_peak - kept,
+            ends=_ends(self._model, hidden[0].detach().requires_grad_()),
+        )
+
+
+def _layer(model: Any, hidden: Tensor) -> tuple[int, int]:
+    """What one layer keeps after its forward pass, and the most that it ever holds, in bytes."""
+    model.zero_grad(set_to_none=True)
+    layer = model.model.layers[0]
+    positions = torch.zeros(1, hidden.shape[1], dtype=torch.long, device=hidden.device)
+    rotary = model.model.rotary_emb(hidden, positions)
+    live = LiveBytes()
+    with live:
+        out = layer(hidden, attention_mask=None, position_embeddings=rotary, position_ids=positions)
+        kept = live.now_bytes
+        gradient = torch.empty_like(out)
+        out.backward(gradient)
+        del out, gradient
+    return kept, live.peak_bytes(without=_gradients(model))
+
+
+def _ends(model: Any, hidden: Tensor) -> int:
+    model.zero_grad(set_to_none=True)
+    targets = torch.zeros(hidden.shape[0], dtype=torch.long, device=hidden.device)
+    live = LiveBytes()
+    with live:
+        normed = model.model.norm(hidden)[targets]
+        is_cut = len(targets) > HEAD_PIECE_TOKENS
+        pieces = zip(torch.split(normed, HEAD_PIECE_TOKENS), torch.split(targets, HEAD_PIECE_TOKENS), strict=True)
+        outcomes = [
+            checkpoint(_head, model.lm_head, *piece, use_reentrant=False) if is_cut else _head(model.lm_head, *piece)
+            for piece in pieces
+        ]
+        torch.cat(outcomes).sum().backward()  # type: ignore[no-untyped-call]
+    return live.peak_bytes(without=_gradients(model))
+
+
+def _head(head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
+    """Log-probabilities and entropies, as the trainer computes them."""
+    log_probs: Tensor = (head(hidden).float() / 1.0).log_softmax(-1)
+    with torch.no_grad():
+        torch.special.entr(log_probs.exp()).sum(-1)
+    return log_probs.gather(-1, targets[:, None])[:, 0]
+
+
+def _gradients(model: Any) -> list[Tensor | None]:
+    return [parameter.grad for parameter in model.parameters()]

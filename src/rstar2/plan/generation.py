@@ -1,0 +1,129 @@
+"""How long a batch of rollouts takes on the recipe's engines: the scheduler's simulator, with the recipe's own policy.
+
+A large batch is simulated as a slice: a part of the problems on the same part of the engines, so that each engine has
+as much to do as it will have. Where one engine alone has too many, two smaller loads are simulated and the line through
+them is followed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rstar2.config import Recipe
+from rstar2.plan.devices import Device
+from rstar2.plan.rollouts import draw
+from rstar2.rollout.decisions import Decision
+from rstar2.rollout.facts import Fact, RolloutEnded
+from rstar2.rollout.policies import make_policy
+from rstar2.rollout.scheduler import Scheduler
+from rstar2.rollout.simulator import EngineModel, Fleet, Workload, roofline, simulate
+from rstar2.rollout.simulator.generators import WorkloadShape
+from rstar2.rollout.simulator.hardware import ModelShape
+
+_AMPLE_BYTES = 1e15
+"""For a roofline of speeds alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """So many problems with so many rollouts each, of one shape."""
+
+    shape: WorkloadShape
+    num_problems: int
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Of a whole batch; rates and means are of what was simulated."""
+
+    generate_s: float
+    tools_s: float
+    """Of the makespan, what the rollouts that ended last, one in a hundred, spent at their tools on average."""
+    num_calls: float
+    num_rollouts: int
+    num_simulated: int
+    mean_context_tokens: float
+    """Prompt and response of one rollout."""
+    mean_pairs: float
+    """Token pairs that attention computes for one rollout."""
+    idle_share: float
+
+    @property
+    def makespan_s(self) -> float:
+        return self.generate_s + self.tools_s
+
+
+class _NotesEnds:
+    """A policy that is passed through, and remembers in which order rollouts ended."""
+
+    def __init__(self, policy: Scheduler) -> None:
+        self._policy = policy
+        self.wants_reports = policy.wants_reports
+        self.ended: list[str] = []
+
+    def handle(self, fact: Fact) -> Sequence[Decision]:
+        if isinstance(fact, RolloutEnded):
+            self.ended.append(fact.rollout)
+        return self._policy.handle(fact)
+
+
+def engine_model(recipe: Recipe, device: Device, shape: ModelShape) -> EngineModel:
+    """The device's roofline, with the recipe's own limits; how large the cache is, is not decided here."""
+    model = roofline(replace(device.hardware, memory_bytes=_AMPLE_BYTES), shape, 1.0)
+    return replace(
+        model,
+        overhead_s=device.step_overhead_s,
+        max_num_seqs=recipe.engine.max_batch,
+        max_num_batched_tokens=recipe.engine.prefill_chunk_tokens,
+        block_size=recipe.engine.block_tokens,
+    )
+
+
+def estimate(
+    batch: Batch, policy: str, engine: EngineModel, num_engines: int, max_rollouts: int, seed: int
+) -> Generation:
+    num_problems_each = batch.num_problems / num_engines
+    num_sliced = int(max_rollouts / (num_problems_each * batch.num_samples))
+    if num_sliced >= 1:
+        num_used = min(num_engines, num_sliced)
+        num_problems = max(1, round(num_problems_each * num_used))
+        return _run(replace(batch, num_problems=num_problems), batch, policy, Fleet(engine, num_used), seed)
+    num_problems = max(1, max_rollouts // (3 * batch.num_samples))
+    half = _run(replace(batch, num_problems=num_problems), batch, policy, Fleet(engine, 1), seed)
+    full = _run(replace(batch, num_problems=2 * num_problems), batch, policy, Fleet(engine, 1), seed)
+    further = (num_problems_each - 2 * num_problems) / num_problems
+    slope_s = max(0.0, full.makespan_s - half.makespan_s)
+    return replace(
+        full,
+        generate_s=full.generate_s + further * slope_s,
+        num_simulated=half.num_simulated + full.num_simulated,
+    )
+
+
+def _run(part: Batch, whole: Batch, policy: str, fleet: Fleet, seed: int) -> Generation:
+    workload = draw(part.shape, part.num_problems, part.num_samples, seed)
+    noting = _NotesEnds(make_policy(policy))
+    result = simulate(workload, noting, fleet)
+    plans = {plan.spec.rollout: plan for plan in workload.rollouts}
+    last = noting.ended[-max(1, len(noting.ended) // 100) :]
+    tools_s = sum(turn.tool_s for rollout in last for turn in plans[rollout].turns) / len(last)
+    lengths = _lengths(workload)
+    num_rollouts = whole.num_problems * whole.num_samples
+    num_calls = sum(len(plan.turns) - 1 for plan in workload.rollouts)
+    return Generation(
+        generate_s=result.makespan_s - tools_s,
+        tools_s=tools_s,
+        num_calls=num_calls * num_rollouts / len(lengths),
+        num_rollouts=num_rollouts,
+        num_simulated=len(lengths),
+        mean_context_tokens=sum(lengths) / len(lengths),
+        mean_pairs=sum(length**2 / 2 for length in lengths) / len(lengths),
+        idle_share=result.idle_share,
+    )
+
+
+def _lengths(workload: Workload) -> list[int]:
+    return [
+        plan.spec.num_prompt_tokens + sum(turn.num_sampled_tokens + turn.num_appended_tokens for turn in plan.turns)
+        for plan in workload.rollouts
+    ]

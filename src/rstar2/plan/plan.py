@@ -1,0 +1,177 @@
+"""From a recipe to its plan: memory by part, what fits, what the cache holds, how long it all takes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from rstar2.config import Recipe
+from rstar2.errors import UserError
+from rstar2.plan.activations import ActivationMeter
+from rstar2.plan.advice import MAX_MICRO_BATCH_TOKENS, MicroBatch, longest_rollout, sentences
+from rstar2.plan.assumptions import Assumptions
+from rstar2.plan.devices import Device
+from rstar2.plan.engine_memory import EngineMemory, engine_memory
+from rstar2.plan.generation import engine_model
+from rstar2.plan.largest import largest
+from rstar2.plan.layout import Layout, Sharing, find_layout
+from rstar2.plan.memory import Phase, RankMemory, TrainerBytes, generate_phase, train_phase, trainer_bytes
+from rstar2.plan.meta_model import ModelPlan
+from rstar2.plan.model_config import find_config
+from rstar2.plan.report_week import REPORT_SET_SIZES, WeekComparison, is_report_run
+from rstar2.plan.shards import Shards, shard, whole
+from rstar2.plan.timing import RunTime, Timer
+from rstar2.rollout.simulator import EngineModel
+from rstar2.rollout.simulator.hardware import ModelShape
+
+MICRO_BATCH_UNIT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    recipe: Recipe
+    device: Device
+    layout: Layout
+    shape: ModelShape
+    config_origin: str
+    num_params: int
+    shards: tuple[Shards, ...]
+    """Of the first rank and the last."""
+    ranks: tuple[RankMemory, ...]
+    engine: EngineMemory
+    micro_batch: MicroBatch
+    assumptions: Assumptions
+    run_time: RunTime | None
+    """None if the cache cannot hold a single rollout of full length: there is nothing to simulate."""
+    week: WeekComparison | None
+    """Only for the report's own run."""
+    problems: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        return not self.problems
+
+    @property
+    def device_hours(self) -> float:
+        return 0.0 if self.run_time is None else self.run_time.total_s / 3600 * self.layout.num_devices
+
+
+def make_plan(
+    recipe: Recipe,
+    device: Device,
+    assumptions: Assumptions,
+    *,
+    measured_engine: EngineModel | None = None,
+    on_step: Callable[[str], None] = lambda _: None,
+) -> Plan:
+    """`measured_engine`: speeds of an engine that was measured, in place of the device's roofline."""
+    if not recipe.trains:
+        raise UserError("the recipe has neither [sft] nor [[stages]], so there is nothing to plan")
+    found = find_config(recipe)
+    model = ModelPlan.of(recipe, found.values, is_on_gpu=device.is_gpu)
+    layout = find_layout(recipe, device)
+    if is_report_run(recipe, layout, device):
+        assumptions = replace(assumptions, num_problems={**REPORT_SET_SIZES, **assumptions.num_problems})
+    shape = model.shape()
+    engine = engine_memory(recipe, layout, device, shape)
+    last = layout.num_ranks - 1
+    shards = tuple(_shard(model, layout, rank, on_step) for rank in dict.fromkeys((0, last)))
+    budget = _Budget(recipe, model, ActivationMeter(model), layout, device, engine, assumptions)
+    on_step("measuring activations on the meta device")
+    ranks = budget.ranks(shards)
+    micro_batch = _micro_batch(recipe, budget, shards[0], on_step)
+    problems = tuple(sentences(recipe, layout, ranks, engine, micro_batch))
+    run_time = None
+    if engine.num_cache_tokens >= longest_rollout(recipe):
+        speeds = measured_engine or engine_model(recipe, device, shape)
+        speeds = replace(speeds, num_cache_tokens=engine.num_cache_tokens)
+        run_time = Timer(recipe, layout, device, shape, speeds, assumptions, on_step).run()
+    is_week = run_time is not None and is_report_run(recipe, layout, device)
+    return Plan(
+        recipe=recipe,
+        device=device,
+        layout=layout,
+        shape=shape,
+        config_origin=found.origin,
+        num_params=int(shape.weight_bytes / shape.bytes_per_value),
+        shards=shards,
+        ranks=ranks,
+        engine=engine,
+        micro_batch=micro_batch,
+        assumptions=assumptions,
+        run_time=run_time,
+        week=WeekComparison(run_time.stages_s / 86_400) if run_time is not None and is_week else None,
+        problems=problems,
+    )
+
+
+def _shard(model: ModelPlan, layout: Layout, rank: int, on_step: Callable[[str], None]) -> Shards:
+    if not layout.is_sharded:
+        return whole(model)
+    on_step(f"sharding the model as rank {rank} of {layout.num_ranks}")
+    return shard(model, layout, rank)
+
+
+@dataclass(frozen=True, slots=True)
+class _Budget:
+    """Memory of ranks for any size of micro-batch."""
+
+    recipe: Recipe
+    model: ModelPlan
+    meter: ActivationMeter
+    layout: Layout
+    device: Device
+    engine: EngineMemory
+    assumptions: Assumptions
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Of one device; the ranks of a machine without GPUs divide its memory."""
+        num_sharing = 1
+        if not self.device.is_gpu:
+            num_engines_per_node = -(-self.layout.num_engines // self.layout.num_nodes)
+            num_sharing = max(self.layout.ranks_per_node, num_engines_per_node)
+        return int(self.device.memory_bytes / num_sharing * (1 - self.assumptions.memory_margin))
+
+    def trainer(self, shards: Shards) -> TrainerBytes:
+        has_reference = self.recipe.algo.kl_coef > 0
+        return trainer_bytes(shards, self.layout, self.model.dtype.itemsize, has_reference=has_reference)
+
+    def train_phase(self, shards: Shards, num_tokens: int) -> Phase:
+        activations = self.meter.measure(num_tokens)
+        return train_phase(self.trainer(shards), activations, self.engine, self.layout)
+
+    def ranks(self, all_shards: tuple[Shards, ...]) -> tuple[RankMemory, ...]:
+        is_apart = self.layout.sharing is Sharing.APART
+        ranks = []
+        for shards in all_shards:
+            phases = [self.train_phase(shards, self.recipe.train.micro_batch_tokens)]
+            if not is_apart:
+                phases.append(generate_phase(self.trainer(shards), self.engine))
+            host_bytes = self.trainer(shards).on_host
+            ranks.append(RankMemory(f"rank {shards.rank}", tuple(phases), self.capacity_bytes, host_bytes))
+        if is_apart:
+            ranks.append(RankMemory("engine", (generate_phase(None, self.engine),), self.capacity_bytes))
+        return tuple(ranks)
+
+    def largest_micro_batch(self, shards: Shards) -> int | None:
+        def fits(num_tokens: int) -> bool:
+            return self.train_phase(shards, num_tokens).total_bytes <= self.capacity_bytes
+
+        return largest(fits, MICRO_BATCH_UNIT, MAX_MICRO_BATCH_TOKENS)
+
+
+def _micro_batch(recipe: Recipe, budget: _Budget, shards: Shards, on_step: Callable[[str], None]) -> MicroBatch:
+    on_step("finding the largest micro-batch that fits")
+    checkpointed = None
+    if not recipe.train.gradient_checkpointing:
+        meter = ActivationMeter(replace(budget.model, is_checkpointed=True))
+        checkpointed = replace(budget, meter=meter).largest_micro_batch(shards)
+    num_largest = budget.largest_micro_batch(shards)
+    return MicroBatch(recipe.train.micro_batch_tokens, _longest_sequence(recipe), num_largest, checkpointed)
+
+
+def _longest_sequence(recipe: Recipe) -> int:
+    """That is trained on."""
+    lengths = [recipe.rollout.max_prompt_tokens + stage.max_response_tokens for stage in recipe.stages]
+    if recipe.sft is not None:
+        lengths.append(recipe.sft.max_tokens)
+    return max(lengths)

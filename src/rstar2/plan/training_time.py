@@ -1,0 +1,99 @@
+"""How long an update takes, by FLOPs and by bytes on the wire, and how long new weights take to the engines. Pure.
+
+Computing and communication overlap in FSDP2, so a micro-batch takes the longer of the two.
+"""
+
+from dataclasses import dataclass
+
+from rstar2.config import Recipe
+from rstar2.plan.assumptions import Assumptions
+from rstar2.plan.devices import Device
+from rstar2.plan.layout import Layout, Sharing
+from rstar2.rollout.simulator.hardware import ModelShape
+
+_FORWARD = 2
+"""FLOPs of one weight and one token: a multiply and an add. The backward pass has twice as many: for the inputs'
+gradients, and for the weights'."""
+_REDUCED_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Over the tokens of a step."""
+
+    num_forward: float
+    """Forward passes, those of the recomputation, of old log-probabilities and of the reference included."""
+    num_backward: float
+    """1 for the gradients of the inputs and 1 for those of the weights, which adapters do without."""
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> "Passes":
+        num_forward = 1.0 + recipe.train.gradient_checkpointing
+        num_forward += recipe.train.optimizer_steps_per_batch > 1
+        num_forward += recipe.algo.kl_coef > 0
+        return cls(num_forward, 1.0 if recipe.model.lora is not None else 2.0)
+
+    @property
+    def total(self) -> float:
+        return self.num_forward + self.num_backward
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    compute_s: float
+    communicate_s: float
+
+    @property
+    def train_s(self) -> float:
+        return max(self.compute_s, self.communicate_s)
+
+
+def update_time(
+    num_tokens: float,
+    num_pairs: float,
+    *,
+    recipe: Recipe,
+    layout: Layout,
+    device: Device,
+    shape: ModelShape,
+    assumptions: Assumptions,
+) -> Update:
+    """Of tokens and attended pairs over all ranks, evenly spread."""
+    flops = Passes.of(recipe).total * (
+        _FORWARD * shape.num_active_params * num_tokens + shape.attention_flops_per_pair * num_pairs
+    )
+    compute_s = flops / (layout.num_ranks * device.hardware.flops_per_s * assumptions.mfu)
+    num_micro_batches = -(-num_tokens // (layout.num_ranks * recipe.train.micro_batch_tokens))
+    communicate_s = num_micro_batches * _micro_batch_s(layout, device, shape, assumptions)
+    return Update(compute_s, communicate_s)
+
+
+def _micro_batch_s(layout: Layout, device: Device, shape: ModelShape, assumptions: Assumptions) -> float:
+    """Weights are gathered for the forward and for the backward pass, gradients reduced once."""
+    if not layout.is_sharded or layout.num_ranks == 1:
+        return 0.0
+    num_params = shape.weight_bytes / shape.bytes_per_value
+    num_bytes = 2 * shape.weight_bytes + _REDUCED_BYTES * num_params
+    is_within_node = layout.ranks_per_shard <= layout.ranks_per_node
+    sharded_s = num_bytes / _collective_bytes_per_s(layout, device, assumptions, is_within_node=is_within_node)
+    if layout.ranks_per_shard == layout.num_ranks:
+        return sharded_s
+    # Each rank sums its part of the gradients with its counterparts on other machines: sent and received.
+    copied_bytes = 2 * _REDUCED_BYTES * num_params / layout.ranks_per_shard
+    return sharded_s + copied_bytes / (assumptions.network_bytes_per_s * assumptions.collective_efficiency)
+
+
+def sync_time(layout: Layout, device: Device, shape: ModelShape, assumptions: Assumptions) -> float:
+    """Until every engine has the new weights."""
+    if layout.sharing is Sharing.ONE_MODEL:
+        return 0.0
+    is_within_node = layout.num_nodes == 1
+    return shape.weight_bytes / _collective_bytes_per_s(layout, device, assumptions, is_within_node=is_within_node)
+
+
+def _collective_bytes_per_s(layout: Layout, device: Device, assumptions: Assumptions, *, is_within_node: bool) -> float:
+    """What every rank receives together: data crosses into a machine once, over the ports of all its devices, and is
+    handed on inside it."""
+    ports = layout.ranks_per_node * assumptions.network_bytes_per_s
+    link = device.link_bytes_per_s if is_within_node else min(device.link_bytes_per_s, ports)
+    return link * assumptions.collective_efficiency
