@@ -58,11 +58,9 @@ class EngineFleet:
         """References to the parcels that were published last, and their version."""
         self._is_changing = asyncio.Lock()
         """Held while weights are published and while an engine joins, so that none joins with old ones."""
-
-    @property
-    def actors(self) -> dict[str, Any]:
-        """By the name of the engine."""
-        return dict(self._actors)
+        self._is_awake = asyncio.Event()
+        """Not set while the ranks have the GPUs: no engine is started on one meanwhile."""
+        self._is_awake.set()
 
     async def start(self) -> None:
         """All engines; or the error of one that cannot be started, however often it is tried."""
@@ -80,10 +78,13 @@ class EngineFleet:
             await self._ask_all("load_weights", parcels, version)
 
     async def sleep(self) -> None:
+        """Leave the GPUs to the ranks, where they share them."""
+        self._is_awake.clear()
         await self._ask_all("sleep")
 
     async def wake(self) -> None:
         await self._ask_all("wake")
+        self._is_awake.set()
 
     async def close(self) -> None:
         for keeper in self._keepers:
@@ -97,8 +98,9 @@ class EngineFleet:
             try:
                 await asyncio.wait_for(answer(getattr(actor, method).remote(*arguments)), UPDATE_S)
             except (InfrastructureError, TimeoutError) as error:
-                self._report(f"engine {name} could not {method.replace('_', ' ')}: {error}")
-                kill(actor)
+                self._report(f"{name} could not {method.replace('_', ' ')} ({error})")
+                self._driver.lose_engine(name)
+                kill(actor, self._processes.get(name))
 
         await asyncio.gather(*(ask(name, self._actors[name]) for name in self._engines))
 
@@ -107,6 +109,7 @@ class EngineFleet:
         num_failures = 0
         while True:
             name = f"engine-{next(self._numbers)}"
+            await self._is_awake.wait()
             started_s = time.monotonic()
             try:
                 engine = await self._start_one(name, bundle)

@@ -62,10 +62,6 @@ class RankedLearner:
             raise
         return learner
 
-    @property
-    def actors(self) -> list[Any]:
-        return self._actors
-
     async def warm_up_step(
         self, examples: Sequence[Example], step: int, settings: SftSettings, seed: int
     ) -> dict[str, float]:

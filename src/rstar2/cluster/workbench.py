@@ -35,20 +35,22 @@ NUM_CPU_THREADS = 1
 
 
 class ClusterWorkbench:
-    """Satisfies `Workbench`."""
+    """Satisfies `Workbench`. In turns: whether engines and ranks share their GPUs."""
 
-    def __init__(self, roller: Roller, learner: RankedLearner, fleet: EngineFleet, sandboxes: SandboxCluster | None):
+    def __init__(self, roller: Roller, learner: RankedLearner, fleet: EngineFleet, *, in_turns: bool) -> None:
         self.roller = roller
         self.learner = learner
-        self.fleet = fleet
-        self.sandboxes = sandboxes
+        self._fleet = fleet
+        self._in_turns = in_turns
 
     @asynccontextmanager
     async def learning(self, version: int) -> AsyncIterator[None]:
-        await self.fleet.sleep()
+        if self._in_turns:
+            await self._fleet.sleep()
         yield
-        await self.fleet.wake()
-        await self.fleet.publish(await self.learner.publish(), version)
+        if self._in_turns:
+            await self._fleet.wake()
+        await self._fleet.publish(await self.learner.publish(), version)
 
 
 @asynccontextmanager
@@ -84,7 +86,8 @@ async def open_cluster_workbench(
         fleet = EngineFleet(_engine_plan(recipe, folder), group, placement, driver, _speed(recipe), report, silence_s)
         stack.push_async_callback(fleet.close)
         await fleet.start()
-        yield ClusterWorkbench(make_roller(recipe, driver, executor, chat), learner, fleet, sandboxes)
+        in_turns = cluster.layout == "colocated" and cluster.num_gpus > 0
+        yield ClusterWorkbench(make_roller(recipe, driver, executor, chat), learner, fleet, in_turns=in_turns)
 
 
 async def _await_room(recipe: Recipe, patience_s: float, report: Callable[[str], None]) -> None:
