@@ -4,7 +4,7 @@ All three sample the same number of rollouts from the same warmed-up model: `pap
 `off` trains on all. Printed for each, with mean and spread over seeds: held-out accuracy at the end, the share of tool
 calls that fail inside right rollouts, and the length of responses, over the last steps. Whatever comes out is printed.
 
-    python benchmarks/roc_ablation.py [--seeds 3] [--steps 40] [--json FILE]
+    python benchmarks/roc_ablation.py [--seeds 3] [--first-seed 0] [--steps 40] [--threads N] [--json FILE]
 """
 
 import argparse
@@ -81,15 +81,17 @@ def learn(mode: str, seed: int, model: Path, steps: int, folder: Path) -> dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(options.threads)
     started_s = time.monotonic()
     found: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
     with tempfile.TemporaryDirectory() as scratch:
-        for seed in range(options.seeds):
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
             model = warm_up(seed, Path(scratch) / f"warm-up-{seed}")
             for mode in MODES:
                 folder = Path(scratch) / f"{mode}-{seed}"
