@@ -58,8 +58,15 @@ class Canary:
         self.facts = first.stdout.partition("\n")[0]
         if "/tmp" not in self.facts:
             raise AssertionError(f"the canary does not sing: {first}")
-        self.neighbour = await self.executor.session()
-        await self.neighbour.run(f"count = 0\nsecret = '{SECRET}-session-0009'\nopen('loot', 'w').write(secret)\nNone")
+        await self._move_in()
+
+    async def _move_in(self) -> None:
+        """A neighbour with something to lose."""
+        self.neighbour, self.num_counted = await self.executor.session(), 0
+        code = f"count = 0\nsecret = '{SECRET}-session-0009'\nopen('loot', 'w').write(secret)\nNone"
+        first = await self.neighbour.run(code)
+        if not first.ok:
+            raise AssertionError(f"the neighbour cannot move in: {first}")
 
     async def check(self, *, may_lose_slots: bool) -> list[str]:
         """Complaints, none if all is well."""
@@ -95,6 +102,7 @@ class Canary:
                 await self.neighbour.rollback(20)
                 self.num_counted = 0
             return []
+        await self._move_in()  # for the next attack, which is not to be blamed for this one
         return [f"the neighbour's session ended with {run}"]
 
     def _look_at_processes(self) -> list[str]:
