@@ -3,7 +3,7 @@
 import pytest
 
 from rstar2.errors import UserError
-from rstar2.sandbox import host, isolation
+from rstar2.sandbox import host, isolation, linux
 from rstar2.sandbox.isolation import Capabilities
 
 pytestmark = pytest.mark.unit
@@ -12,6 +12,7 @@ EVERYTHING = Capabilities(
     True, True, True, True, isolation.cgroup.Hierarchy(isolation.cgroup.Path("/"), isolation.cgroup._V2)
 )
 UNPRIVILEGED = Capabilities(True, False, True, True, None)
+ROOT_WITHOUT_RIGHTS = Capabilities(True, False, True, True, None, "give root CAP_KILL", is_machine_root=True)
 BARE = Capabilities(True, False, False, True, None)
 FOREIGN = Capabilities(False, False, False, False, None)
 
@@ -43,3 +44,41 @@ def test_other_systems_are_told_of_the_unsafe_mode(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(isolation, "detect", lambda: FOREIGN)
     with pytest.raises(UserError, match=r"needs Linux.*--unsafe"):
         host.decide_layers(host.HostConfig(allow_weak_isolation=True))
+
+
+ALL_IDS, SOME_IDS, OWN_ID = "         0          0 4294967295\n", "0 100000 65536\n", "0 1000 1\n1 100000 65536\n"
+ALL_CAPABILITIES = (1 << 41) - 1
+
+
+def test_root_that_has_the_rights_and_the_ids_needs_nothing() -> None:
+    assert isolation.what_privilege_needs(0, ALL_CAPABILITIES, ALL_IDS, ALL_IDS) == ""
+
+
+@pytest.mark.parametrize(("uid_map", "gid_map"), [(SOME_IDS, SOME_IDS), (OWN_ID, ALL_IDS), (ALL_IDS, SOME_IDS)])
+def test_root_of_a_small_user_namespace_is_not_privileged(uid_map: str, gid_map: str) -> None:
+    """As in rootless Docker, or a Kubernetes pod with `hostUsers: false`: the slots' uids do not exist there."""
+    needed = isolation.what_privilege_needs(0, ALL_CAPABILITIES, uid_map, gid_map)
+    assert needed == "map the uids and gids 1073741824 to 2147418111 into this user namespace"
+
+
+def test_every_uid_that_a_slot_can_get_is_among_those_asked_for() -> None:
+    uids = [
+        isolation.slot_uid(pid, number) for pid in (1, 0x3FFE, 0x3FFF, 4_194_303) for number in (0, 0xFFFF, 0x10000)
+    ]
+    assert min(uids) >= 1073741824 and max(uids) <= 2147418111
+
+
+@pytest.mark.parametrize(
+    "capability",
+    [linux.CAP_SYS_ADMIN, linux.CAP_SETUID, linux.CAP_SETGID, linux.CAP_SETPCAP, linux.CAP_KILL, linux.CAP_SYS_NICE],
+)
+def test_root_without_a_right_that_a_slot_uses_is_not_privileged(capability: int) -> None:
+    needed = isolation.what_privilege_needs(0, ALL_CAPABILITIES & ~(1 << capability), ALL_IDS, ALL_IDS)
+    assert needed.startswith("give root CAP_")
+
+
+def test_root_without_rights_is_refused_because_its_processes_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "detect", lambda: ROOT_WITHOUT_RIGHTS)
+    with pytest.raises(UserError, match=r"processes are limited: give root CAP_KILL, or run as an ordinary user"):
+        host.decide_layers(host.HostConfig())
+    assert host.decide_layers(host.HostConfig(allow_weak_isolation=True)).user_namespace

@@ -12,7 +12,10 @@
  * What a slot has mapped is copied and torn down with every fork, so it is kept to what programs need. After the slot
  * has confined itself, in Python, its memory is put back to the image: nothing of that work stays mapped. Then it
  * rehearses one program, so that its children find the pages that every program reads already there. The kernel would
- * map sixteen around each; `exact_faults` keeps it to the one.
+ * map sixteen around each; `exact_faults` keeps it to the one. The pages that every program writes are copied by the
+ * fork itself, which is cheaper than a fault for each: `pin_written`. The interpreter's code is mapped in units of
+ * 2 MiB, which a fork does not copy at all: `merge_code`. What a program allocates lies close together: `settle_heap`.
+ * Each of these is done where the kernel allows it, and changes nothing but the cost.
  *
  * Invariant of a slot: when a reply is sent, every process that the execution started is dead and reaped, and nothing
  * of its code or output is left in memory that a later child inherits.
@@ -23,6 +26,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/io_uring.h>
+#include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
 #include <sched.h>
@@ -32,6 +38,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -48,6 +55,9 @@
 #endif
 #ifndef SYS_close_range
 #define SYS_close_range 436
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
 #endif
 
 /* ---- the wire: the same layout as wire.py ---- */
@@ -88,18 +98,25 @@ static void *map_memory(size_t length, int inherited)
 
 /* ---- rebase ---- */
 
+enum { PAGE = 4096, HUGE_PAGE = 2 << 20 };
+
 struct region {
     uintptr_t start, end;
     int protection;
+    size_t offset; /* in the image */
 };
 
 /* Where the image lies, in memory that is not part of it. */
 static struct region *image_regions;
 static int num_image_regions;
 
-static int parse_maps(char *text, uintptr_t skip_a, uintptr_t skip_b, struct region *regions, int max_regions)
+/* Takes the private readable mappings but those that hold `skip_a` and `skip_b`; finds the neighbours, none of them
+ * writable, around the interpreter's code. */
+static int parse_maps(char *text, uintptr_t skip_a, uintptr_t skip_b, struct region *regions, int max_regions,
+                      struct region *code)
 {
     int n = 0;
+    struct region fixed = {0};
     for (char *line = text; *line;) {
         char *newline = strchr(line, '\n');
         if (!newline)
@@ -112,6 +129,12 @@ static int parse_maps(char *text, uintptr_t skip_a, uintptr_t skip_b, struct reg
                              (mode[2] == 'x' ? PROT_EXEC : 0);
             int special = strstr(line, "[stack]") || strstr(line, "[v") || mode[3] != 'p' || !(protection & PROT_READ);
             int ours = (start <= skip_a && skip_a < end) || (start <= skip_b && skip_b < end);
+            if (special || ours || protection & PROT_WRITE)
+                fixed = (struct region){0};
+            else
+                fixed = (struct region){fixed.end == start ? fixed.start : start, end, protection, 0};
+            if (fixed.start <= (uintptr_t)PyObject_Malloc && (uintptr_t)PyObject_Malloc < fixed.end)
+                *code = fixed;
             if (!special && !ours) {
                 /* Neighbours become one mapping: fewer mappings, cheaper forks. */
                 if (n && regions[n - 1].end == start) {
@@ -120,7 +143,7 @@ static int parse_maps(char *text, uintptr_t skip_a, uintptr_t skip_b, struct reg
                 } else {
                     if (n == max_regions)
                         return -1;
-                    regions[n++] = (struct region){start, end, protection};
+                    regions[n++] = (struct region){start, end, protection, 0};
                 }
             }
         }
@@ -138,11 +161,45 @@ static int may_map_writable_code(int fd)
     return 1;
 }
 
+/* Leaves each size class of Python's allocator at the start of a pool that nobody else is in: what a program allocates
+ * then lies on one page with the pool's head, and not wherever the libraries left a gap. The blocks that fill the gaps
+ * are never given back; where pools look different from what is expected here, they are MOST_WASTED bytes a class. */
+static void settle_heap(void)
+{
+    enum { POOL = 1 << 14, POOL_HEAD = 48, CLASS_STEP = 16, LARGEST_CLASS = 512, MOST_WASTED = 1 << 18 };
+    PyGC_Collect(); /* empties the free lists, which lead all over the heap */
+    for (size_t size = CLASS_STEP; size <= LARGEST_CLASS; size += CLASS_STEP)
+        for (size_t used = 0; used < MOST_WASTED; used += size) {
+            void *block = PyObject_Malloc(size);
+            if (!block || (uintptr_t)block % POOL == POOL_HEAD)
+                break;
+        }
+}
+
+/* Makes huge pages of the interpreter's code in the image. */
+static void merge_code(int image, const struct region *regions, int num_regions, const struct region *code)
+{
+    uintptr_t start = (code->start + HUGE_PAGE - 1) & -(uintptr_t)HUGE_PAGE, end = code->end & -(uintptr_t)HUGE_PAGE;
+    for (int i = 0; i < num_regions && start < end; i++) {
+        if (start < regions[i].start || end > regions[i].end)
+            continue;
+        char *space = mmap(NULL, end - start + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (space == MAP_FAILED)
+            return;
+        char *aligned = (char *)(((uintptr_t)space + HUGE_PAGE - 1) & -(uintptr_t)HUGE_PAGE);
+        if (mmap(aligned, end - start, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, image,
+                 regions[i].offset + (start - regions[i].start)) != MAP_FAILED)
+            madvise(aligned, end - start, MADV_COLLAPSE);
+        munmap(space, end - start + HUGE_PAGE);
+    }
+}
+
 static PyObject *rebase(PyObject *self, PyObject *args)
 {
     int maps_fd;
     if (!PyArg_ParseTuple(args, "i", &maps_fd))
         return NULL;
+    settle_heap();
     const size_t text_len = 8 << 20;
     const int max_regions = 1 << 15;
     char *text = mmap(NULL, text_len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
@@ -162,23 +219,27 @@ static PyObject *rebase(PyObject *self, PyObject *args)
     while (used < text_len - 1 && (got = read(maps_fd, text + used, text_len - 1 - used)) > 0)
         used += got;
     text[used] = 0;
-    int num_regions = parse_maps(text, (uintptr_t)text, (uintptr_t)regions, regions, max_regions);
+    struct region code = {0};
+    int num_regions = parse_maps(text, (uintptr_t)text, (uintptr_t)regions, regions, max_regions, &code);
     size_t total = 0;
-    for (int i = 0; i < num_regions; i++)
-        total += regions[i].end - regions[i].start;
+    for (int i = 0; i < num_regions; i++) {
+        /* Only what lies in the file as it lies in memory, modulo a huge page, can be mapped by one. */
+        regions[i].offset = total + ((regions[i].start - total) & (HUGE_PAGE - 1));
+        total = regions[i].offset + (regions[i].end - regions[i].start);
+    }
+    total = (total + HUGE_PAGE - 1) & -(size_t)HUGE_PAGE;
     if (num_regions <= 0 || ftruncate(image, total)) {
         close(image);
         return PyErr_SetFromErrno(PyExc_OSError);
     }
     /* All copies first: a full disk or memory limit must leave the template as it was. */
-    size_t offset = 0;
     for (int i = 0; i < num_regions; i++) {
         size_t length = regions[i].end - regions[i].start;
         for (size_t done = 0; done < length;) {
-            ssize_t written = pwrite(image, (char *)regions[i].start + done, length - done, offset + done);
+            ssize_t written = pwrite(image, (char *)regions[i].start + done, length - done, regions[i].offset + done);
             if (written <= 0) {
                 if (errno == EFAULT) { /* a page past the end of its file: no content to keep */
-                    done += 4096;
+                    done += PAGE;
                     continue;
                 }
                 close(image);
@@ -186,17 +247,15 @@ static PyObject *rebase(PyObject *self, PyObject *args)
             }
             done += written;
         }
-        offset += length;
     }
+    merge_code(image, regions, num_regions, &code);
     /* From the first copy on, nothing but the stack may change, so that what is mapped back is what was there. */
     volatile int failed = 0;
-    offset = 0;
     for (int i = 0; i < num_regions; i++) {
         size_t length = regions[i].end - regions[i].start;
-        if (syscall(SYS_mmap, regions[i].start, length, regions[i].protection, MAP_PRIVATE | MAP_FIXED, image, offset) !=
-            (long)regions[i].start)
+        if (syscall(SYS_mmap, regions[i].start, length, regions[i].protection, MAP_PRIVATE | MAP_FIXED, image,
+                    regions[i].offset) != (long)regions[i].start)
             failed = 1;
-        offset += length;
     }
     fcntl(image, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL);
     close(image);
@@ -230,6 +289,39 @@ static int exact_faults(const struct region *regions, int num_regions)
         ioctl(watch, UFFDIO_REGISTER, &part); /* a part that is refused is merely mapped more generously */
     }
     return watch;
+}
+
+/* Pins the pages of the image and the stack that this process has written. A fork must copy pinned pages there and
+ * then, since whoever pinned them has the original; so a child does not fault on them one by one. They stay pinned as
+ * long as `ring` is open, on which nothing is ever submitted. `pagemap` is this process's own. */
+static void pin_written(int ring, int pagemap, const struct region *regions, int num_regions)
+{
+    enum { CHUNK = 4096, MAX_RUNS = 1024, STACK_PAGES = 16 }; /* the kernel takes 2^14 buffers at most */
+    uint64_t *entries = map_memory(CHUNK * sizeof *entries, 0);
+    struct iovec *runs = map_memory(MAX_RUNS * sizeof *runs, 0);
+    int num_runs = 0;
+    uintptr_t top = ((uintptr_t)__builtin_frame_address(0) & -(uintptr_t)PAGE) + PAGE;
+    const struct region stack = {top - STACK_PAGES * PAGE, top, 0, 0};
+    for (int i = 0; i <= num_regions; i++) {
+        const struct region *part = i < num_regions ? &regions[i] : &stack;
+        for (uintptr_t at = part->start; at < part->end; at += CHUNK * PAGE) {
+            size_t num_pages = (part->end - at) / PAGE < CHUNK ? (part->end - at) / PAGE : CHUNK;
+            ssize_t got = pread(pagemap, entries, num_pages * sizeof *entries, at / PAGE * sizeof *entries);
+            for (ssize_t page = 0; page < got / (ssize_t)sizeof *entries; page++) {
+                const int is_present = entries[page] >> 63 & 1, is_of_file = entries[page] >> 61 & 1;
+                char *address = (char *)at + page * PAGE;
+                if (!is_present || is_of_file)
+                    continue;
+                if (num_runs && (char *)runs[num_runs - 1].iov_base + runs[num_runs - 1].iov_len == address)
+                    runs[num_runs - 1].iov_len += PAGE;
+                else if (num_runs < MAX_RUNS)
+                    runs[num_runs++] = (struct iovec){address, PAGE};
+            }
+        }
+    }
+    syscall(SYS_io_uring_register, ring, IORING_REGISTER_BUFFERS, runs, num_runs);
+    munmap(entries, CHUNK * sizeof *entries);
+    munmap(runs, MAX_RUNS * sizeof *runs);
 }
 
 /* ---- messages ---- */
@@ -428,6 +520,24 @@ static int64_t children_cpu_us(void)
     return (used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000000ll + used.ru_utime.tv_usec + used.ru_stime.tv_usec;
 }
 
+/* Kills and reaps the child, unless it was reaped, and all that it left behind. */
+static void end_all(const struct slot *slot, pid_t child, int *status, struct rusage *used)
+{
+    /* kill(-1) reaches all of the slot's process namespace at once: no fork can slip through it. It also looks at every
+     * process of the machine, so it is not for each execution. */
+    if (slot->pid_namespace)
+        kill(-1, SIGKILL);
+    else {
+        kill(-child, SIGKILL);
+        kill(child, SIGKILL);
+    }
+    while (wait4(child, status, __WALL, used) < 0 && errno == EINTR)
+        ;
+    if (slot->pid_namespace)
+        while (wait4(-1, NULL, __WALL, NULL) > 0 || errno == EINTR)
+            ;
+}
+
 /* Runs one request; returns 0, or -1 if the caller is gone. */
 static int execute(struct slot *slot, const struct request *request, struct reply *reply)
 {
@@ -495,20 +605,13 @@ static int execute(struct slot *slot, const struct request *request, struct repl
         if (polled[CHILD].revents)
             break;
     }
-    /* kill(-1) reaches all of the slot's process namespace at once: no fork can slip through it. */
-    if (slot->pid_namespace)
-        kill(-1, SIGKILL);
-    else {
-        kill(-child, SIGKILL);
-        kill(child, SIGKILL);
-    }
     int status = 0;
     struct rusage used = {0};
-    while (wait4(child, &status, __WALL, &used) < 0 && errno == EINTR)
-        ;
-    if (slot->pid_namespace)
-        while (wait4(-1, NULL, __WALL, NULL) > 0 || errno == EINTR)
-            ;
+    /* Whoever outlives the child in the process namespace is our child, or descends from one: no children, nobody. */
+    int is_empty = slot->pid_namespace && wait4(child, &status, __WALL | WNOHANG, &used) == child &&
+                   wait4(-1, NULL, __WALL | WNOHANG, NULL) < 0 && errno == ECHILD;
+    if (!is_empty)
+        end_all(slot, child, &status, &used);
     for (int i = 0; i < NUM_STREAMS; i++) {
         if (!slot->streams[i].cut)
             drain(&slot->streams[i]);
@@ -583,16 +686,30 @@ static void serve(struct slot *slot)
     }
 }
 
+static void install_filter(PyObject *filter)
+{
+    struct sock_fprog program = {PyBytes_GET_SIZE(filter) / sizeof(struct sock_filter),
+                                 (struct sock_filter *)PyBytes_AS_STRING(filter)};
+    if (program.len &&
+        (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program)))
+        _exit(114);
+}
+
 /* Confine, forget the confining, rehearse, serve. Nothing here returns to Python. */
-static void run_slot(PyObject *slot_main, PyObject *rehearse, struct slot *slot, const char *message, ssize_t length,
-                     const int *fds, int num_fds)
+static void run_slot(PyObject *slot_main, PyObject *rehearse, PyObject *filter, int proc, struct slot *slot,
+                     const char *message, ssize_t length, const int *fds, int num_fds)
 {
     /* On the stack, because these variables lie in the image and are put back with it. */
     const struct region *regions = image_regions;
     const int num_regions = num_image_regions;
     signal(SIGCHLD, SIG_DFL);
-    /* A session's slot never comes back from slot_main, and must not keep such a descriptor; its kind is not 0. */
-    int watch = message[0] == 0 ? exact_faults(regions, num_regions) : -1;
+    /* Opened before the right to them is given up. A session's slot, whose kind is not 0, never comes back from
+     * slot_main and must not keep such descriptors. */
+    const int tends_image = num_regions && message[0] == 0;
+    struct io_uring_params unused = {0};
+    int watch = tends_image ? exact_faults(regions, num_regions) : -1;
+    int ring = tends_image ? (int)syscall(SYS_io_uring_setup, 1, &unused) : -1;
+    int pagemap = tends_image ? openat(proc, "self/pagemap", O_RDONLY | O_CLOEXEC) : -1;
     PyObject *list = PyTuple_New(num_fds);
     for (int i = 0; i < num_fds; i++)
         PyTuple_SET_ITEM(list, i, PyLong_FromLong(fds[i]));
@@ -609,26 +726,33 @@ static void run_slot(PyObject *slot_main, PyObject *rehearse, struct slot *slot,
     for (int i = 0; i < num_regions; i++)
         madvise((void *)regions[i].start, regions[i].end - regions[i].start, MADV_DONTNEED);
     PyObject_CallNoArgs(rehearse);
+    reseed(slot->twisters, slot->num_twisters); /* as each child will: for what it writes */
     if (watch >= 0)
         close(watch);
+    if (ring >= 0 && pagemap >= 0)
+        pin_written(ring, pagemap, regions, num_regions);
+    if (pagemap >= 0)
+        close(pagemap);
+    install_filter(filter);
     serve(slot);
 }
 
-/* park(control_fd, new_namespaces, slot_main, rehearse, run, twisters)
+/* park(control_fd, proc_fd, new_namespaces, slot_main, filter, rehearse, run, twisters)
  *
- * For each message forks a slot, as the init of a new process namespace if so asked, until the other side is gone; answers with its process id, or minus an errno.
- * Returns whether it was told to end, or found itself abandoned.
+ * For each message forks a slot, as the init of a new process namespace if so asked, until the other side is gone;
+ * answers with its process id, or minus an errno. Returns whether it was told to end, or found itself abandoned.
  *
- * slot_main(message, fds) confines the slot and returns (socket, uid, is in a process namespace of its own, and the
- * bytes of data and of address space that are the interpreter's own); uid < 0: stay who we are. Then the slot serves:
- * run(source) is called in a child for each request. `twisters` are the addresses of words and position of each
- * generator to reseed. */
+ * slot_main(message, fds) confines the slot, but for the system-call filter, and returns (socket, uid, is in a process
+ * namespace of its own, and the bytes of data and of address space that are the interpreter's own); uid < 0: stay who
+ * we are. The slot rehearses, installs the filter (empty: none) and serves: run(source) is called in a child for each
+ * request. `twisters` are the addresses of words and position of each generator to reseed. */
 static PyObject *park(PyObject *self, PyObject *args)
 {
-    int control, new_namespaces;
-    PyObject *slot_main, *rehearse, *twisters;
+    int control, proc, new_namespaces;
+    PyObject *slot_main, *filter, *rehearse, *twisters;
     struct slot *slot = map_memory(sizeof *slot, 1);
-    if (!PyArg_ParseTuple(args, "ipOOOO", &control, &new_namespaces, &slot_main, &rehearse, &slot->run, &twisters) ||
+    if (!PyArg_ParseTuple(args, "iipOSOOO", &control, &proc, &new_namespaces, &slot_main, &filter, &rehearse,
+                          &slot->run, &twisters) ||
         take_twisters(slot, twisters))
         return NULL;
     /* Slots are reaped by nobody: their end is seen on their sockets. Set here and not in Python, whose own table of
@@ -652,7 +776,7 @@ static PyObject *park(PyObject *self, PyObject *args)
         pid_t pid = new_namespaces ? (pid_t)syscall(SYS_clone, CLONE_NEWPID | SIGCHLD, 0, 0, 0, 0) : _Fork();
         if (pid == 0) {
             close(control);
-            run_slot(slot_main, rehearse, slot, message, length, fds, num_fds);
+            run_slot(slot_main, rehearse, filter, proc, slot, message, length, fds, num_fds);
             _exit(0);
         }
         answer.pid = pid > 0 ? pid : -errno;

@@ -44,13 +44,13 @@ def enter_template(layers: Layers) -> None:
     linux.unshare(NAMESPACES | (linux.CLONE_NEWUSER if layers.user_namespace else 0))
     if layers.user_namespace:
         proc_fd = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        _map_single_id(uid, gid, proc_fd)
+        map_single_id(uid, gid, proc_fd)
         os.close(proc_fd)
     linux.sethostname("sandbox")
     rootfs.enter(view, mount_point, layers.scratch)
 
 
-def _map_single_id(uid: int, gid: int, proc_fd: int) -> None:
+def map_single_id(uid: int, gid: int, proc_fd: int) -> None:
     """In a new user namespace: the one id that exists is `INSIDE_UID`, and outside it is who we were."""
     for name, content in (
         ("setgroups", "deny"),
@@ -62,9 +62,10 @@ def _map_single_id(uid: int, gid: int, proc_fd: int) -> None:
         os.close(fd)
 
 
-def enter_slot(layers: Layers, seccomp_program: bytes, memory_group_fd: int | None, proc_fd: int) -> None:
-    """Once per slot, in the process that is the init of the slot's process namespace. Ends with no way back. `proc_fd`
-    is the machine's /proc, which no path leads to any more."""
+def enter_slot(layers: Layers, memory_group_fd: int | None, proc_fd: int) -> None:
+    """Once per slot, in the process that is the init of the slot's process namespace; the system-call filter, after
+    which there is no way back, is put on last by whoever calls this. `proc_fd` is the machine's /proc, which no path
+    leads to any more."""
     if memory_group_fd is not None:
         os.write(memory_group_fd, b"0")
         os.close(memory_group_fd)
@@ -73,7 +74,7 @@ def enter_slot(layers: Layers, seccomp_program: bytes, memory_group_fd: int | No
     if layers.user_namespace:
         # One of its own, because Linux counts processes by user: a fork bomb must not use up its neighbours' share.
         linux.unshare(linux.CLONE_NEWUSER)
-        _map_single_id(INSIDE_UID, INSIDE_UID, proc_fd)
+        map_single_id(INSIDE_UID, INSIDE_UID, proc_fd)
     os.close(proc_fd)
     if layers.namespaces:
         linux.unshare(linux.CLONE_NEWNS)
@@ -92,8 +93,6 @@ def enter_slot(layers: Layers, seccomp_program: bytes, memory_group_fd: int | No
     if layers.namespaces:
         linux.keep_only_capabilities(kept)
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
-    if layers.seccomp:
-        linux.install_seccomp_filter(seccomp_program)
 
 
 def seccomp_program(layers: Layers) -> bytes:

@@ -12,10 +12,6 @@ from rstar2.sandbox.confine import Layers
 from rstar2.sandbox.isolation import Guarantee
 from rstar2.sandbox.templates import OwnTemplates, TemplateConfig, TemplateSource
 
-_FIRST_UID, _NUM_UIDS = 0x4000_0000, 0x10000
-"""Host uids that no person has, in blocks of which each service takes one; a slot's programs run under the uid of its
-number. Linux counts processes by uid, so two services must not share them."""
-
 
 @dataclass(frozen=True, slots=True)
 class HostConfig:
@@ -108,8 +104,7 @@ class Host:
         template = self.templates.current
         if template is None:
             return False
-        block = os.getpid() % 0x3FFF
-        uid = _FIRST_UID + block * _NUM_UIDS + number % _NUM_UIDS if self.layers.distinct_uid else -1
+        uid = isolation.slot_uid(os.getpid(), number) if self.layers.distinct_uid else -1
         fds = [their_end.fileno()] if group is None else [their_end.fileno(), group.procs_fd]
         try:
             template.fork_slot(kind, uid, fds, on_answer)

@@ -117,7 +117,6 @@ def _rehearse_with_null_streams() -> None:
 def rehearse() -> None:
     """In a slot, before it serves: touch what every program touches. Leaves no trace that a program could see."""
     run_program(b"print(1 + 1)")
-    new_main()
 
 
 def reseed() -> None:
@@ -184,7 +183,9 @@ def run_cell(source: bytes, namespace: dict[str, object], name: str) -> int:
     """Run statements in a namespace and show the value of a last expression on `VALUE_FD`. Returns the exit code, or
     minus the signal that Python would end by."""
     # The bytes are split, not the text: a form feed or U+2028 ends no line of a program.
-    lines = [line.decode("utf-8", "replace") for line in source.splitlines(keepends=True)]
+    lines: list[str] = []
+    for line in source.splitlines(keepends=True):  # a comprehension would be a function made for this one call
+        lines.append(line.decode("utf-8", "replace"))
     linecache.cache[name] = (len(source), None, lines, name)
     try:
         if ends_with_print(source):
@@ -217,15 +218,13 @@ def ends_with_print(source: bytes) -> bool:
     value to show, so the detour over the syntax tree can be saved. A bracket opened on an earlier line would have to be
     closed on this one, and only a quoted bracket could hide that."""
     line = source[source.rfind(b"\n", 0, len(source.rstrip())) + 1 :].rstrip()
-    if not line.startswith(b"print(") or not line.endswith(b")") or b"\\\n" in source:
+    # `find` and not `in`, which raises and catches a TypeError on its way to the bytes.
+    if not line.startswith(b"print(") or not line.endswith(b")") or source.find(b"\\\n") >= 0:
         return False
     num_open = line.count(b"(")
-    has_quotes = b"'" in line or b'"' in line
-    return (
-        num_open == line.count(b")")
-        and (num_open == 1 or not has_quotes)
-        and not any(map(line.__contains__, b"[]{}#;"))
-    )
+    if num_open != line.count(b")") or (num_open > 1 and (line.find(b"'") >= 0 or line.find(b'"') >= 0)):
+        return False
+    return len(line.translate(None, b"[]{}#;")) == len(line)
 
 
 def _compiled(source: "bytes | ast.Module", name: str) -> types.CodeType:

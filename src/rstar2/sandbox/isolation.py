@@ -6,11 +6,31 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from rstar2.sandbox import cgroup, confine, linux, rootfs, seccomp
 from rstar2.sandbox.execution import MIB
 
 SCRATCH_BYTES, NUM_SCRATCH_FILES = 64 * MIB, 4096
+
+FIRST_UID, NUM_UID_BLOCKS, NUM_UIDS_PER_BLOCK = 0x4000_0000, 0x3FFF, 0x10000
+"""Uids (and gids) that no person has, in blocks of which each service takes one. Linux counts processes by uid, so two
+services must not share them."""
+_NEEDED_CAPABILITIES = {
+    "CAP_SYS_ADMIN": linux.CAP_SYS_ADMIN,
+    "CAP_SETUID": linux.CAP_SETUID,
+    "CAP_SETGID": linux.CAP_SETGID,
+    "CAP_SETPCAP": linux.CAP_SETPCAP,
+    "CAP_KILL": linux.CAP_KILL,
+    "CAP_SYS_NICE": linux.CAP_SYS_NICE,
+}
+"""Of root: to make the namespaces, to give programs a uid of their own and no rights, and to end and renice them."""
+
+
+def slot_uid(service_pid: int, slot_number: int) -> int:
+    """A slot's programs run under the uid of its number."""
+    block = service_pid % NUM_UID_BLOCKS
+    return FIRST_UID + block * NUM_UIDS_PER_BLOCK + slot_number % NUM_UIDS_PER_BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,28 +54,62 @@ class Capabilities:
     can_make_user_namespace: bool
     seccomp: bool
     memory_groups: cgroup.Hierarchy | None
+    to_be_privileged: str = "run as root"
+    """What would make the privileged way possible, where it is not."""
+    is_machine_root: bool = False
+    """The one id of an unprivileged user namespace would be the machine's root: Linux does not count its processes."""
 
 
 @cache
 def detect() -> Capabilities:
     if sys.platform != "linux":
         return Capabilities(False, False, False, False, None)
-    has_admin = bool(linux.effective_capabilities() >> linux.CAP_SYS_ADMIN & 1)
-    is_privileged = has_admin and os.geteuid() == 0 and _can_unshare(confine.NAMESPACES)
-    can_make_user_namespace = is_privileged or _can_unshare(confine.NAMESPACES | linux.CLONE_NEWUSER)
+    uid_map, gid_map = (Path(f"/proc/self/{name}").read_text() for name in ("uid_map", "gid_map"))
+    obstacle = what_privilege_needs(os.geteuid(), linux.effective_capabilities(), uid_map, gid_map)
+    if not obstacle and not _succeeds(f"linux.unshare({confine.NAMESPACES})"):
+        obstacle = "let root make namespaces (in a container: --security-opt seccomp=unconfined)"
     return Capabilities(
         is_linux=True,
-        is_privileged=is_privileged,
-        can_make_user_namespace=can_make_user_namespace,
+        is_privileged=not obstacle,
+        can_make_user_namespace=not obstacle or _can_make_user_namespace(),
         seccomp=seccomp.is_supported(),
         memory_groups=cgroup.find_hierarchy(),
+        to_be_privileged=obstacle,
+        is_machine_root=os.geteuid() == 0 and uid_map.split()[:2] == ["0", "0"],
     )
 
 
-def _can_unshare(flags: int) -> bool:
+def what_privilege_needs(euid: int, effective_capabilities: int, uid_map: str, gid_map: str) -> str:
+    """What stands between this process and the privileged way, as an instruction; empty if nothing does."""
+    if euid != 0:
+        return "run as root"
+    lacking = [name for name, bit in _NEEDED_CAPABILITIES.items() if not effective_capabilities >> bit & 1]
+    if lacking:
+        return f"give root {', '.join(lacking)}"
+    last_uid = FIRST_UID + NUM_UID_BLOCKS * NUM_UIDS_PER_BLOCK - 1
+    if not all(_is_mapped(FIRST_UID, last_uid, id_map) for id_map in (uid_map, gid_map)):
+        return f"map the uids and gids {FIRST_UID} to {last_uid} into this user namespace"
+    return ""
+
+
+def _is_mapped(first: int, last: int, id_map: str) -> bool:
+    """Whether a user namespace has all these ids. A line of its map: first id inside, first id outside, count."""
+    ranges = [(int(line.split()[0]), int(line.split()[2])) for line in id_map.splitlines()]
+    return any(start <= first and last < start + count for start, count in ranges)
+
+
+def _can_make_user_namespace() -> bool:
+    """With the one id in it: root needs CAP_SETFCAP for that."""
+    return _succeeds(
+        f"uid, gid, proc = os.getuid(), os.getgid(), os.open('/proc', os.O_PATH); "
+        f"linux.unshare({confine.NAMESPACES | linux.CLONE_NEWUSER}); confine.map_single_id(uid, gid, proc)"
+    )
+
+
+def _succeeds(statements: str) -> bool:
     """Try it in a throw-away process: there is no other way to know."""
-    program = "import sys; from rstar2.sandbox import linux; linux.unshare(int(sys.argv[1]))"
-    attempt = subprocess.run([sys.executable, "-c", program, str(flags)], capture_output=True, timeout=30, check=False)
+    program = f"import os; from rstar2.sandbox import confine, linux; {statements}"
+    attempt = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30, check=False)
     return attempt.returncode == 0
 
 
@@ -84,8 +138,9 @@ def describe(capabilities: Capabilities) -> list[Guarantee]:
     namespaces = capabilities.is_privileged or capabilities.can_make_user_namespace
     kind = "namespaces made as root" if capabilities.is_privileged else "an unprivileged user namespace"
     fix_namespaces = (
-        "run as root with CAP_SYS_ADMIN, or allow unprivileged user namespaces (kernel.unprivileged_userns_clone=1, "
-        "kernel.apparmor_restrict_unprivileged_userns=0; in a container: --security-opt seccomp=unconfined)"
+        f"run as root with {', '.join(_NEEDED_CAPABILITIES)}, or allow unprivileged user namespaces "
+        "(kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; "
+        "in a container: --security-opt seccomp=unconfined)"
         if capabilities.is_linux
         else "run on Linux: this system has no namespaces"
     )
@@ -93,6 +148,7 @@ def describe(capabilities: Capabilities) -> list[Guarantee]:
     def by_namespace(name: str, how: str) -> Guarantee:
         return Guarantee(name, namespaces, f"{how} ({kind})" if namespaces else "", fix_namespaces, required=True)
 
+    are_limited = capabilities.is_privileged or not capabilities.is_machine_root
     groups = capabilities.memory_groups
     version = f"cgroup v{groups.version}" if groups else ""
     return [
@@ -118,7 +174,8 @@ def describe(capabilities: Capabilities) -> list[Guarantee]:
             "programs run under a uid of their own",
             capabilities.is_privileged,
             "one uid per slot, shared with nobody" if capabilities.is_privileged else "",
-            "run as root; without it a program shares the uid of its slot's init, which the process namespace protects",
+            f"{capabilities.to_be_privileged}; without it a program shares the uid of its slot's init, which the "
+            "process namespace protects",
             required=False,
         ),
         Guarantee(
@@ -129,5 +186,11 @@ def describe(capabilities: Capabilities) -> list[Guarantee]:
             "without them each process is limited on its own",
             required=False,
         ),
-        Guarantee("time, output, files and processes are limited", True, "rlimits and deadlines", "", required=True),
+        Guarantee(
+            "time, output, files and processes are limited",
+            are_limited,
+            "rlimits and deadlines" if are_limited else "",
+            f"{capabilities.to_be_privileged}, or run as an ordinary user: Linux does not limit the processes of root",
+            required=True,
+        ),
     ]

@@ -1,6 +1,7 @@
 """The sandbox in this process: templates and slots as children, no server."""
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -12,11 +13,15 @@ from rstar2.sandbox.execution import Execution
 from rstar2.sandbox.executor import Request, Session
 from rstar2.sandbox.host import Host, HostConfig
 from rstar2.sandbox.isolation import Guarantee
+from rstar2.sandbox.quota import core_quota
 from rstar2.sandbox.sessions import SessionKeeper
 
 
 def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """By the affinity mask and the control groups; part of a core counts as one."""
+    num_allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = core_quota()
+    return num_allowed if quota is None else max(1, min(num_allowed, math.ceil(quota)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,10 @@ that are the interpreter's own."""
 
 def park(
     control_fd: int,
+    proc_fd: int,  # noqa: ARG001 - for what the fast path does with its memory
     new_namespaces: bool,
     slot_main: Callable[[bytes, tuple[int, ...]], SlotFacts],
+    filter_program: bytes,
     rehearse: Callable[[], None],
     run: Callable[[bytes], int],
     twisters: tuple[tuple[int, int], ...],  # noqa: ARG001 - here their own seed functions are called
@@ -62,6 +64,8 @@ def park(
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             facts = slot_main(message, fds)
             rehearse()
+            if filter_program:
+                linux.install_seccomp_filter(filter_program)
             _serve(facts, run)
         except BaseException:
             traceback.print_exc()

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar2.sandbox import confine, inside, pyfork, seccomp, session_tree, warmup, wire
+from rstar2.sandbox import confine, inside, linux, pyfork, seccomp, session_tree, warmup, wire
 
 try:
     from rstar2.sandbox import _fork as fast_fork  # type: ignore[attr-defined]
@@ -70,15 +70,18 @@ def main() -> None:
     implementation: Any = fast_fork if settings.fast and fast_fork is not None else pyfork
 
     def slot_main(message: bytes, fds: tuple[int, ...]) -> tuple[int, int, bool, int, int]:
-        """In a new slot: give up everything that it need not have. A session's slot does not return."""
+        """In a new slot: give up everything that it need not have. The filter is put on by whoever parks, after the
+        rehearsal; a session's slot does not return."""
         kind, uid, _ = wire.SLOT_MESSAGE.unpack(message)
         if group_fd >= 0:
             os.close(group_fd)
         base_data_bytes, base_address_bytes = _own_size(statm_fd)
         os.close(statm_fd)
-        confine.enter_slot(settings.layers, program, fds[1] if len(fds) > 1 else None, proc_fd)
+        confine.enter_slot(settings.layers, fds[1] if len(fds) > 1 else None, proc_fd)
         facts = (fds[0], uid, settings.layers.namespaces, base_data_bytes, base_address_bytes)
         if kind == wire.KIND_SESSION:
+            if program:
+                linux.install_seccomp_filter(program)
             session_tree.serve(*facts)
         return facts
 
@@ -92,7 +95,9 @@ def main() -> None:
         fast_fork.rebase(maps_fd)
     os.close(maps_fd)
     run = inside.run_program if twisters else inside.run_reseeded
-    told_to_end = implementation.park(control, settings.layers.namespaces, slot_main, inside.rehearse, run, twisters)
+    told_to_end = implementation.park(
+        control, proc_fd, settings.layers.namespaces, slot_main, program, inside.rehearse, run, twisters
+    )
     if not told_to_end and group_fd >= 0 and settings.service_group is not None:
         _remove_group(group_fd, Path(settings.service_group).name)
     os._exit(0)

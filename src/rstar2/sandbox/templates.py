@@ -34,7 +34,6 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "NUMEXPR_NUM_THREADS": "1",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
 
 

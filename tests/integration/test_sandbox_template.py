@@ -1,0 +1,57 @@
+"""What a warm template holds: the libraries that programs use, one thread, and nothing that only a trainer needs."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from rstar2.sandbox.executor import Request
+from rstar2.sandbox.host import HostConfig
+from rstar2.sandbox.local import LocalConfig, LocalExecutor
+
+pytestmark = [pytest.mark.integration, pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")]
+
+PANDAS = """
+import io, sys
+import pandas as pd
+print([name for name in sys.modules if name.split(".")[0] == "pyarrow"])
+frame = pd.read_csv(io.StringIO("name,score\\nada,3\\ngrace,4\\nada,5\\n"))
+print(frame["name"].dtype, frame["name"].dtype.storage)
+print(frame.groupby("name")["score"].sum().to_string())
+print(pd.DataFrame({"word": ["b", "a", None]}).sort_values("word").to_string())
+"""
+PRINTED = """\
+[]
+str python
+name
+ada      8
+grace    4
+  word
+1    a
+0    b
+2  NaN
+"""
+
+
+def template_pid(executor: LocalExecutor) -> int:
+    assert executor._host is not None
+    template = executor._host.templates.current
+    assert template is not None
+    pid: int = template.facts["pid"]
+    return pid
+
+
+@pytest.mark.parametrize("fast", [True, False])
+async def test_pandas_behaves_as_without_pyarrow_whether_or_not_it_is_installed(fast: bool) -> None:
+    pytest.importorskip("pandas", minversion="3.0")
+    async with LocalExecutor(LocalConfig(HostConfig(fast=fast))) as executor:
+        assert (await executor.run(Request(PANDAS))).stdout == PRINTED
+        process = Path(f"/proc/{template_pid(executor)}")
+        assert len(list((process / "task").iterdir())) == 1
+        if not fast:  # the fast path maps an image of its memory, which has no names
+            mapped = (process / "maps").read_text()
+            assert "/pandas/" in mapped and "pyarrow" not in mapped
+        if importlib.util.find_spec("pyarrow") is not None:
+            imported = await executor.run(Request("import pyarrow; print(pyarrow.array([1, 2]).sum())"))
+            assert imported.stdout == "3\n", imported
