@@ -108,6 +108,30 @@ def test_an_engine_that_fills_up_gives_up_its_smallest_contexts() -> None:
     assert resumed[0] == Resume(smallest, "e0"), "what was displaced goes on before anything new starts"
 
 
+def num_started_after(num_tokens: int, settings: KvAwareSettings) -> int:
+    """Of one engine's rollouts, all come to `num_tokens`; the engine says so, what it gives up is cancelled, and then
+    half of those that are left end."""
+    policy = make(1, 20_000, settings)
+    residents = list(started(submit(policy, 8, 32)))
+    num_started = len(residents)
+    for rollout in residents:
+        policy.handle(TokensGrown(1.0, rollout, PROMPT + num_tokens))
+    cancelled = [decision.rollout for decision in report(policy, "e0") if isinstance(decision, Cancel)]
+    for rollout in cancelled:
+        policy.handle(TurnCancelled(2.0, rollout, PROMPT + num_tokens))
+    for rollout in [rollout for rollout in residents if rollout not in cancelled][: num_started // 2]:
+        decisions = end(policy, rollout, num_tokens + 10)
+        num_started += sum(isinstance(decision, Start | Resume) for decision in decisions)
+    return num_started
+
+
+def test_the_reserve_shrinks_while_overflow_costs_less_than_its_budget_and_widens_when_it_costs_more() -> None:
+    steered = KvAwareSettings(overflow_budget=0.01)
+    fixed = KvAwareSettings(least_deviations=steered.deviations, most_deviations=steered.deviations)
+    assert num_started_after(300, steered) > num_started_after(300, fixed), "nothing overflows"
+    assert num_started_after(700, steered) < num_started_after(700, fixed), "much overflows"
+
+
 def test_a_turn_that_ends_before_its_cancellation_is_simply_over() -> None:
     policy = make(1, 5_000, KvAwareSettings(deviations=0))
     starts = list(started(submit(policy, 1, 40)))
@@ -165,7 +189,7 @@ def test_the_oldest_cannot_be_overtaken_for_ever() -> None:
         assert all(ticket < later + 4 for later in tickets[place:]), "started while an older one waited"
 
 
-def test_moves_that_are_not_forced_stay_within_their_budget() -> None:
+def test_moves_that_are_not_forced_stay_within_the_budget() -> None:
     policy = make(1, 200_000, KvAwareSettings(move_budget=0.0))
     starts = list(started(submit(policy, 4, 32)))
     for rollout in starts:

@@ -111,3 +111,25 @@ def test_turns_after_which_rollouts_end_are_learned() -> None:
         need.observe(rollout, 1200)
     need.begin_turn(late)
     assert need.expected_tokens_left(late) < need.expected_tokens_left(early)
+
+
+def learn(medians: list[float], spread: float) -> NeedModel:
+    """Half of each problem's responses have ended."""
+    rng = np.random.default_rng(3)
+    need = NeedModel()
+    need.submit(specs(len(medians), 32))
+    for problem, median in enumerate(medians):
+        for sample in range(16):
+            need.end(f"p{problem}-{sample}", min(LIMIT, round(median * math.exp(spread * rng.standard_normal()))))
+    return need
+
+
+@pytest.mark.parametrize(("spread", "first"), [(0.1, "long"), (0.6, "short")])
+def test_the_long_may_surprise_more_unless_all_may_reach_the_limit(spread: float, first: str) -> None:
+    problems = [f"p{problem}" for problem in range(32)]
+    need = learn([2500.0, 5000.0] * 16, spread)
+    longest, expected = need.longest_tokens(problems), need.expected_tokens(problems)
+    assert (longest > expected).all()
+    assert longest.max() <= LIMIT
+    short, long = np.median((longest - expected).reshape(16, 2), axis=0)
+    assert (short > long) == (first == "short")

@@ -24,7 +24,7 @@ def make_queue(homes: dict[str, tuple[str, ...]] | None = None, max_overtakes: i
 
 
 def expect(queue: WaitingQueue, lengths: dict[str, float]) -> None:
-    """Each holds its whole length at the last horizon but one."""
+    """Each may exceed what is expected by its whole length, and holds that at the last horizon but one."""
     growth = Forecast.zero(len(lengths))
     growth.mean[:, -2] = list(lengths.values())
     queue.expect(np.array(list(lengths.values())), growth)
@@ -44,7 +44,7 @@ def best(queue: WaitingQueue, room: EngineRoom) -> str | None:
     return spec.rollout
 
 
-def test_the_longest_that_fits_goes_first_and_siblings_in_their_order() -> None:
+def test_what_may_surprise_most_goes_first_and_siblings_in_their_order() -> None:
     queue, room = make_queue(), make_room(10_000)
     # The first sibling of each problem tells of the others, so all of those come first.
     assert [best(queue, room) for _ in range(6)] == ["long-0", "middle-0", "short-0", "long-1", "middle-1", "short-1"]

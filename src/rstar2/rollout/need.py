@@ -33,6 +33,8 @@ PRIOR_WEIGHT = 8.0
 """How many problems, or responses, the first guess counts for."""
 DRIFT = 0.3
 """How far a problem's `mu` moves from one submission to the next, because the policy learns."""
+LONGEST_DEVIATIONS = 2.5
+"""How far the longest of some hundred responses lies above `mu`, in spreads."""
 NUM_HORIZONS = 24
 """Moments in the future at which the need for cache is forecast."""
 REFRESH_EVERY = 32
@@ -153,6 +155,12 @@ class NeedModel:
     def expected_tokens(self, problems: Iterable[str]) -> Floats:
         """The mean length of a new response to each of these problems."""
         return self._problem_tokens[[self._problem_rows[problem] for problem in problems]]
+
+    def longest_tokens(self, problems: Iterable[str]) -> Floats:
+        """What hardly any new response to each of these problems exceeds."""
+        rows = [self._problem_rows[problem] for problem in problems]
+        longest = np.exp(self._problem_mu[rows] + LONGEST_DEVIATIONS * self._problem_spread[rows])
+        return np.minimum(longest, self._problem_limit[rows])
 
     def expected_tokens_left(self, rollout: str) -> float:
         """The mean of what a rollout that has come so far will still grow by."""

@@ -1,9 +1,10 @@
 """The rollouts that were submitted and not yet started, and which of them an engine should start next.
 
-Of those that fit, long-expected rollouts go first, because what starts last must be short; shorter ones fit where
-longer ones do not, since they end before the cache is at its fullest. An engine prefers problems whose prompt it holds
-or was chosen to hold, by what the prompt costs in tokens, and problems of which few rollouts have started, because
-those tell most. Siblings start in their order, and of equal problems the one that was submitted first.
+Of those that fit, the ones go first that may exceed their expected length by most. A step is not over before its last
+rollout is, so what may become long must start early; but what is long for certain fills a cache for long, and where all
+may reach the same limit, those that are expected to be short let more others start in time. An engine prefers problems
+whose prompt it holds or was chosen to hold, by what the prompt costs in tokens, and problems of which few rollouts have
+started, because those tell most. Siblings start in their order, and of equal problems the one that was submitted first.
 
 Invariant (no starvation): no rollout is started while another waits that was submitted `max_overtakes` or more places
 before it.
@@ -19,8 +20,8 @@ from rstar2.rollout.need import Floats, Forecast
 from rstar2.rollout.room import EngineRoom, Limits
 
 PROBE_TOKENS = 8192.0
-"""What the first start of a problem's is worth in tokens of expected length, for what it will tell of the others; the
-next is worth half of that, the third a third."""
+"""What the first start of a problem's is worth in tokens of surprise, for what it will tell of the others; the next is
+worth half of that, the third a third."""
 
 
 class WaitingQueue:
@@ -37,7 +38,7 @@ class WaitingQueue:
         self._num_started = np.zeros(0)
         self._home_rows: dict[str, list[int]] = {}
         self._row_problems: list[str] = []
-        self._lengths = np.zeros(0)
+        self._surprises = np.zeros(0)
         self._growth = Forecast.zero(0)
 
     def submit(self, specs: Sequence[RolloutSpec], homes: Mapping[str, tuple[str, ...]]) -> None:
@@ -54,9 +55,10 @@ class WaitingQueue:
         """Those that had rollouts waiting when something was last submitted."""
         return self._rows
 
-    def expect(self, lengths: Floats, growth: Forecast) -> None:
-        """For each of `problems`: the mean length of a new response, and how much it will hold as time goes on."""
-        self._lengths, self._growth = lengths, growth
+    def expect(self, surprises: Floats, growth: Forecast) -> None:
+        """For each of `problems`: by how many tokens a new response may exceed its mean length, and how much it will
+        hold as time goes on."""
+        self._surprises, self._growth = surprises, growth
 
     def best_for(self, room: EngineRoom, forecast: Forecast, limits: Limits) -> RolloutSpec | None:
         """The rollout that this engine should start next, of those that fit."""
@@ -68,7 +70,7 @@ class WaitingQueue:
         if not rows.size:
             return None
         is_near[self._home_rows.get(room.engine, [])] = True
-        score = self._lengths[rows] + PROBE_TOKENS / (1 + self._num_started[rows])
+        score = self._surprises[rows] + PROBE_TOKENS / (1 + self._num_started[rows])
         score += np.where(is_near[rows], self._prompt_weight * self._num_prompt[rows], 0)
         return self._queues[self._row_problems[rows[int(score.argmax())]]][0][1]
 

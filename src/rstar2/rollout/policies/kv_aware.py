@@ -1,6 +1,7 @@
-"""`kv-aware`: admission by expected need, long rollouts first, moves where they pay, and an overflow that costs little.
+"""`kv-aware`: admission by expected need, surprises first, moves where they pay, and an overflow that costs little.
 
-- A rollout starts where the forecast of all that live there, and of it, stays within the cache (`room`, `need`).
+- A rollout starts where the forecast of all that live there, and of it, stays within the cache (`room`, `need`). What
+  is kept free for the forecast's error is steered by what overflow has cost so far.
 - It stays with its cache. Back from its tool it goes on at once, unless nothing waits to start any more and an engine
   is so much emptier that the time saved on each token to come outweighs computing its context again.
 - If an engine fills up all the same, places are given up, the smallest contexts first, because they are the cheapest
@@ -39,21 +40,28 @@ from rstar2.rollout.waiting import WaitingQueue
 @dataclass(frozen=True, slots=True)
 class KvAwareSettings:
     deviations: float = 2.3
-    """Standard deviations of the forecast that are kept free."""
-    admission_share: float = 0.95
+    """Standard deviations of the forecast that are kept free at first."""
+    overflow_budget: float = 0.003
+    """Of all tokens: how many may be computed again because of overflow. What is left of it makes the reserve smaller,
+    what was spent beyond it makes it larger."""
+    reserve_gain: float = 100.0
+    """By how many deviations, for as many tokens as all caches hold."""
+    least_deviations: float = 0.5
+    most_deviations: float = 4.0
+    admission_share: float = 0.93
     """Of the cache: what forecasts may fill."""
     overflow_share: float = 0.985
     """Of the cache: beyond this, places are given up."""
     max_overtakes: int = 16_384
     """The aging bound: one step of the report."""
     prompt_weight: float = 2.0
-    """How many tokens of expected length a shared prompt's token is worth when an engine chooses what to start."""
-    siblings_per_home: int = 8
+    """How many tokens of surprise a shared prompt's token is worth when an engine chooses what to start."""
+    siblings_per_home: int = 4
     """Siblings gather where their prompt is, but not all at one engine: they are long or short together."""
     move_gain: float = 4.0
     """A move must save so many times what it costs: neighbours end, too, and then there is less to be saved."""
-    move_budget: float = 0.004
-    """Of all tokens so far: how many may be computed again because of moves that were not forced."""
+    move_budget: float = 0.007
+    """Of all tokens so far: how many may be computed again, overflow included, before moves that are not forced end."""
 
 
 class KvAware:
@@ -61,7 +69,6 @@ class KvAware:
 
     def __init__(self, settings: KvAwareSettings | None = None) -> None:
         self._settings = settings or KvAwareSettings()
-        self._limits = Limits(self._settings.admission_share, self._settings.deviations)
         self._need = NeedModel()
         self._need_version = -1
         self._waiting = WaitingQueue(self._settings.max_overtakes, self._settings.prompt_weight)
@@ -72,7 +79,10 @@ class KvAware:
         """Own tokens of every rollout that has started."""
         self._num_tokens = 0
         """Own tokens of all rollouts ever."""
-        self._num_moved_tokens = 0
+        self._num_again = 0
+        """Tokens that were, or will be, computed again: because of overflow, or of moves that were not forced."""
+        self._num_to_spare = 0.0
+        """Of the overflow budget: what is left, below zero if more was spent."""
         self._engine_of: dict[str, str] = {}
         """Where each rollout has its place."""
         self._at_tool: set[str] = set()
@@ -136,7 +146,9 @@ class KvAware:
 
     def _grow(self, rollout: str, num_tokens: int) -> None:
         num_own = num_tokens - self._specs[rollout].num_prompt_tokens
-        self._num_tokens += num_own - self._tokens[rollout]
+        num_grown = num_own - self._tokens[rollout]
+        self._num_tokens += num_grown
+        self._num_to_spare += self._settings.overflow_budget * num_grown
         self._tokens[rollout] = num_own
         self._need.observe(rollout, num_own)
         engine = self._engine_of.get(rollout)
@@ -155,7 +167,7 @@ class KvAware:
             if excess <= 0:
                 break
             if rollout in self._at_tool:
-                self._displace(rollout)
+                self._overflow(rollout)
                 decisions.append(Evict(rollout, room.engine))
             elif rollout in self._being_cancelled:
                 pass
@@ -164,6 +176,12 @@ class KvAware:
                 decisions.append(Cancel(rollout, room.engine))
             excess -= num_own
         return decisions
+
+    def _overflow(self, rollout: str) -> None:
+        context = self._specs[rollout].num_prompt_tokens + self._tokens[rollout]
+        self._num_again += context
+        self._num_to_spare -= context
+        self._displace(rollout)
 
     def _displace(self, rollout: str) -> None:
         engine = self._engine_of.pop(rollout)
@@ -184,7 +202,7 @@ class KvAware:
         self._displace(rollout)
         del self._displaced[rollout]
         self._settle(rollout, target)
-        self._num_moved_tokens += fact.num_tokens
+        self._num_again += fact.num_tokens
         return [Move(rollout, engine, target)]
 
     def _better_engine(self, rollout: str, engine: str) -> str | None:
@@ -196,7 +214,7 @@ class KvAware:
         there = min(self._rooms.values(), key=lambda room: room.num_used_tokens)
         context = self._specs[rollout].num_prompt_tokens + self._tokens[rollout]
         num_fewer_read = here.num_used_tokens - there.num_used_tokens - context
-        if num_fewer_read <= 0 or self._num_moved_tokens + context > self._settings.move_budget * self._num_tokens:
+        if num_fewer_read <= 0 or self._num_again + context > self._settings.move_budget * self._num_tokens:
             return None
         # Its own steps get shorter by what it no longer shares an engine with, those of its neighbours by what it
         # holds; its prefill holds up everyone who runs there.
@@ -217,7 +235,7 @@ class KvAware:
     def _cancelled(self, fact: TurnCancelled) -> list[Decision]:
         self._being_cancelled.discard(fact.rollout)
         self._grow(fact.rollout, fact.num_tokens)
-        self._displace(fact.rollout)
+        self._overflow(fact.rollout)
         return self._fill(self._by_room()) or [KeepWaiting(fact.rollout)]
 
     def _lost(self, engine: str) -> list[Decision]:
@@ -235,16 +253,30 @@ class KvAware:
         """Let these engines take in turns what they have room for: first what was displaced, then what is new."""
         decisions: list[Decision] = []
         open_engines = list(engines)
+        if not open_engines or not (self._displaced or self._waiting.num_waiting):
+            return decisions
+        limits = self._steer_limits()
         while open_engines:
-            taken = [(engine, self._take_one(self._rooms[engine])) for engine in open_engines]
+            taken = [(engine, self._take_one(self._rooms[engine], limits)) for engine in open_engines]
             decisions += [decision for _, decision in taken if decision is not None]
             open_engines = [engine for engine, decision in taken if decision is not None]
         return decisions
 
-    def _take_one(self, room: EngineRoom) -> Decision | None:
+    def _steer_limits(self) -> Limits:
+        """The reserve, one for all engines: each alone overflows too rarely to learn from. Budget that would make it
+        smaller than the least, or larger than the most, lapses: otherwise a long quiet time would have to be paid for
+        by an equally long time of overflow."""
+        settings = self._settings
+        per_deviation = sum(room.num_cache_tokens for room in self._rooms.values()) / settings.reserve_gain
+        wanted = settings.deviations - self._num_to_spare / per_deviation
+        deviations = min(max(wanted, settings.least_deviations), settings.most_deviations)
+        self._num_to_spare = (settings.deviations - deviations) * per_deviation
+        return Limits(settings.admission_share, deviations)
+
+    def _take_one(self, room: EngineRoom, limits: Limits) -> Decision | None:
         rollout = next((rollout for rollout in self._displaced if rollout not in self._at_tool), None)
         if rollout is not None:
-            if not self._goes_on(rollout, room):
+            if not self._goes_on(rollout, room, limits):
                 return None
             self._settle(rollout, room.engine)
             source = self._displaced.pop(rollout)
@@ -254,20 +286,21 @@ class KvAware:
         if self._need_version != self._need.version:
             self._need_version = self._need.version
             problems = list(self._waiting.problems)
-            self._waiting.expect(self._need.expected_tokens(problems), self._need.forecast_new(problems))
-        spec = self._waiting.best_for(room, room.forecast(self._need), self._limits)
+            surprises = self._need.longest_tokens(problems) - self._need.expected_tokens(problems)
+            self._waiting.expect(surprises, self._need.forecast_new(problems))
+        spec = self._waiting.best_for(room, room.forecast(self._need), limits)
         if spec is None:
             return None
         self._waiting.take(spec)
         self._settle(spec.rollout, room.engine)
         return Start(spec.rollout, room.engine)
 
-    def _goes_on(self, rollout: str, room: EngineRoom) -> bool:
+    def _goes_on(self, rollout: str, room: EngineRoom, limits: Limits) -> bool:
         """Whether there is room for a rollout that has started."""
         spec = self._specs[rollout]
         prompt = 0 if spec.problem in room.prompts_held else spec.num_prompt_tokens
         forecast = room.forecast(self._need) + self._need.forecast((rollout,))
-        return bool(self._limits.fit(room, forecast, np.array([prompt])).all())
+        return bool(limits.fit(room, forecast, np.array([prompt])).all())
 
     def _settle(self, rollout: str, engine: str) -> None:
         self._rooms[engine].add(self._specs[rollout], self._tokens.setdefault(rollout, 0))

@@ -229,7 +229,8 @@ class SimulatedEngine:
         return None
 
     def _pop_cancelled(self) -> tuple[Sequence, ...]:
-        cancelled = [self._stop(self._running[rollout]) for rollout in self._running.keys() & self._to_cancel]
+        running = [sequence for rollout, sequence in self._running.items() if rollout in self._to_cancel]
+        cancelled = [self._stop(sequence) for sequence in running]
         queued = [sequence for sequence in self._waiting if sequence.rollout in self._to_cancel]
         for sequence in queued:
             self._waiting.remove(sequence)
