@@ -101,8 +101,9 @@ def send(actor: str, number: signal.Signals) -> Callable[[], None]:
 
 
 def losses(run: Path) -> dict[int, float]:
+    """Of the steps from which something was learnt."""
     rows = [row for row in RunView(run).metrics() if row.stage in ("first", "second")]
-    found = {row.step: row.values["loss"] for row in rows}
+    found = {row.step: row.values.get("loss") for row in rows}
     assert len(found) == len(rows), "a step was written twice"
     return {step: value for step, value in found.items() if value is not None}
 

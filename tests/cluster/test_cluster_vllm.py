@@ -42,7 +42,7 @@ async def test_weights_reach_vllm_at_every_step(tmp_path: Path) -> None:
     view = RunView(run)
     assert view.status is RunStatus.FINISHED
     trained = losses(run)
-    assert len(trained) >= 3, "steps from which something was learnt"
+    assert len(trained) >= 3
     rows = [row for row in view.metrics() if row.stage in ("first", "second") and "mismatch" in row.values]
     assert all((row.values["mismatch"] or 0.0) < MAX_MISMATCH for row in rows), "vLLM has the trainer's weights"
     for step in range(1, NUM_STEPS + 1):
@@ -52,4 +52,4 @@ async def test_weights_reach_vllm_at_every_step(tmp_path: Path) -> None:
             if trace.id.startswith(f"s{step:06d}-")
             for turn in trace.turns
         }
-        assert versions == {step - 1}, "and says so"
+        assert versions == {max((learnt for learnt in trained if learnt < step), default=0)}, "and says so"
