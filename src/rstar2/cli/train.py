@@ -55,10 +55,17 @@ def train_command(
     elif is_driver:
         _train(_prepare(recipe, overrides or [], run, resume, for_cluster=True), num_threads, cluster)
     else:
-        raise typer.Exit(_supervise(recipe, overrides or [], run, resume, cluster))
+        raise typer.Exit(_supervise(recipe, overrides or [], run, resume, cluster, num_threads))
 
 
-def _supervise(recipe: Path | None, overrides: list[str], run: Path | None, resume: Path | None, cluster: str) -> int:
+def _supervise(
+    recipe: Path | None,
+    overrides: list[str],
+    run: Path | None,
+    resume: Path | None,
+    cluster: str,
+    num_threads: int | None,
+) -> int:
     """The driver runs in a child, so that it can be started again if it is killed."""
     from rstar2.cluster.supervise import supervise
     from rstar2.config import load_recipe
@@ -69,8 +76,11 @@ def _supervise(recipe: Path | None, overrides: list[str], run: Path | None, resu
         run = make_run_folder(load_recipe(recipe, overrides).name)
     folder = resume or run
     assert folder is not None
-    go_on = ["train", "--driver", "--cluster", cluster, "--resume", str(folder)]
-    begin = ["train", "--driver", "--cluster", cluster, "--run", str(folder), str(recipe)]
+    driver = ["train", "--driver", "--cluster", cluster]
+    if num_threads is not None:
+        driver += ["--threads", str(num_threads)]
+    go_on = [*driver, "--resume", str(folder)]
+    begin = [*driver, "--run", str(folder), str(recipe)]
     for override in overrides:
         begin += ["--set", override]
     return supervise(go_on if resume else begin, go_on, folder, note)

@@ -90,7 +90,7 @@ class EngineFleet:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
-        for name in list(self._engines):
+        for name in list(self._actors):
             await self._drop(name)
 
     async def _ask_all(self, method: str, *arguments: Any) -> None:
