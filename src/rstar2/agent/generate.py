@@ -30,14 +30,16 @@ async def generate_turn(
     chat: ChatFormat,
     request: TurnRequest,
     observer: Observer,
+    *,
     max_retries: int,
     clock: Callable[[], float],
+    tells_text: bool = True,
 ) -> Turn:
     """InfrastructureError if the engine is still failing after `max_retries` repetitions."""
     observer(TurnStarted(request.turn, ASSISTANT_OPENING))
     for attempt in range(max_retries + 1):
         try:
-            return await _attempt(engine, chat, request, observer, clock)
+            return await _attempt(engine, chat, request, observer if tells_text else None, clock)
         except InfrastructureError as error:
             if attempt == max_retries:
                 raise InfrastructureError(f"turn {request.turn + 1} failed {attempt + 1} times: {error}") from error
@@ -47,7 +49,7 @@ async def generate_turn(
 
 
 async def _attempt(
-    engine: Engine, chat: ChatFormat, request: TurnRequest, observer: Observer, clock: Callable[[], float]
+    engine: Engine, chat: ChatFormat, request: TurnRequest, text_observer: Observer | None, clock: Callable[[], float]
 ) -> Turn:
     sampling = replace(
         request.sampling,
@@ -62,9 +64,11 @@ async def _attempt(
         async for chunk in arriving:
             first = first if chunks else clock()
             chunks.append(chunk)
+            if text_observer is None:
+                continue
             text = shown.feed([token_id for token_id in chunk.token_ids if token_id not in chat.stop_token_ids])
             if text:
-                observer(TextGenerated(text))
+                text_observer(TextGenerated(text))
     if not chunks or chunks[-1].stop_reason is None:
         raise InfrastructureError("the engine ended a turn without saying why")
     token_ids = tuple(token_id for chunk in chunks for token_id in chunk.token_ids)

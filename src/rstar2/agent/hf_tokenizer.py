@@ -25,6 +25,7 @@ class HfTokenizer:
                 f"or Qwen's template with --template qwen (agent.template in a recipe)"
             )
         self._tokenizer = tokenizer
+        self._backend = _plain_backend(tokenizer)
         self._name = name
         added = tokenizer.added_tokens_decoder
         self.control_tokens = tuple(token.content for token in added.values() if token.special)
@@ -46,10 +47,14 @@ class HfTokenizer:
         return cls(tokenizer, name=folder.name, template=template, stop_ids=_generation_stops(folder))
 
     def encode(self, text: str) -> list[int]:
+        if self._backend is not None:
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
         ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        if self._backend is not None:
+            return str(self._backend.decode(list(token_ids), skip_special_tokens=False))
         text: str = self._tokenizer.decode(
             list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
@@ -67,6 +72,16 @@ class HfTokenizer:
                 f"({error}): use Qwen's with --template qwen (agent.template in a recipe)"
             ) from None
         return text
+
+
+def _plain_backend(tokenizer: Any) -> Any | None:
+    """The tokenizer inside, which says the same in a fifth of the time; None if there is none. Cutting and padding,
+    which its file may ask for, are off, as they are by default in `transformers`."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_truncation()
+        backend.no_padding()
+    return backend
 
 
 def _generation_stops(folder: Path) -> list[int]:

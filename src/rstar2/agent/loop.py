@@ -36,13 +36,22 @@ class Agent:
     sampling: Sampling = field(default_factory=Sampling)
     """Its stop tokens are the chat format's, whatever it says."""
     clock: Callable[[], float] = time.monotonic
+    tells_text: bool = True
+    """Whether observers are told of the text as it comes, which has to be decoded for them chunk by chunk."""
 
     async def rollout(
-        self, problem: Problem, tools: Sequence[Tool], *, trace_id: str | None = None, observer: Observer = nobody
+        self,
+        problem: Problem,
+        tools: Sequence[Tool],
+        *,
+        trace_id: str | None = None,
+        observer: Observer = nobody,
+        start: Transcript | None = None,
     ) -> Trace:
-        """One attempt at one problem. The tools serve this rollout alone; whoever made them closes them."""
+        """One attempt at one problem. The tools serve this rollout alone; whoever made them closes them. `start` is the
+        problem's `Transcript.start` with these tools, for whoever has it already: siblings share it."""
         session = trace_id or uuid.uuid4().hex
-        transcript = Transcript.start(self.chat, problem.problem, [tool.schema for tool in tools])
+        transcript = start or Transcript.start(self.chat, problem.problem, [tool.schema for tool in tools])
         try:
             transcript, end = await self.converse(transcript, tools, session=session, observer=observer)
         finally:
@@ -76,7 +85,13 @@ class Agent:
         request = TurnRequest(session, len(transcript.turns), transcript.token_ids, self.sampling, num_tokens_left)
         try:
             turn = await generate_turn(
-                self.engine, self.chat, request, observer, self.limits.max_fault_retries, self.clock
+                self.engine,
+                self.chat,
+                request,
+                observer,
+                max_retries=self.limits.max_fault_retries,
+                clock=self.clock,
+                tells_text=self.tells_text,
             )
         except InfrastructureError as error:
             return transcript, End(Outcome.INFRASTRUCTURE_FAULT, f"the engine failed: {error}")

@@ -9,6 +9,7 @@ an engine was lost are kept, and the turn continues after them; nothing that a l
 """
 
 import asyncio
+import gc
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -126,6 +127,8 @@ class Driver(Generic[Result]):
         """Run `rollout` once for each spec. The results are in the order of `specs`; or what was raised instead."""
         if not self._is_scheduled:
             raise InfrastructureError("there is no engine to run rollouts on: none was added, or all are lost")
+        # What was there before will still be there after: the garbage collector need not look at it meanwhile.
+        gc.freeze()
         self._seats |= {spec.rollout: Seat(self, spec) for spec in specs}
         reporter = asyncio.create_task(self._report())
         try:
@@ -133,6 +136,7 @@ class Driver(Generic[Result]):
             self.tell(RolloutsSubmitted(self.clock(), tuple(specs)))
             return await asyncio.gather(*tasks, return_exceptions=True)
         finally:
+            gc.unfreeze()
             reporter.cancel()
             await asyncio.gather(reporter, *self._errands, return_exceptions=True)
 

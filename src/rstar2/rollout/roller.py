@@ -75,8 +75,10 @@ class Roller:
         }
 
     def num_prompt_tokens(self, problem: Problem) -> int:
-        schemas = [tool.schema for tool in self._make_tools()]
-        return len(Transcript.start(self.chat, problem.problem, schemas).prompt_ids)
+        return len(self._start(problem).prompt_ids)
+
+    def _start(self, problem: Problem) -> Transcript:
+        return Transcript.start(self.chat, problem.problem, [tool.schema for tool in self._make_tools()])
 
     async def run(
         self,
@@ -92,13 +94,14 @@ class Roller:
         for trace in finished.values():
             on_trace(trace)
         requests = [request for request in requests if request.trace_id not in finished]
-        num_prompt_tokens = {
-            request.problem.id: self.num_prompt_tokens(request.problem)
-            for request in {request.problem.id: request for request in requests}.values()
+        starts = {
+            problem_id: self._start(problem)
+            for problem_id, problem in {request.problem.id: request.problem for request in requests}.items()
         }
 
         async def roll(seat: Seat) -> Trace:
-            trace = await self._roll(by_id[seat.spec.rollout], seat, limits, sampling)
+            request = by_id[seat.spec.rollout]
+            trace = await self._roll(request, starts[request.problem.id], seat, limits, sampling)
             on_trace(trace)
             return trace
 
@@ -106,7 +109,7 @@ class Roller:
             RolloutSpec(
                 rollout=request.trace_id,
                 problem=request.problem.id,
-                num_prompt_tokens=num_prompt_tokens[request.problem.id],
+                num_prompt_tokens=len(starts[request.problem.id].prompt_ids),
                 max_response_tokens=limits.max_response_tokens,
                 stage=request.stage,
             )
@@ -126,12 +129,16 @@ class Roller:
                 found[request.trace_id] = trace
         return found
 
-    async def _roll(self, request: RolloutRequest, seat: Seat, limits: AgentLimits, sampling: Sampling) -> Trace:
+    async def _roll(
+        self, request: RolloutRequest, start: Transcript, seat: Seat, limits: AgentLimits, sampling: Sampling
+    ) -> Trace:
         engine = _SeatEngine(seat)
-        agent = Agent(engine, self.chat, limits, replace(sampling, seed=request.seed))
+        agent = Agent(engine, self.chat, limits, replace(sampling, seed=request.seed), tells_text=False)
         tools = self._make_tools()
         try:
-            trace = await agent.rollout(request.problem, tools, trace_id=request.trace_id, observer=engine.observe)
+            trace = await agent.rollout(
+                request.problem, tools, trace_id=request.trace_id, observer=engine.observe, start=start
+            )
         finally:
             for tool in tools:
                 await tool.close()

@@ -20,6 +20,8 @@ class EngineRoom:
         self.residents: dict[str, int] = {}
         """Each rollout's own tokens, as far as they are known."""
         self.num_own_tokens = 0
+        self.num_own_tokens_at_most = 0
+        """If every resident reaches its limit."""
         self.num_prompt_tokens = 0
         self.prompts_held: dict[str, int] = {}
         """How many residents share each problem's prompt."""
@@ -33,6 +35,7 @@ class EngineRoom:
     def add(self, spec: RolloutSpec, num_own_tokens: int) -> None:
         self.residents[spec.rollout] = num_own_tokens
         self.num_own_tokens += num_own_tokens
+        self.num_own_tokens_at_most += spec.max_response_tokens
         if spec.problem not in self.prompts_held:
             self.prompts_held[spec.problem] = 0
             self.num_prompt_tokens += spec.num_prompt_tokens
@@ -41,6 +44,7 @@ class EngineRoom:
 
     def remove(self, spec: RolloutSpec) -> None:
         self.num_own_tokens -= self.residents.pop(spec.rollout)
+        self.num_own_tokens_at_most -= spec.max_response_tokens
         self.prompts_held[spec.problem] -= 1
         if not self.prompts_held[spec.problem]:
             del self.prompts_held[spec.problem]
@@ -67,6 +71,11 @@ class Limits:
 
     share: float
     deviations: float
+
+    def fit_whatever_comes(self, room: EngineRoom, num_more_tokens: float) -> bool:
+        """Whether so many tokens more fit even if every resident reaches its limit."""
+        most = room.num_own_tokens_at_most + room.num_prompt_tokens + num_more_tokens
+        return most <= self.share * room.num_cache_tokens
 
     def fit(self, room: EngineRoom, forecast: Forecast, num_new_prompt_tokens: Floats) -> Bools:
         """Whether each forecast, with that many prompt tokens beside those that are there, fits. An empty engine takes

@@ -36,6 +36,7 @@ class WaitingQueue:
         self._oldest = np.zeros(0)
         self._num_prompt = np.zeros(0)
         self._num_started = np.zeros(0)
+        self._most_tokens = 0
         self._home_rows: dict[str, list[int]] = {}
         self._row_problems: list[str] = []
         self._surprises = np.zeros(0)
@@ -60,13 +61,19 @@ class WaitingQueue:
         hold as time goes on."""
         self._surprises, self._growth = surprises, growth
 
-    def best_for(self, room: EngineRoom, forecast: Forecast, limits: Limits) -> RolloutSpec | None:
-        """The rollout that this engine should start next, of those that fit."""
+    @property
+    def most_tokens(self) -> float:
+        """What the largest of `problems` can need, prompt and response."""
+        return float(self._most_tokens)
+
+    def best_for(self, room: EngineRoom, forecast: Forecast | None, limits: Limits) -> RolloutSpec | None:
+        """The rollout that this engine should start next, of those that fit; without a forecast, all do."""
         rows = np.flatnonzero(self._oldest < self._oldest.min() + self._max_overtakes)
         is_near = np.zeros(len(self._oldest), dtype=bool)
         is_near[[self._rows[problem] for problem in room.prompts_held if problem in self._rows]] = True
-        num_prompt = np.where(is_near[rows], 0, self._num_prompt[rows])
-        rows = rows[limits.fit(room, forecast + self._growth.take(rows), num_prompt)]
+        if forecast is not None:
+            num_prompt = np.where(is_near[rows], 0, self._num_prompt[rows])
+            rows = rows[limits.fit(room, forecast + self._growth.take(rows), num_prompt)]
         if not rows.size:
             return None
         is_near[self._home_rows.get(room.engine, [])] = True
@@ -92,6 +99,7 @@ class WaitingQueue:
         heads = [queue[0] for queue in self._queues.values()]
         self._oldest = np.array([ticket for ticket, _ in heads], dtype=np.float64)
         self._num_prompt = np.array([spec.num_prompt_tokens for _, spec in heads], dtype=np.float64)
+        self._most_tokens = max((spec.num_prompt_tokens + spec.max_response_tokens for _, spec in heads), default=0)
         self._num_started = np.array([started.get(problem, 0.0) for problem in self._rows])
         self._home_rows = {}
         for problem, engines in self._homes.items():

@@ -288,7 +288,9 @@ class KvAware:
             problems = list(self._waiting.problems)
             surprises = self._need.longest_tokens(problems) - self._need.expected_tokens(problems)
             self._waiting.expect(surprises, self._need.forecast_new(problems))
-        spec = self._waiting.best_for(room, room.forecast(self._need), limits)
+        # A forecast takes a look at each resident, and at each start again: not where even the worst case fits.
+        is_ample = limits.fit_whatever_comes(room, self._waiting.most_tokens)
+        spec = self._waiting.best_for(room, None if is_ample else room.forecast(self._need), limits)
         if spec is None:
             return None
         self._waiting.take(spec)
