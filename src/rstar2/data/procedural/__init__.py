@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 from rstar2.data.conversation import Conversation
 from rstar2.data.procedural.families import FAMILIES
+from rstar2.data.procedural.stories import story_conversation
 from rstar2.data.procedural.tool_format import draw_habits, format_conversation
 from rstar2.errors import UserError
 from rstar2.records import Problem
 
 PROBLEM_TASKS = tuple(FAMILIES)
-CONVERSATION_TASKS = ("tool_format",)
+CONVERSATION_TASKS = ("tool_format", "stories")
 MAX_REPEATED = 1000
 """Draws in a row that gave nothing new: the family is all but used up."""
 
@@ -42,6 +43,8 @@ def generate(tasks: Sequence[str], num_problems: int, stream: str) -> tuple[Prob
 def conversations(task: str, num_conversations: int, stream: str) -> tuple[Conversation, ...]:
     _check([task], CONVERSATION_TASKS, "conversations")
     rng = random.Random(stream)
+    if task == "stories":
+        return tuple(story_conversation(rng, f"{stream}/{index}") for index in range(num_conversations))
     habits = draw_habits(rng)
     return tuple(format_conversation(rng, habits, f"{stream}/{index}") for index in range(num_conversations))
 
