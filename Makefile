@@ -76,7 +76,7 @@ test-vllm: $(VLLM_VENV)/.vllm
 	@$(VLLM_VENV)/bin/rstar2 models get smollm2-135m
 	@echo "== the vLLM engine: a fake server, a real one, and vLLM in the process (pytest)"
 	@CUDA_VISIBLE_DEVICES= $(VLLM_VENV)/bin/python -m pytest -q \
-		tests/integration/test_engine_vllm_wire.py tests/integration/test_engine_vllm_real.py
+		tests/integration/test_engine_vllm_wire.py tests/integration/test_engine_vllm_real.py tests/integration/test_engine_vllm_transfer.py
 	@echo "== a training run on Ray whose tokens come from vLLM (pytest)"
 	@CUDA_VISIBLE_DEVICES= VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 \
 		VLLM_NO_USAGE_STATS=1 $(VLLM_VENV)/bin/python -m pytest -q tests/cluster/test_cluster_vllm.py

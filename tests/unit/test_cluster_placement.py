@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rstar2.cluster.placement import place, require_room
+from rstar2.cluster.placement import place, require_room, transfer_backend
 from rstar2.config import load_recipe
 from rstar2.config.cluster import Cluster
 from rstar2.errors import UserError
@@ -43,3 +43,13 @@ def test_what_the_cluster_lacks_is_said_before_anything_waits_for_it() -> None:
         require_room(recipe, {"CPU": 512.0, "GPU": 8.0}, num_nodes=8)
     with pytest.raises(UserError, match="has 1 nodes"):
         require_room(recipe, {"CPU": 512.0, "GPU": 64.0}, num_nodes=1)
+
+
+def test_how_weights_travel_to_vllm() -> None:
+    assert transfer_backend(cluster()) == "ipc"
+    assert transfer_backend(cluster(num_engines=3)) == "ipc"
+    assert transfer_backend(cluster(layout="separated", num_trainer_ranks=6, num_engines=2)) == "nccl"
+    for layout in ("colocated", "separated"):
+        assert transfer_backend(cluster(gpus_per_node=0, layout=layout, num_trainer_ranks=1, num_engines=2)) == "gloo"
+    with pytest.raises(UserError, match="as many ranks as engines"):
+        transfer_backend(cluster(num_trainer_ranks=4))

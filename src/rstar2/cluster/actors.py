@@ -4,9 +4,11 @@ Invariant: what an actor's method raises is raised here as it was, if it is one 
 whatever else Ray could not do, is `ActorLost`.
 """
 
+import asyncio
 import os
 import signal
-from collections.abc import Awaitable
+from collections.abc import Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,10 +53,34 @@ def _start(kind: type, arguments: tuple[Any, ...], strategy: Any, *, num_gpus: f
     return ray.remote(kind).options(**options).remote(*arguments)
 
 
-async def answer(call: Awaitable[Any]) -> Any:
+def settled(call: Any) -> "asyncio.Future[Any]":
+    """What Ray says to a call, to be awaited. Giving up the wait leaves the call alone: when one that was cancelled is
+    answered, the thread of Ray's client (`ray://`) dies, and with it everything else that is awaited."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[Any] = loop.create_future()
+
+    def settle(done: "Future[Any]") -> None:
+        with suppress(RuntimeError):  # The loop is over, and nobody waits.
+            loop.call_soon_threadsafe(_hand_over, done, waiter)
+
+    call.future().add_done_callback(settle)
+    return waiter
+
+
+def _hand_over(done: "Future[Any]", waiter: "asyncio.Future[Any]") -> None:
+    if waiter.done():
+        return
+    error = done.exception()
+    if error is None:
+        waiter.set_result(done.result())
+    else:
+        waiter.set_exception(error)
+
+
+async def answer(call: Any) -> Any:
     """What a call returns."""
     try:
-        return await call
+        return await settled(call)
     except RayTaskError as error:
         cause = error.cause
         if isinstance(cause, UserError | InfrastructureError):
@@ -62,6 +88,22 @@ async def answer(call: Awaitable[Any]) -> Any:
         raise ActorFailed(f"{type(cause).__name__}: {cause}") from error
     except RayError as error:
         raise ActorLost(str(error).splitlines()[0]) from error
+
+
+async def ask_each(actors: Mapping[str, Any], method: str, *arguments: Any, deadline_s: float) -> dict[str, str]:
+    """All at once. Those of them that could not do it, by name, and why."""
+    failures: dict[str, str] = {}
+
+    async def ask(name: str, actor: Any) -> None:
+        try:
+            await asyncio.wait_for(answer(getattr(actor, method).remote(*arguments)), deadline_s)
+        except TimeoutError:
+            failures[name] = f"no answer within {deadline_s:g} s"
+        except InfrastructureError as error:
+            failures[name] = str(error)
+
+    await asyncio.gather(*(ask(name, actor) for name, actor in actors.items()))
+    return failures
 
 
 def machine_address() -> str:

@@ -6,6 +6,7 @@ process and what it starts have. Ray reads its settings from the environment as 
 
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from typing import Any
 from rstar2.errors import InfrastructureError, UserError
 
 LOCAL = "local"
+AUTO = "auto"
+ANSWER_S = 10.0
 _PRIVATE = {
     "RAY_AUTH_MODE": "token",
     # On Linux, too, this is what makes Ray use the loopback address throughout.
@@ -28,12 +31,14 @@ def connected(address: str) -> Iterator[None]:
     else is an address, `HOST:PORT` or `ray://HOST:PORT`."""
     if address == LOCAL:
         make_private()
+    else:
+        _require_listener(address)
     ray = _import_ray()
     try:
         more = {"include_dashboard": False} if address == LOCAL else {}
         ray.init(address=address, log_to_driver=False, logging_level="WARNING", **more)
     except ConnectionError as error:
-        if address == "auto":
+        if address == AUTO:
             raise UserError(
                 "--cluster auto found no Ray: start one with `ray start --head`, name it in RAY_ADDRESS, or use "
                 "`--cluster local`"
@@ -55,6 +60,20 @@ def make_private() -> None:
         raise UserError("`ray` was imported before the cluster was made private: call this first")
     os.environ |= _PRIVATE
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+
+def _require_listener(address: str) -> None:
+    """UserError if nobody listens there, which Ray itself says after minutes. `auto` alone leaves the search to Ray."""
+    named, said = (os.environ.get("RAY_ADDRESS", AUTO), "RAY_ADDRESS") if address == AUTO else (address, "--cluster")
+    if named in (AUTO, LOCAL):
+        return
+    host, _, port = named.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"{said} is {named!r}: give auto, local, HOST:PORT or ray://HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), ANSWER_S).close()
+    except OSError as error:
+        raise UserError(f"{said} is {named}, but nobody answers there ({error}): is that Ray running?") from None
 
 
 def _import_ray() -> Any:

@@ -1,19 +1,21 @@
 """The engines of a run: started, given new weights, and replaced when they die or hang.
 
-Invariant: an engine that the driver knows has the weights that were published last. One that is lost is replaced by
+Invariant: an engine that the driver knows has the weights that were delivered last. One that is lost is replaced by
 another of another name, which joins when it has them; rollouts that it held go on elsewhere.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from typing import Any
 
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 
-from rstar2.cluster.actors import ActorLost, Process, answer, kill, start_in_bundle
+from rstar2.cluster.actors import Process, answer, ask_each, kill, settled, start_in_bundle
+from rstar2.cluster.courier import Courier
 from rstar2.cluster.engine_actor import EngineActor, EnginePlan
 from rstar2.cluster.placement import Placement
 from rstar2.engine.remote import RemoteEngine
@@ -25,7 +27,8 @@ from rstar2.rollout.driver import Driver
 
 START_S = 1800.0
 """vLLM compiles and measures for minutes, and a large model comes from a shared disk."""
-UPDATE_S = 600.0
+TURN_S = 600.0
+"""For an engine to leave its GPU, or to come back to it."""
 REPLACE_PAUSE_S = 1.0
 MAX_FAILED_STARTS = 5
 """In a row, of one place: a machine on which no engine starts is not asked for ever."""
@@ -38,14 +41,20 @@ class EngineFleet:
         group: PlacementGroup,
         placement: Placement,
         driver: Driver[Trace],
+        courier: Courier,
         speed: EngineSpeed,
         report: Callable[[str], None],
         silence_s: float,
+        *,
+        in_turns: bool,
     ) -> None:
+        """In turns: whether engines and ranks share their GPUs."""
         self._plan = plan
         self._group = group
         self._placement = placement
         self._driver = driver
+        self._courier = courier
+        self._in_turns = in_turns
         self._speed = speed
         self._report = report
         self._silence_s = silence_s
@@ -53,14 +62,19 @@ class EngineFleet:
         self._actors: dict[str, Any] = {}
         self._processes: dict[str, Process] = {}
         self._engines: dict[str, RemoteEngine] = {}
+        self._given_up: set[str] = set()
         self._keepers: list[asyncio.Task[None]] = []
-        self._weights: tuple[Sequence[Any], int] | None = None
-        """References to the parcels that were published last, and their version."""
+        self._version: int | None = None
+        """Of the weights that were delivered last; None if engines have those that they were started with."""
         self._is_changing = asyncio.Lock()
-        """Held while weights are published and while an engine joins, so that none joins with old ones."""
-        self._is_awake = asyncio.Event()
+        """Held while the ranks learn, until all engines have what they learnt, and while an engine joins: none joins
+        with weights that are not those of all others."""
+        self._may_start = asyncio.Event()
         """Not set while the ranks have the GPUs: no engine is started on one meanwhile."""
-        self._is_awake.set()
+        self._may_start.set()
+        self._starting: set[str] = set()
+        self._none_starts = asyncio.Event()
+        self._none_starts.set()
 
     async def start(self) -> None:
         """All engines; or the error of one that cannot be started, however often it is tried."""
@@ -71,20 +85,25 @@ class EngineFleet:
         ]
         await asyncio.gather(*joined)
 
-    async def publish(self, parcels: Sequence[Any], version: int) -> None:
-        """New weights for all. An engine that cannot take them is given up, and replaced."""
+    @asynccontextmanager
+    async def learning(self, version: int) -> AsyncIterator[None]:
+        """Inside it the ranks learn, with the GPUs to themselves where they share them. After it all engines have what
+        was learnt. One that cannot take it is given up, and replaced."""
+        if self._in_turns:
+            self._may_start.clear()
+            await self._none_starts.wait()
         async with self._is_changing:
-            self._weights = (parcels, version)
-            await self._ask_all("load_weights", parcels, version)
-
-    async def sleep(self) -> None:
-        """Leave the GPUs to the ranks, where they share them."""
-        self._is_awake.clear()
-        await self._ask_all("sleep")
-
-    async def wake(self) -> None:
-        await self._ask_all("wake")
-        self._is_awake.set()
+            if self._in_turns:
+                await self._ask_all("sleep")
+            yield
+            if self._in_turns:
+                await self._ask_all("wake_for_weights")
+            self._version = version
+            self._courier.weights_changed()
+            self._give_up(await self._courier.deliver(self._joined(), version))
+            if self._in_turns:
+                await self._ask_all("wake")
+        self._may_start.set()
 
     async def close(self) -> None:
         for keeper in self._keepers:
@@ -93,26 +112,34 @@ class EngineFleet:
         for name in list(self._actors):
             await self._drop(name)
 
-    async def _ask_all(self, method: str, *arguments: Any) -> None:
-        async def ask(name: str, actor: Any) -> None:
-            try:
-                await asyncio.wait_for(answer(getattr(actor, method).remote(*arguments)), UPDATE_S)
-            except (InfrastructureError, TimeoutError) as error:
-                self._report(f"{name} could not {method.replace('_', ' ')} ({error})")
-                self._driver.lose_engine(name)
-                kill(actor, self._processes.get(name))
+    def _joined(self) -> dict[str, Any]:
+        """Engines that the driver knows, and that were not given up."""
+        return {name: self._actors[name] for name in self._engines if name not in self._given_up}
 
-        await asyncio.gather(*(ask(name, self._actors[name]) for name in self._engines))
+    async def _ask_all(self, method: str) -> None:
+        self._give_up(await ask_each(self._joined(), method, deadline_s=TURN_S))
+
+    def _give_up(self, failures: Mapping[str, str]) -> None:
+        """Their keepers notice that they are gone, and start others; or have done so already."""
+        for name, why in failures.items():
+            actor = self._actors.get(name)
+            if actor is None:
+                continue
+            self._report(f"{name} is given up: {why}")
+            self._given_up.add(name)
+            self._driver.lose_engine(name)
+            kill(actor, self._processes.get(name))
 
     async def _keep(self, bundle: int, first: "asyncio.Future[None]") -> None:
         """One place with an engine in it, for as long as the run lasts."""
         num_failures = 0
         while True:
             name = f"engine-{next(self._numbers)}"
-            await self._is_awake.wait()
+            await self._may_start.wait()
             started_s = time.monotonic()
             try:
-                engine = await self._start_one(name, bundle)
+                with self._counted_as_starting(name):
+                    engine = await self._start_one(name, bundle)
             except Exception as error:
                 await self._drop(name)
                 num_failures += 1
@@ -135,6 +162,17 @@ class EngineFleet:
             self._driver.lose_engine(name)
             await self._drop(name)
 
+    @contextmanager
+    def _counted_as_starting(self, name: str) -> Iterator[None]:
+        self._starting.add(name)
+        self._none_starts.clear()
+        try:
+            yield
+        finally:
+            self._starting.discard(name)
+            if not self._starting:
+                self._none_starts.set()
+
     async def _start_one(self, name: str, bundle: int) -> RemoteEngine:
         actor = start_in_bundle(
             EngineActor,
@@ -150,14 +188,17 @@ class EngineFleet:
         except TimeoutError:
             raise InfrastructureError(f"{name} was not ready after {START_S:g} s") from None
         async with self._is_changing:
-            if self._weights is not None:
-                await asyncio.wait_for(answer(actor.load_weights.remote(*self._weights)), UPDATE_S)
+            if self._version is not None:
+                failures = await self._courier.deliver({name: actor}, self._version)
+                if failures:
+                    raise InfrastructureError(f"{name} did not get the present weights: {failures[name]}")
             engine = RemoteEngine(_RayChannel(actor), decode_load(load), name, self._silence_s)
             self._engines[name] = engine
             self._driver.add_engine(name, engine, self._speed)
         return engine
 
     async def _drop(self, name: str) -> None:
+        self._given_up.discard(name)
         engine = self._engines.pop(name, None)
         if engine is not None:
             await engine.close()
@@ -176,11 +217,11 @@ class _RayChannel:
         self._actor.act.remote(frame)
 
     async def receive(self) -> Frame | None:
-        call: Awaitable[Frame] = self._actor.next_frame.remote()
         try:
-            return await call
-        except (ActorLost, RayError):
+            frame: Frame = await settled(self._actor.next_frame.remote())
+        except RayError:
             return None
+        return frame
 
     async def close(self) -> None:
         """The fleet ends the actor."""

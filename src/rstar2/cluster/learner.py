@@ -5,7 +5,7 @@ are ended too, since they would wait for it, and everyone is told `LearnerLost`.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from rstar2.cluster.actors import ActorFailed, ActorLost, answer, kill, start_in
 from rstar2.cluster.placement import Placement
 from rstar2.cluster.rank_actor import RankActor
 from rstar2.config import Recipe
+from rstar2.engine.vllm.transfer import Backend
 from rstar2.errors import InfrastructureError
 from rstar2.train.learner import LearnerLost
 from rstar2.train.render import Example
@@ -24,6 +25,8 @@ from rstar2.train.update import Rollout, UpdateSettings
 
 START_S = 1800.0
 """A large model comes from a shared disk."""
+SEND_S = 1500.0
+"""Above the steps of a transfer, each of which has a deadline of its own: beyond this, a rank hangs in one of them."""
 
 
 class RankedLearner:
@@ -92,10 +95,26 @@ class RankedLearner:
     async def export(self, folder: Path) -> None:
         await self._all("export", _absolute(folder))
 
-    async def publish(self) -> list[Any]:
-        """References to the weights that engines are to serve."""
-        references: list[Any] = await self._all("publish")
+    async def pack_weights(self) -> list[Any]:
+        """References to the weights that engines are to serve, in Ray's shared memory."""
+        references: list[Any] = await self._all("pack_weights")
         return references
+
+    async def send_weights(
+        self, engines: Mapping[str, Any], version: int, backend: Backend, num_workers_each: int
+    ) -> str | None:
+        """To the workers of these vLLM engines. Why they did not all get them, if so."""
+        try:
+            async with asyncio.timeout(SEND_S):
+                failure: str | None = await self._all("send_weights", dict(engines), version, backend, num_workers_each)
+        except TimeoutError:
+            self.close()
+            raise LearnerLost(f"the trainer ranks did not come back from sending weights in {SEND_S:g} s") from None
+        return failure
+
+    async def release_memory(self) -> None:
+        """What the ranks hold of their GPUs without using it."""
+        await self._all("release_memory")
 
     def close(self) -> None:
         for actor in self._actors:
@@ -106,7 +125,12 @@ class RankedLearner:
         calls = [
             asyncio.ensure_future(self._answer(getattr(actor, method).remote(*arguments))) for actor in self._actors
         ]
-        done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+        try:
+            done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+        except asyncio.CancelledError:
+            for call in calls:
+                call.cancel()
+            raise
         errors = [error for call in done if (error := call.exception()) is not None]
         if errors:
             # The ranks that have not failed may wait for one that did: in a collective there is no way out.

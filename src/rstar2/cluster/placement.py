@@ -5,11 +5,14 @@ CPUs, each has its own place.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rstar2.config import Recipe
 from rstar2.config.cluster import Cluster
 from rstar2.errors import UserError
+
+if TYPE_CHECKING:
+    from rstar2.engine.vllm.transfer import Backend
 
 Bundle = dict[str, float]
 
@@ -60,6 +63,22 @@ def place(cluster: Cluster) -> Placement:
         gpus_per_rank=RANK_GPU_SHARE,
         gpus_per_engine=1.0 - RANK_GPU_SHARE,
     )
+
+
+def transfer_backend(cluster: Cluster) -> "Backend":
+    """How weights travel to vLLM engines: NCCL cannot join two processes on one GPU, and no GPU is no NCCL."""
+    if cluster.num_gpus == 0:
+        return "gloo"
+    if cluster.layout == "separated":
+        return "nccl"
+    placement = place(cluster)
+    if len(placement.engine_bundles) > len(placement.rank_bundles):
+        raise UserError(
+            f"cluster.num_engines is {len(placement.engine_bundles)}, but cluster.num_trainer_ranks is "
+            f"{len(placement.rank_bundles)}: in the colocated layout a vLLM engine takes its weights from the rank on "
+            'its own GPU; have as many ranks as engines, or set cluster.layout to "separated"'
+        )
+    return "ipc"
 
 
 def require_room(recipe: Recipe, available: Bundle, num_nodes: int) -> None:

@@ -1,7 +1,7 @@
 """One rank of the learner on one machine of the cluster, as a Ray actor: one call after the other."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,15 @@ from typing import Any
 import ray
 
 from rstar2.cluster.actors import machine_address
+from rstar2.cluster.rank_transfer import RankTransfer
 from rstar2.cluster.weights import parcels
 from rstar2.config import Recipe
 from rstar2.engine.embedded.options import choose_device
+from rstar2.engine.vllm.transfer import Backend, ServedWeights, open_sender
 from rstar2.train.learner_rank import LearnerRank
 from rstar2.train.ranks import joined
 from rstar2.train.render import Example
+from rstar2.train.served import served_shapes
 from rstar2.train.sft import SftSettings
 from rstar2.train.sharding import load_sharded_policy
 from rstar2.train.update import Rollout, UpdateSettings
@@ -31,14 +34,13 @@ class RankActor:
         self._size = size
         self._stack = ExitStack()
         self._rank: LearnerRank | None = None
+        self._transfer: RankTransfer | None = None
         self._examples: Sequence[Example] = ()
 
     def rendezvous(self) -> str:
         """A place on this machine where the ranks can meet."""
-        host = machine_address()
-        with socket.socket() as free:
-            free.bind((host, 0))
-            return f"tcp://{host}:{free.getsockname()[1]}"
+        host, port = _free_place()
+        return f"tcp://{host}:{port}"
 
     def start(self, folder: Path, recipe: Recipe, rendezvous: str) -> None:
         """Meets the other ranks, and loads this rank's part of the model."""
@@ -75,7 +77,7 @@ class RankActor:
     def export(self, folder: Path) -> None:
         self._it.export(folder)
 
-    def publish(self) -> list[Any]:
+    def pack_weights(self) -> list[Any]:
         """References to the weights, as parcels; the first rank's alone are more than none."""
         found = []
         for parcel in parcels(self._it.served_state()):
@@ -83,7 +85,35 @@ class RankActor:
                 found.append(ray.put(parcel))
         return found
 
+    def send_weights(
+        self, engines: Mapping[str, Any], version: int, backend: Backend, num_workers_each: int
+    ) -> str | None:
+        """See `RankTransfer.send`."""
+        if self._transfer is None:
+            policy = self._it.policy
+            weights = ServedWeights(served_shapes(policy.network), policy.dtype, self._it.served_state)
+            self._transfer = RankTransfer(backend, self._number, weights, num_workers_each, open_sender, _free_place)
+        try:
+            return self._transfer.send(engines, version)
+        finally:
+            self.release_memory()
+
+    def release_memory(self) -> None:
+        """What torch keeps of the GPU for later, and others need now."""
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
     @property
     def _it(self) -> LearnerRank:
         assert self._rank is not None, "`start` comes first"
         return self._rank
+
+
+def _free_place() -> tuple[str, int]:
+    """A host and a port of this machine on which nobody listens."""
+    host = machine_address()
+    with socket.socket() as free:
+        free.bind((host, 0))
+        return host, free.getsockname()[1]

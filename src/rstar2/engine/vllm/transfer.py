@@ -1,0 +1,190 @@
+"""Weights from the ranks that learn to vLLM's workers, through vLLM's own transfer interface: what needs no vLLM.
+
+Invariant: tensors are put together one at a time, by all ranks in step. So a rank goes through all of them in every
+transfer, whatever becomes of the engines; whether those got them is said at the end.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from rstar2.engine.vllm.checkpoint import EMBEDDING, HEAD
+from rstar2.errors import InfrastructureError
+
+Backend = Literal["nccl", "ipc", "gloo"]
+"""How the bytes travel. nccl and ipc are vLLM's own: between GPUs, and within one. gloo is for CPUs."""
+
+PIECE_BYTES = 512 << 20
+"""Of tensors that travel together: large enough for full speed, small beside what else a GPU holds."""
+STEP_S = 300.0
+"""For each step of a transfer. The weights of a large model take seconds; the first meeting of many workers takes more.
+"""
+
+
+class TransferError(InfrastructureError):
+    """The weights did not reach all engines that they were sent to: what those have is of no known version."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedWeights:
+    """All that an engine serves, under the names of the checkpoint, without holding any of it."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    """In the order of `tensors`."""
+    dtype: torch.dtype
+    tensors: Callable[[], Iterator[tuple[str, Tensor]]]
+    """Whole tensors, one at a time. On every rank alike."""
+
+    @property
+    def largest_bytes(self) -> int:
+        return max(prod(shape) for shape in self.shapes.values()) * self.dtype.itemsize
+
+
+def with_head(weights: ServedWeights) -> ServedWeights:
+    """With an output head of its own, for a vLLM on a CPU: see `checkpoint`."""
+    if HEAD in weights.shapes:
+        return weights
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in weights.shapes.items():
+        shapes[name] = shape
+        if name == EMBEDDING:
+            shapes[HEAD] = shape
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in weights.tensors():
+            yield name, tensor
+            if name == EMBEDDING:
+                yield HEAD, tensor
+
+    return ServedWeights(shapes, weights.dtype, tensors)
+
+
+class Pass:
+    """One walk through the weights, which can be taken to its end by another than who began it."""
+
+    def __init__(self, weights: ServedWeights) -> None:
+        self.error: Exception | None = None
+        """Of the walk itself: a fault of this rank, and of no engine."""
+        self._tensors = self._walk(weights)
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return self._tensors
+
+    def finish(self) -> None:
+        """Go through what is left of it."""
+        for _ in self._tensors:
+            pass
+
+    def _walk(self, weights: ServedWeights) -> Iterator[tuple[str, Tensor]]:
+        try:
+            yield from weights.tensors()
+        except Exception as error:
+            self.error = error
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the first rank and all workers meet. Nowhere, with `ipc`."""
+
+    host: str
+    port: int
+    num_workers: int
+
+
+class Link(Protocol):
+    """What a sender asks of all engines at once; with the names of vLLM, whose `VLLMWeightSyncClient` it is. Returns
+    when all have done it, and raises when one cannot."""
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
+
+    def start_weight_update(self) -> None: ...
+
+    def update_weights(self, update_info: Any) -> None: ...
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None: ...
+
+
+class PatientLink:
+    """For `ipc`, in which the ranks wait for each other between the pieces: they are not left waiting for one that has
+    raised. The first failure is kept, and nothing is asked of anybody after it."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.failure: Exception | None = None
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._try(lambda: self._link.init_weight_transfer_engine(init_info))
+
+    def start_weight_update(self) -> None:
+        self._try(self._link.start_weight_update)
+
+    def update_weights(self, update_info: Any) -> None:
+        self._try(lambda: self._link.update_weights(update_info))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._try(lambda: self._link.finish_weight_update(weight_version))
+
+    def _try(self, ask: Callable[[], None]) -> None:
+        if self.failure is None:
+            try:
+                ask()
+            except Exception as error:
+                self.failure = error
+
+
+class AlarmedLink:
+    """For a broadcast, in which the sender waits for every worker: when an engine fails, it is called out of it."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.abort: Callable[[], None] = lambda: None
+        """Ends the broadcast that another thread is in."""
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._link.init_weight_transfer_engine(init_info)
+
+    def start_weight_update(self) -> None:
+        self._link.start_weight_update()
+
+    def update_weights(self, update_info: Any) -> None:
+        try:
+            self._link.update_weights(update_info)
+        except Exception:
+            self.abort()
+            raise
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._link.finish_weight_update(weight_version)
+
+
+class Sender(Protocol):
+    """One rank's end of transfers to the same engines."""
+
+    def send(self, running: Pass) -> None:
+        """Every rank calls it. The first rank's raises if an engine did not get them all."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def has_trainer_engines() -> bool:
+    """Whether this vLLM has the trainer's side as engines, too: 0.32 has, 0.25 has not."""
+    from vllm.distributed import weight_transfer  # type: ignore[import-not-found]
+
+    return hasattr(weight_transfer, "WeightTransferTrainerFactory")
+
+
+def open_sender(backend: Backend, rank: int, weights: ServedWeights, link: Link, meeting: Meeting) -> Sender:
+    """Every rank opens one; the first alone asks the engines, and meets their workers. It raises if it cannot."""
+    if has_trainer_engines():
+        from rstar2.engine.vllm.sender import open_trainer_engine
+
+        return open_trainer_engine(backend, rank, weights, link, meeting)
+    from rstar2.engine.vllm.earlier import open_earlier
+
+    return open_earlier(backend, rank, weights, link, meeting)

@@ -1,0 +1,187 @@
+"""Engines and their weights over a run: who sleeps when, who joins when, and with which version. No Ray runs."""
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError
+
+from rstar2.cluster import fleet as fleet_module
+from rstar2.cluster.actors import Process
+from rstar2.cluster.engine_actor import EnginePlan
+from rstar2.cluster.fleet import EngineFleet
+from rstar2.cluster.placement import place
+from rstar2.config.cluster import Cluster
+from rstar2.engine import EngineLoad
+from rstar2.engine.embedded import EmbeddedOptions
+from rstar2.engine.remote.wire import encode_load
+from rstar2.rollout import EngineSpeed
+
+pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
+
+LOAD = encode_load(EngineLoad(16, 8, 8, 0, 0, 0, 0, 0, 0, 0))
+
+
+@dataclass
+class World:
+    """What happens, in the order in which it does."""
+
+    said: list[str] = field(default_factory=list)
+    engines: list["FakeEngine"] = field(default_factory=list)
+
+    def start(self, *_arguments: Any, **_options: Any) -> "FakeEngine":
+        self.engines.append(FakeEngine(len(self.engines), self))
+        return self.engines[-1]
+
+    def kill(self, engine: "FakeEngine", _process: Process | None = None) -> None:
+        engine.die()
+
+
+@dataclass
+class FakeEngine:
+    """An `EngineActor` as its handle looks."""
+
+    number: int
+    world: World
+    end: Future[Any] = field(default_factory=Future)
+
+    def die(self) -> None:
+        if not self.end.done():
+            self.end.set_exception(RayActorError())
+
+    def __getattr__(self, method: str) -> Any:
+        def remote(*_arguments: Any) -> Any:
+            if method == "next_frame":
+                return type("Call", (), {"future": lambda _: self.end})()
+            if method != "act":
+                self.world.said.append(f"{method} {self.number}")
+            future: Future[Any] = Future()
+            future.set_result((LOAD, Process("machine", 1)) if method == "start" else None)
+            return type("Call", (), {"future": lambda _: future})()
+
+        return type("Method", (), {"remote": staticmethod(remote)})()
+
+
+@dataclass
+class FakeCourier:
+    """Satisfies `Courier`."""
+
+    world: World
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def weights_changed(self) -> None:
+        self.world.said.append("changed")
+
+    async def deliver(self, engines: Mapping[str, Any], version: int) -> dict[str, str]:
+        self.world.said.append(f"deliver {version} to {','.join(engines)}")
+        failures, self.failures = self.failures, {}
+        return failures
+
+
+class FakeDriver:
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def add_engine(self, name: str, _engine: Any, _speed: Any) -> None:
+        self.names.add(name)
+
+    def lose_engine(self, name: str) -> None:
+        self.names.discard(name)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World()
+    monkeypatch.setattr(fleet_module, "start_in_bundle", world.start)
+    monkeypatch.setattr(fleet_module, "kill", world.kill)
+    monkeypatch.setattr(fleet_module, "REPLACE_PAUSE_S", 0.0)
+    return world
+
+
+async def make_fleet(
+    world: World, driver: FakeDriver, courier: FakeCourier, num_engines: int, layout: str
+) -> EngineFleet:
+    section = {"num_nodes": 1, "gpus_per_node": 0, "layout": layout, "num_trainer_ranks": 1, "num_engines": num_engines}
+    plan = EnginePlan(Path(), EmbeddedOptions(), "cpu", 1)
+    group: Any = None
+    any_driver: Any = driver
+    fleet = EngineFleet(
+        plan,
+        group,
+        place(Cluster.model_validate(section)),
+        any_driver,
+        courier,
+        EngineSpeed(1.0, 1.0, 1.0),
+        world.said.append,
+        60.0,
+        in_turns=layout == "colocated",
+    )
+    await fleet.start()
+    world.said.clear()
+    return fleet
+
+
+async def settle() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0.001)
+
+
+async def test_engines_that_share_their_gpus_sleep_until_the_weights_have_room(world: World) -> None:
+    fleet = await make_fleet(world, FakeDriver(), FakeCourier(world), 1, "colocated")
+    async with fleet.learning(3):
+        world.said.append("learn")
+    expected = ["sleep 0", "learn", "wake_for_weights 0", "changed", "deliver 3 to engine-0", "wake 0"]
+    assert world.said == expected
+    await fleet.close()
+
+
+async def test_engines_of_their_own_gpus_never_sleep(world: World) -> None:
+    fleet = await make_fleet(world, FakeDriver(), FakeCourier(world), 2, "separated")
+    async with fleet.learning(1):
+        pass
+    assert world.said == ["changed", "deliver 1 to engine-0,engine-1"]
+    await fleet.close()
+
+
+async def test_an_engine_that_comes_while_ranks_learn_joins_with_what_they_learnt(world: World) -> None:
+    driver = FakeDriver()
+    fleet = await make_fleet(world, driver, FakeCourier(world), 2, "separated")
+    async with fleet.learning(1):
+        world.engines[0].die()
+        await settle()
+        assert driver.names == {"engine-1"} and "start 2" in world.said
+    await settle()
+    assert driver.names == {"engine-1", "engine-2"}
+    deliveries = [said for said in world.said if said.startswith("deliver")]
+    assert deliveries == ["deliver 1 to engine-1", "deliver 1 to engine-2"]
+    await fleet.close()
+
+
+async def test_no_engine_is_started_on_a_gpu_that_a_rank_has(world: World) -> None:
+    driver = FakeDriver()
+    fleet = await make_fleet(world, driver, FakeCourier(world), 1, "colocated")
+    async with fleet.learning(1):
+        world.engines[0].die()
+        await settle()
+        assert "start 1" not in world.said
+    await settle()
+    assert driver.names == {"engine-1"} and world.said[-1].startswith("engine-1 joined")
+    assert "deliver 1 to engine-1" in world.said
+    await fleet.close()
+
+
+async def test_engines_of_a_failed_delivery_are_replaced_and_get_the_same_version(world: World) -> None:
+    driver, courier = FakeDriver(), FakeCourier(world, {"engine-0": "torn", "engine-1": "torn"})
+    fleet = await make_fleet(world, driver, courier, 2, "colocated")
+    async with fleet.learning(4):
+        pass
+    assert driver.names == set()
+    assert not [said for said in world.said if said.startswith("wake ")], "what was given up is asked no more"
+    await settle()
+    assert driver.names == {"engine-2", "engine-3"}
+    assert {"deliver 4 to engine-2", "deliver 4 to engine-3"} <= set(world.said)
+    await fleet.close()
