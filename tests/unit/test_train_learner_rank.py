@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from rstar2.algo import LossSettings
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.train.learner_rank import LearnerRank
+from rstar2.train.packed import Pack
 from rstar2.train.sft import SftSettings, render_all
 from rstar2.train.update import Rollout, UpdateSettings
 
@@ -118,3 +119,33 @@ def test_a_reference_that_cannot_be_written_is_one_sentence(folder: Path, tmp_pa
     (tmp_path / "file").touch()
     with pytest.raises(InfrastructureError, match=r"cannot write .*reference: .*Free some space and resume"):
         LearnerRank(make_policy(folder), 0.01).hold_reference(tmp_path / "file" / "reference")
+
+
+def test_merged_adapters_give_what_adapters_beside_the_layers_give(folder: Path) -> None:
+    merged, beside = (make_policy(folder, lora={"rank": 4, "alpha": 8.0}) for _ in range(2))
+    for module in beside.network.modules():
+        module.__dict__.pop("forward", None)
+    assert any("forward" in module.__dict__ for module in merged.network.modules())
+    pack = Pack.of([[1, 2, 3, 4, 5]], [[False, True, True, True, True]], torch.device("cpu"))
+    found = {}
+    for name, policy in (("merged", merged), ("beside", beside)):
+        with torch.no_grad():
+            for parameter in policy.parameters().values():
+                parameter.add_(0.05)
+        log_probs, _ = policy.token_log_probs(pack)
+        log_probs.sum().backward()
+        found[name] = (log_probs.detach(), [parameter.grad for parameter in policy.parameters().values()])
+    torch.testing.assert_close(found["merged"], found["beside"])
+
+
+def test_exported_adapters_are_read_by_peft(folder: Path, groups: list[list[Rollout]], tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    learner = LearnerRank(make_policy(folder, lora={"rank": 4, "alpha": 8.0}), 0.0)
+    learner.update(groups, SETTINGS, 1e-2, 0)
+    learner.export(tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    adapted = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).merge_and_unload()
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    for name, parameter in adapted.named_parameters():
+        torch.testing.assert_close(parameter, expected.get_parameter(name), msg=name)

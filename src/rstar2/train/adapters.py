@@ -5,39 +5,71 @@ however many ranks it is sharded over.
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from rstar2.config import Recipe
 from rstar2.errors import UserError
 from rstar2.train.seeds import named_seed
+from rstar2.train.served import ADAPTER, is_adapted
+
+MAX_MERGED_PARAMETERS = 1_000_000_000
+"""Adapters beside a layer read and write all its activations again; merged into it they cost as much as its weights.
+Up to this size a pack of sequences is far larger than the weights."""
 
 
 def add_adapters(network: Any, recipe: Recipe) -> Any:
     """The network with the recipe's adapters, which change nothing yet."""
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
 
-    lora = recipe.model.lora
-    assert lora is not None
+    assert recipe.model.lora is not None
     known = {name.rpartition(".")[2] for name, _ in network.named_modules()}
-    if missing := [name for name in lora.target_modules if name not in known]:
+    if missing := [name for name in recipe.model.lora.target_modules if name not in known]:
         raise UserError(f"model.lora.target_modules names {missing[0]!r}, which {recipe.model.name} does not have")
-    settings = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft itself divides it by the rank, as a float
-        lora_dropout=lora.dropout,
-        target_modules=list(lora.target_modules),
-        task_type="CAUSAL_LM",
-    )
     with torch.random.fork_rng(devices=[]):
-        adapted = get_peft_model(network, settings).get_base_model()
+        adapted = get_peft_model(network, adapter_settings(recipe)).get_base_model()
     for name, parameter in adapted.named_parameters():
         if parameter.requires_grad and not parameter.is_meta:
             with torch.no_grad():
                 parameter.copy_(first_adapter(name, parameter.shape, recipe.seed))
     return adapted
+
+
+def adapter_settings(recipe: Recipe) -> Any:
+    """The recipe's adapters in peft's words."""
+    from peft import LoraConfig
+
+    lora = recipe.model.lora
+    assert lora is not None
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft itself divides it by the rank, as a float
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.target_modules),
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=recipe.model.name,
+    )
+
+
+def merge_in_passing(network: Any) -> None:
+    """Let each adapted layer multiply once, by the sum of its weights and its adapters, where that is cheaper. Rounded
+    as an engine's weights are, so that both compute with the same numbers."""
+    num_parameters = sum(parameter.numel() for parameter in network.parameters())
+    adapted = [module for module in network.modules() if is_adapted(module)]
+    has_dropout = any(isinstance(module.lora_dropout[ADAPTER], torch.nn.Dropout) for module in adapted)
+    if num_parameters <= MAX_MERGED_PARAMETERS and not has_dropout:
+        for module in adapted:
+            module.forward = partial(_multiply_merged, module)
+
+
+def _multiply_merged(module: Any, input: Tensor) -> Tensor:
+    base = module.get_base_layer()
+    change = module.lora_B[ADAPTER].weight.float() @ module.lora_A[ADAPTER].weight.float() * module.scaling[ADAPTER]
+    return F.linear(input, (base.weight.float() + change).to(base.weight.dtype), base.bias)
 
 
 def first_adapter(name: str, shape: torch.Size, seed: int) -> Tensor:

@@ -14,7 +14,7 @@ from rstar2.agent import AgentLimits
 from rstar2.algo import RocSettings, decide_group, is_trainable, num_missing_groups, num_missing_rollouts
 from rstar2.engine import Sampling
 from rstar2.grading import count_answer_blocks
-from rstar2.records import Group, Problem, Trace
+from rstar2.records import Group, Problem, StepRecord, Trace
 from rstar2.rollout.roller import Roller, RolloutRequest
 from rstar2.train.cursor import Cursor, take
 from rstar2.train.seeds import named_seed
@@ -44,6 +44,8 @@ class Collected:
     cursor: Cursor
     num_refills: int
     duration_s: float
+    schedule: StepRecord | None = None
+    """What engines and rollouts did meanwhile."""
 
     @property
     def trainable(self) -> tuple[Group, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rstar2.errors import UserError
 from rstar2.train.checkpoint import write_errors
-from rstar2.train.export import write_model
+from rstar2.train.export import ADAPTER_FOLDER, write_adapter, write_model
 from rstar2.train.files import sync, sync_tree
 from rstar2.train.optimizer import Optimizer, weight_key
 from rstar2.train.policy import Policy
@@ -93,7 +93,10 @@ class LearnerRank:
 
     def export(self, folder: Path) -> None:
         """The served model as a Hugging Face folder, written by the first rank."""
-        write_model(folder, self.policy, is_writer=self._ranks.rank == 0)
+        is_writer = self._ranks.rank == 0
+        write_model(folder, self.policy, is_writer=is_writer)
+        if self.policy.adapters is not None:
+            write_adapter(folder / ADAPTER_FOLDER, self.policy, is_writer=is_writer)
         self._ranks.wait()
 
 

@@ -9,6 +9,7 @@ Suffixes: T tokens of the pack, S selected tokens, V vocabulary, H hidden size, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from itertools import pairwise
 from typing import Any
 
@@ -124,8 +125,10 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, bounds: tuple[int, ...], 
     ends = torch.tensor(bounds, dtype=torch.int32, device=query.device)
     longest = max(end - start for start, end in pairwise(bounds))
     is_causal = (-1, 0)
+    # Before PyTorch 2.12 it took grouped queries without being told.
+    told: Any = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
     out_TND: Any = varlen_attn(
-        q_TND, k_TKD, v_TKD, ends, ends, longest, longest, scale=scaling, window_size=is_causal, enable_gqa=True
+        q_TND, k_TKD, v_TKD, ends, ends, longest, longest, scale=scaling, window_size=is_causal, **told
     )
     found: Tensor = out_TND[None]
     return found

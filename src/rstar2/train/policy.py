@@ -19,7 +19,7 @@ from rstar2.config import Recipe
 from rstar2.engine.embedded.options import choose_device
 from rstar2.engine.embedded.weights import load_model
 from rstar2.errors import UserError
-from rstar2.train.adapters import add_adapters
+from rstar2.train.adapters import adapter_settings, add_adapters, merge_in_passing
 from rstar2.train.packed import Pack, token_log_probs, use_packed_attention
 from rstar2.train.served import is_adapted, merged_weight, served_state
 
@@ -35,6 +35,8 @@ class Policy:
     """Where it computes."""
     dtype: torch.dtype
     """What it computes with, and what engines get."""
+    adapters: Any = None
+    """Their settings, where it has some, in peft's words."""
     _forward: Callable[..., tuple[Tensor, Tensor]] = field(default=token_log_probs)
     _publish: Callable[[], None] = field(default=lambda: None)
     _settle: Callable[[], None] = field(default=lambda: None)
@@ -67,15 +69,16 @@ def load_policy(folder: Path, recipe: Recipe) -> Policy:
     dtype = compute_dtype(recipe, device)
     network = load_model(folder, device, dtype)
     require_context(network.config, recipe)
-    served, publish = network, lambda: None
+    served, publish, adapters = network, lambda: None, None
     if recipe.model.lora is not None:
         served = copy.deepcopy(network)
         served.requires_grad_(False)
-        network = add_adapters(network, recipe)
+        network, adapters = add_adapters(network, recipe), adapter_settings(recipe)
+        merge_in_passing(network)
         publish = _publisher(network, served)
     use_packed_attention(network)
     compute_again(network, recipe)
-    return Policy(network, served, device, dtype, _publish=publish)
+    return Policy(network, served, device, dtype, adapters, _publish=publish)
 
 
 def compute_dtype(recipe: Recipe, device: torch.device) -> torch.dtype:

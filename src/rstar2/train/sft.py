@@ -5,6 +5,7 @@ and on however many ranks; which conversations a step takes is a function of the
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from rstar2.agent import ChatFormat
@@ -35,7 +36,9 @@ class SftSettings:
 
 def render_all(conversations: Sequence[Conversation], chat: ChatFormat, max_tokens: int) -> tuple[list[Example], int]:
     """What can be learnt from, and how many conversations are too long for it."""
-    examples = [render_conversation(conversation, chat) for conversation in conversations]
+    # Tokenizers let go of the interpreter while they work.
+    with ThreadPoolExecutor() as pool:
+        examples = list(pool.map(lambda conversation: render_conversation(conversation, chat), conversations))
     fitting = [example for example in examples if len(example.token_ids) <= max_tokens]
     if not fitting:
         raise UserError(f"sft.max_tokens of {max_tokens} is below all {len(examples)} conversations: raise it")

@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from rstar2.config import Recipe
 from rstar2.engine.embedded.options import choose_device
 from rstar2.errors import UserError
-from rstar2.train.adapters import add_adapters, first_adapter
+from rstar2.train.adapters import adapter_settings, add_adapters, first_adapter
 from rstar2.train.packed import Pack, token_log_probs, use_packed_attention
 from rstar2.train.policy import Policy, compute_again, compute_dtype, require_context
 from rstar2.train.ranks import Ranks
@@ -49,7 +49,8 @@ def load_sharded_policy(folder: Path, recipe: Recipe, ranks: Ranks) -> Policy:
     use_packed_attention(network)
     network.eval()
     compute_again(network, recipe)
-    return Policy(network, None, device, dtype, _forward=_forward, _settle=network.reshard)
+    adapters = None if recipe.model.lora is None else adapter_settings(recipe)
+    return Policy(network, None, device, dtype, adapters, _forward=_forward, _settle=network.reshard)
 
 
 def make_mesh(recipe: Recipe, ranks: Ranks, device_type: str) -> DeviceMesh:

@@ -40,6 +40,7 @@ from rstar2.train.watches import (
     WINDOW,
     collapse,
     watch_rollouts,
+    watch_schedule,
     window_mean,
 )
 from rstar2.train.workbench import Workbench, agent_limits
@@ -241,8 +242,9 @@ class Trainer:
             driver.begin_step(step)
             plan = self._plan(step, stage)
             collected = await collect_step(self._bench.roller, problems, cursor, plan, self._keep_trace)
-            self._run.write_step_record(driver.end_step())
-            return collected
+            schedule = driver.end_step()
+            self._run.write_step_record(schedule)
+            return replace(collected, schedule=schedule)
 
         cluster = self._recipe.cluster
         num_left = stage.steps - self._state.stage_step
@@ -272,7 +274,10 @@ class Trainer:
             "train_s": ended_s - update_began_s,
             "step_s": ended_s - started_s,
             "tokens_per_s": num_sampled / collected.duration_s,
+            **watch_schedule(collected.schedule),
         }
+        if (busy_share := self._bench.gpu_busy_share()) is not None:
+            values["gpu_busy_share"] = busy_share
         self._advance(collected, values)
         self._write_metrics(step, stage.name, values)
         await self._stop_if_hopeless(stage, values)

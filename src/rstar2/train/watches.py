@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from rstar2.algo import is_trainable
 from rstar2.grading import count_answer_blocks
-from rstar2.records import Group, Outcome, Selection, StopReason, Trace, Verdict
+from rstar2.records import Group, Outcome, Selection, StepRecord, StopReason, Trace, Verdict
 
 Item = TypeVar("Item")
 
@@ -51,6 +51,19 @@ def watch_rollouts(traces: Sequence[Trace], groups: Sequence[Group]) -> dict[str
         "num_undecided": sum(trace.verdict is Verdict.UNDECIDED for trace in traces),
         "groups_kept": len(kept),
         "groups_dropped": len(groups) - len(kept),
+    }
+
+
+def watch_schedule(record: StepRecord | None) -> dict[str, float]:
+    """Where the rollouts' time went, in seconds of the mean rollout, and how long engines had nothing to do."""
+    if record is None or not record.num_rollouts:
+        return {}
+    lived_s = sum(use.left_s - use.joined_s for use in record.engines)
+    return {
+        "rollout_queued_s": record.queued_s / record.num_rollouts,
+        "rollout_generating_s": record.generating_s / record.num_rollouts,
+        "rollout_tool_s": record.tool_s / record.num_rollouts,
+        "engine_idle_share": sum(use.idle_s for use in record.engines) / lived_s if lived_s else 0.0,
     }
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from rstar2.agent import AgentLimits, ChatFormat, JupyterTool, PythonTool, Tool
 from rstar2.config import Recipe, Stage
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
-from rstar2.errors import UserError
+from rstar2.errors import InfrastructureError, UserError
 from rstar2.grading import Grader
 from rstar2.records import Trace
 from rstar2.rollout import EngineSpeed, make_policy
@@ -20,7 +20,9 @@ from rstar2.rollout.driver import Driver
 from rstar2.rollout.roller import Roller, math_judge
 from rstar2.sandbox import Executor, Limits, LocalExecutor
 from rstar2.sandbox.client import RemoteExecutor
+from rstar2.sandbox.executor import Request
 from rstar2.sandbox.local import LocalConfig
+from rstar2.train.gpu_use import GpuWatch
 from rstar2.train.learner import Learner, SoloLearner
 from rstar2.train.learner_rank import LearnerRank
 from rstar2.train.policy import load_policy
@@ -28,6 +30,8 @@ from rstar2.train.policy import load_policy
 ENGINE_NAME = "embedded"
 ENGINE_SPEED = EngineSpeed(prefill_token_s=1e-5, step_s=1e-2, cached_token_s=1e-8)
 """Prices moves between engines; with a single engine there is nowhere to move to."""
+PROBE_DEADLINE_S = 120.0
+"""How long the first program may wait for the sandbox to start."""
 
 
 class Workbench(Protocol):
@@ -41,17 +45,25 @@ class Workbench(Protocol):
         """Inside it the learner may change its weights. After it the engines generate with them, as `version`."""
         ...
 
+    def gpu_busy_share(self) -> float | None:
+        """Of the time since it was last asked; None where that cannot be told."""
+        ...
+
 
 OpenWorkbench = Callable[[Recipe, Path, ChatFormat], AbstractAsyncContextManager[Workbench]]
 """From a recipe, the folder of its model and its chat format."""
 
 
 class SoloWorkbench:
-    def __init__(self, rank: LearnerRank, engine: EmbeddedEngine, roller: Roller) -> None:
+    def __init__(self, rank: LearnerRank, engine: EmbeddedEngine, roller: Roller, gpu: GpuWatch) -> None:
         self.roller = roller
         self.learner = SoloLearner(rank)
         self._rank = rank
         self._engine = engine
+        self._gpu = gpu
+
+    def gpu_busy_share(self) -> float | None:
+        return self._gpu.share()
 
     @asynccontextmanager
     async def learning(self, version: int) -> AsyncIterator[None]:
@@ -67,11 +79,13 @@ async def open_solo_workbench(recipe: Recipe, folder: Path, chat: ChatFormat) ->
     async with AsyncExitStack() as stack:
         executor = make_executor(recipe)
         stack.push_async_callback(executor.close)
+        await require_working(executor)
+        gpu = stack.enter_context(GpuWatch(rank.policy.device))
         engine = EmbeddedEngine.on_model(rank.policy.served, engine_options(recipe))
         stack.push_async_callback(engine.close)
         driver: Driver[Trace] = Driver(make_policy(recipe.rollout.scheduler))
         driver.add_engine(ENGINE_NAME, engine, ENGINE_SPEED)
-        yield SoloWorkbench(rank, engine, make_roller(recipe, driver, executor, chat))
+        yield SoloWorkbench(rank, engine, make_roller(recipe, driver, executor, chat), gpu)
 
 
 def make_roller(recipe: Recipe, driver: Driver[Trace], executor: Executor, chat: ChatFormat) -> Roller:
@@ -109,6 +123,13 @@ def engine_options(recipe: Recipe) -> EmbeddedOptions:
         max_prefill_tokens=recipe.engine.prefill_chunk_tokens,
         seed=recipe.seed,
     )
+
+
+async def require_working(executor: Executor) -> None:
+    """InfrastructureError before anything is spent, if the sandbox cannot run the simplest program."""
+    probe = await executor.run(Request("print(1)", "", Limits(), PROBE_DEADLINE_S))
+    if not probe.ok:
+        raise InfrastructureError(f"the sandbox does not work: {probe.message or probe.stderr or probe.status}")
 
 
 def make_executor(recipe: Recipe) -> Executor:
