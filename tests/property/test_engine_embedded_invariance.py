@@ -27,7 +27,7 @@ pytestmark = pytest.mark.property
 
 VOCAB_SIZE = 200
 MAX_CONTEXT_TOKENS = 512
-NUM_SESSIONS = 11
+NUM_SESSIONS = 12
 CONFIGS = {
     # Three queries a key-value head, and widths that are no multiple of a vector's.
     "llama": LlamaConfig(num_attention_heads=6, num_key_value_heads=2, hidden_size=96, intermediate_size=200),
@@ -143,13 +143,13 @@ def random_ids(rng: random.Random, num_tokens: int) -> tuple[int, ...]:
 
 
 def make_sessions() -> list[Session]:
-    """Some share their first prompt, so that blocks of one are found by another. Contexts reach into the third of the
-    tiles in which a CPU sums over them."""
+    """Some share their first prompt, so that blocks of one are found by another; half have a long one in common, whose
+    tiles a CPU reads once for all of them. Contexts reach into the fifth of these tiles."""
     rng = random.Random(1)
     first_prompts = [random_ids(rng, num_tokens) for num_tokens in (1, 40, 117, 230)]
 
     def session(number: int) -> Session:
-        prompts = (first_prompts[number % 4], random_ids(rng, rng.randint(1, 40)))
+        prompts = (first_prompts[min(number % 6, 3)], random_ids(rng, rng.randint(1, 40)))
         temperature, top_k, top_p = (1.0, 0.7)[number % 2], *((5, 0.8) if number % 5 == 3 else (0, 1.0))
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=number)
         return Session(prompts, rng.randint(5, 40), sampling)
@@ -239,7 +239,7 @@ async def test_nor_with_all_threads() -> None:
         stream = engine.generate(str(number), session.prompts[0], session.sampling, session.max_tokens)
         return [pair async for chunk in stream for pair in zip(chunk.token_ids, chunk.log_probs, strict=True)]
 
-    sessions = SESSIONS[:5]
+    sessions = SESSIONS[:10]
     alone = [await first_turn(number, session) for number, session in enumerate(sessions)]
     engine.weights_changed(1)  # the cache is empty again
     together = await asyncio.gather(*(first_turn(number, session) for number, session in enumerate(sessions)))

@@ -25,7 +25,7 @@ def test_tokens_come_as_often_as_their_probability_says() -> None:
     number = 20_000
     temperature = 0.7
     token_ids, log_probs, entropies = draw(
-        logits.expand(number, -1),
+        logits.repeat(number, 1),
         uniform(torch.arange(number), torch.zeros(number, dtype=torch.long)),
         torch.full((number,), 1 / temperature),
     )
@@ -39,7 +39,7 @@ def test_tokens_come_as_often_as_their_probability_says() -> None:
 
 def test_greedy_takes_the_likeliest_with_its_probability_at_temperature_1() -> None:
     logits = torch.randn(3, 50)
-    token_ids, log_probs, _ = draw(logits, torch.rand(3), torch.zeros(3))
+    token_ids, log_probs, _ = draw(logits.clone(), torch.rand(3), torch.zeros(3))
     assert torch.equal(token_ids, logits.argmax(-1))
     torch.testing.assert_close(log_probs, logits.log_softmax(-1).max(-1).values)
 
@@ -47,6 +47,16 @@ def test_greedy_takes_the_likeliest_with_its_probability_at_temperature_1() -> N
 def test_a_number_beyond_the_rounded_total_is_the_likeliest_token() -> None:
     token_ids, *_ = draw(torch.tensor([[1.0, 3.0, -torch.inf]]), torch.tensor([2.0]), torch.ones(1))
     assert token_ids.tolist() == [1]
+
+
+def test_no_bit_of_a_draw_depends_on_the_rows_beside_it() -> None:
+    torch.manual_seed(0)
+    logits, numbers, scales = torch.randn(32, 49_157) * 3, torch.rand(32).double(), torch.rand(32) + 0.5
+    whole = draw(logits.clone(), numbers, scales, room_BV=torch.empty_like(logits))
+    for start in range(0, 32, 4):
+        rows = slice(start, start + 4)
+        for value, part in zip(whole, draw(logits[rows].clone(), numbers[rows], scales[rows]), strict=True):
+            assert torch.equal(value[rows], part)
 
 
 @pytest.mark.parametrize(

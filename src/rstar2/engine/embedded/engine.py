@@ -8,31 +8,38 @@ looked at, so the device never waits for Python.
 
 import asyncio
 import random
+import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from collections.abc import Sequence as Ids
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 
+from rstar2.engine.embedded import openmp
 from rstar2.engine.embedded.blocks import BlockManager
 from rstar2.engine.embedded.options import MAX_STOP_TOKENS, EmbeddedOptions, choose_device, choose_limits
 from rstar2.engine.embedded.runner import DecodeHandle, Runner
 from rstar2.engine.embedded.scheduler import Scheduler
 from rstar2.engine.embedded.sequence import Sequence
-from rstar2.engine.embedded.weights import load_model, share_weights
+from rstar2.engine.embedded.weights import Weights, load_model, share_weights
 from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import StopReason
 
 _Item = Chunk | BaseException
 _MANY_SEQUENCES = 64
-_CHUNK_TOKENS = 32
-"""With many sequences at work each is woken for so many tokens at a time: event loops cost more than the tokens."""
+_MIN_CHUNK_TOKENS = 32
+_CHUNKS_PER_STEP = 8
+"""With many sequences at work each is woken for many tokens at a time, so that about so many are woken in each step of
+all: event loops cost more than the tokens."""
+_SWITCH_INTERVAL_S = 2e-4
+"""Whoever calls the GPU's driver lets go of the interpreter each time, and gets it back from a busy event loop only
+after this: with Python's 5 ms, a run of steps would wait longer for the interpreter than for the GPU."""
 
 
 @dataclass(eq=False, slots=True)
@@ -65,10 +72,10 @@ class _Run:
 
 
 class EmbeddedEngine:
-    """Build it `on_model` (the trainer's own, whose weights it then shares) or `from_folder`."""
+    """Build it `on_model` (the trainer's own, whose weights it then shares), `from_folder`, or on shared weights."""
 
-    def __init__(self, model: Any, options: EmbeddedOptions) -> None:
-        self._weights = share_weights(model)
+    def __init__(self, weights: Weights, options: EmbeddedOptions) -> None:
+        self._weights = weights
         shape = self._weights.shape
         self._limits = choose_limits(
             options, self._weights.device, shape.context_tokens, self._weights.kv_bytes_per_token
@@ -96,20 +103,21 @@ class EmbeddedEngine:
         self._is_closed = False
         self._failure: BaseException | None = None
         self._load = self._measure_load()
+        self._release_workers()
         self._thread = threading.Thread(target=self._serve, name="rstar2-engine", daemon=True)
         self._thread.start()
 
     @classmethod
     def on_model(cls, model: Any, options: EmbeddedOptions | None = None) -> Self:
         """On a loaded `transformers` model, wherever it lies: the engine and the model hold the same parameters."""
-        return cls(model, options or EmbeddedOptions())
+        return cls(share_weights(model), options or EmbeddedOptions())
 
     @classmethod
     def from_folder(cls, folder: Path, options: EmbeddedOptions | None = None, *, device: str = "auto") -> Self:
         """On a Hugging Face model folder: float32 on a CPU, bfloat16 on a GPU."""
         chosen = choose_device(device)
         dtype = torch.bfloat16 if chosen.type == "cuda" else torch.float32
-        return cls(load_model(folder, chosen, dtype), options or EmbeddedOptions())
+        return cls.on_model(load_model(folder, chosen, dtype), options)
 
     @property
     def model(self) -> Any:
@@ -164,6 +172,7 @@ class EmbeddedEngine:
         try:
             yield
         finally:
+            self._release_workers()
             with self._wakeup:
                 self._num_pauses -= 1
                 self._wakeup.notify_all()
@@ -173,6 +182,7 @@ class EmbeddedEngine:
         with the keys and values they have. Call it inside the same `paused` in which the parameters were updated."""
         with self.paused():
             self._weights.check_shared()
+            self._runner.weights_changed()
             for turn in self._turns.values():
                 if turn.token_ids:
                     self._outbox[turn.loop].append((turn, turn.take_chunk(None, self._policy_version)))
@@ -186,6 +196,11 @@ class EmbeddedEngine:
         """Records the GPU's decode steps for up to so many sequences now; nothing to do on a CPU."""
         with self.paused():
             self._runner.warm_up(range(1, num_sequences + 1))
+
+    def _release_workers(self) -> None:
+        """Of the thread that will not compute for now, so that the one that will has the cores to itself."""
+        if not self._runner.is_asynchronous:
+            openmp.release_workers()
 
     def _check(self, token_ids: Ids[int], sampling: Sampling, max_tokens: int) -> None:
         if self._failure is not None:
@@ -252,6 +267,7 @@ class EmbeddedEngine:
         try:
             if self._weights.device.type == "cuda":
                 torch.cuda.set_device(self._weights.device)
+                sys.setswitchinterval(_SWITCH_INTERVAL_S)
             while self._await_work():
                 self._work()
         except BaseException as error:
@@ -265,6 +281,8 @@ class EmbeddedEngine:
             if self._in_flight is None:
                 self._hand_over()
             with self._wakeup:
+                if not self._need_not_wait():
+                    self._release_workers()
                 if self._in_flight is None:
                     self._is_working = False
                     self._wakeup.notify_all()
@@ -273,12 +291,12 @@ class EmbeddedEngine:
                     return False
                 if not self._num_pauses:
                     self._is_working = True
-                    messages = list(self._inbox)
-                    self._inbox.clear()
+                    num_messages = len(self._inbox)
                     break
             self._absorb_in_flight()
-        for message in messages:
-            message()
+        # One by one: should one of them fail, those behind it are still there to be told.
+        for _ in range(num_messages):
+            self._inbox.popleft()()
         self._load = self._measure_load()
         return True
 
@@ -309,7 +327,9 @@ class EmbeddedEngine:
         if run is None:
             return
         sampled = run.handle.wait()
-        chunk_tokens = _CHUNK_TOKENS if len(run.sequences) > _MANY_SEQUENCES else 1
+        num_running = len(run.sequences)
+        is_crowd = num_running > _MANY_SEQUENCES
+        chunk_tokens = max(_MIN_CHUNK_TOKENS, num_running // _CHUNKS_PER_STEP) if is_crowd else 1
         for row, sequence in enumerate(run.sequences):
             turn = self._turns.get(sequence)
             if turn is None:  # cancelled, or ended in the run before
@@ -361,7 +381,8 @@ class EmbeddedEngine:
             self._inbox.clear()
             self._wakeup.notify_all()
         for message in messages:
-            message()
+            with suppress(Exception):
+                message()
         for turn in list(self._turns.values()):
             self._outbox[turn.loop].append((turn, error))
         self._hand_over()

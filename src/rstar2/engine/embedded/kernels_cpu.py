@@ -13,14 +13,12 @@ what it rests on, each for one number of threads:
   between whole vectors and what remains of a row: `gate` keeps each row in one share.
 
 The cache of a layer is blocks x 2 x K x S x D: gathered by block and head, a sequence's context is one matrix for each
-head. Decoding rows take turns in groups of about one length, so that what is gathered for a group is still in the
-processor's cache when it is read. What depends on the batch and not on the layer is laid out once a pass.
+head. What depends on the batch and not on the layer is laid out once a pass.
 
 Suffixes as in `architecture`; X: several heads or columns, M: rows of a matrix product, C: cache rows, of one head and
 token each.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,31 +26,13 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from rstar2.engine.embedded import sampler
-from rstar2.engine.embedded.architecture import Batch, Span, rotary_table
+from rstar2.engine.embedded.architecture import Batch, rotary_table
+from rstar2.engine.embedded.contexts_cpu import CONTEXT_TILE, Context, ContextPlanner, pad_rows
 from rstar2.engine.embedded.options import Limits
 from rstar2.engine.embedded.weights import LayerWeights, Weights
 
-ROW_QUANTUM = 4
-_CONTEXT_TILE = 128
-"""Tokens of context that one product sums over; MKL sums up to 192 in one go."""
-_GROUP_BYTES = 2 << 20
-"""Of keys and values that a group of decoding rows looks at: about what the cores' own caches hold."""
-_SPAN_PART = 64
-"""Tokens of a span that look at their context together: their scores stay small, and little of it is yet to come."""
 _SHARE_ELEMENTS = 32768
 """PyTorch gives a thread at least so many elements: fewer are one share."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Context:
-    """What the queries of tokens `start` to `end` look at, for each key-value head of their sequences."""
-
-    start: int
-    end: int
-    pieces: Tensor
-    """Of the cache, by block and head: those of keys, then those of values, of each row and head in order."""
-    mask_XML: Tensor
-    """0 for what a query may look at, minus infinity for the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +44,15 @@ class _Pass:
     """Negative in the first half: with its halves swapped, a head times this and itself times the cosines add up."""
     places_C: Tensor
     """Where the keys and values of these tokens are stored, by token, then keys before values, then head."""
-    contexts: tuple[_Context, ...]
-    """Of each group of rows in a decode pass, in which they are in order; of each part of a span in a prefill pass."""
-    order_B: Tensor | None
-    """Of the rows in a decode pass: the longest first."""
+    contexts: tuple[Context, ...]
 
 
 class CpuKernels:
     def __init__(self, weights: Weights, limits: Limits) -> None:
         self._shape = shape = weights.shape
         self._block_size = limits.block_size
-        self._group_size = shape.num_heads // shape.num_kv_heads
         self._score_scale = shape.head_dim**-0.5
+        self._planner = ContextPlanner(shape, limits.block_size, weights.dtype)
         cos_LX, sin_LX = rotary_table(weights, limits.max_context_tokens).chunk(2, dim=-1)
         self._cos_LD = torch.cat((cos_LX, cos_LX), dim=-1)
         self._sin_LD = torch.cat((-sin_LX, sin_LX), dim=-1)
@@ -83,8 +60,9 @@ class CpuKernels:
         cache_shape = (len(weights.layers), limits.num_blocks + 1, 2, shape.num_kv_heads, self._block_size)
         self._cache = torch.zeros((*cache_shape, shape.head_dim), dtype=weights.dtype, device=weights.device)
         self._num_slots = (limits.num_blocks + 1) * self._block_size
+        # Kept between calls: the memory of large tensors would be given back to the system, and zeroed, each time.
         self._gathered = torch.empty(0, dtype=weights.dtype, device=weights.device)
-        """Kept between calls: the memory of large tensors would be given back to the system, and zeroed, each time."""
+        self._probs = torch.empty(0)
         self._pass: _Pass | None = None
 
     def add_norm(self, hidden_TH: Tensor, residual_TH: Tensor | None, weight_H: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,110 +94,73 @@ class CpuKernels:
         cache = self._cache[layer_index]
         cache_CD = cache.view(-1, shape.head_dim)
         cache_CD.index_copy_(0, self._pass.places_C, heads_TXD[:, shape.num_heads :].reshape(-1, shape.head_dim))
-        if batch.spans:
-            return self._attend_spans(q_TND, cache, self._pass.contexts)
-        assert self._pass.order_B is not None
-        return self._attend_rows(q_TND, cache, self._pass.order_B, self._pass.contexts)
+        # The queries of a key-value head stand together, so keys are not repeated.
+        q_TKGD = q_TND.view(len(q_TND), shape.num_kv_heads, -1, shape.head_dim)
+        out_TKGD = torch.zeros(q_TKGD.shape, dtype=q_TKGD.dtype)
+        for context in self._pass.contexts:
+            q_KTGD = q_TKGD[context.token_X].transpose(0, 1)
+            # X matrices of M queries: a matrix for each head, or for each head and token.
+            matrices = pad_rows(q_KTGD.flatten(1, 2) if context.is_span else q_KTGD).contiguous()
+            out = self._attend(matrices.view(-1, *matrices.shape[-2:]), cache, context).view(matrices.shape)
+            if context.is_span:
+                out_KTGD = out[:, : q_KTGD.shape[1] * q_KTGD.shape[2]].view(q_KTGD.shape)
+            else:
+                out_KTGD = out[:, :, : q_KTGD.shape[2]]
+            out_TKGD[context.token_X] = out_KTGD.transpose(0, 1)
+        return out_TKGD.flatten(1)
 
     def _lay_out(self, batch: Batch) -> _Pass:
         num_kv_heads = self._shape.num_kv_heads
-        # A row that has ended looks at the first token: its output means nothing, but is a number.
         position_T = batch.positions_T.clamp(min=0)
         slot_T = batch.slots_T % self._num_slots
         block_T, offset_T = slot_T // self._block_size, slot_T % self._block_size
         places_TX = (block_T[:, None] * 2 * num_kv_heads + torch.arange(2 * num_kv_heads)) * self._block_size
-        order_B: Tensor | None = None
-        if batch.spans:
-            contexts = self._span_contexts(batch.spans, position_T, batch.table_RP)
-        else:
-            order_B = position_T.argsort(descending=True)
-            contexts = self._row_contexts(position_T[order_B], batch.table_RP[order_B])
         return _Pass(
             cos_T1D=self._cos_LD.index_select(0, position_T)[:, None],
             sin_T1D=self._sin_LD.index_select(0, position_T)[:, None],
             places_C=(places_TX + offset_T[:, None]).view(-1),
-            contexts=tuple(contexts),
-            order_B=order_B,
+            contexts=tuple(self._planner.plan(batch)),
         )
 
-    def _row_contexts(self, position_B: Tensor, table_BP: Tensor) -> Iterator[_Context]:
-        """From the longest row on: as many as there is room for, each as long as the first."""
-        positions, start = position_B.tolist(), 0
-        while start < len(positions):
-            num_blocks = positions[start] // self._block_size + 1
-            num_rows = max(1, _GROUP_BYTES // (num_blocks * self._cache[0, 0].nbytes))
-            end = min(start + num_rows, len(positions))
-            mask_BL = self._mask(position_B[start:end], num_blocks)
-            mask_X1L = mask_BL.repeat_interleave(self._shape.num_kv_heads, dim=0)[:, None]
-            yield _Context(start, end, self._pieces(table_BP[start:end, :num_blocks]), mask_X1L)
-            start = end
+    def _attend(self, q_XMD: Tensor, cache: Tensor, context: Context) -> Tensor:
+        num_heads, num_queries, head_dim = q_XMD.shape
+        num_shared = context.num_shared_tokens
+        shared, own = self._gather(cache, context)
+        k_XLD, v_XLD = own.view(num_heads, 2, -1, head_dim).unbind(1)
+        mask_XML = context.mask_XML.expand(num_heads, num_queries, -1)
+        scores_XML = torch.baddbmm(mask_XML, q_XMD, k_XLD.transpose(1, 2), alpha=self._score_scale)
+        out_XMD = torch.zeros_like(q_XMD)
+        if num_shared == 0:
+            _add_tiles(out_XMD, scores_XML.softmax(-1), v_XLD)
+            return out_XMD
+        # The queries of all tokens with one key-value head: one matrix, against what they begin with.
+        k_KLD, v_KLD = shared.view(self._shape.num_kv_heads, 2, num_shared, head_dim).unbind(1)
+        q_KMD, out_KMD = (each_XMD.view(len(k_KLD), -1, head_dim) for each_XMD in (q_XMD, out_XMD))
+        scores_KML = torch.baddbmm(q_XMD.new_zeros(1), q_KMD, k_KLD.transpose(1, 2), alpha=self._score_scale)
+        scores_XML = torch.cat((scores_KML.view(num_heads, num_queries, -1), scores_XML), dim=-1)
+        weights_XML = scores_XML.softmax(-1)
+        _add_tiles(out_KMD, weights_XML.view(len(k_KLD), q_KMD.shape[1], -1), v_KLD)
+        _add_tiles(out_XMD, weights_XML[:, :, num_shared:], v_XLD)
+        return out_XMD
 
-    def _span_contexts(self, spans: Sequence[Span], position_T: Tensor, table_RP: Tensor) -> Iterator[_Context]:
-        for row, span in enumerate(spans):
-            for start in range(span.start, span.end, _SPAN_PART):
-                end = min(start + _SPAN_PART, span.end)
-                num_blocks = (span.position + end - 1 - span.start) // self._block_size + 1
-                mask_TL = self._mask(position_T[start:end], num_blocks)
-                mask_ML = _pad_rows(mask_TL.repeat_interleave(self._group_size, dim=0))
-                yield _Context(start, end, self._pieces(table_RP[row : row + 1, :num_blocks]), mask_ML[None])
-
-    def _mask(self, position_X: Tensor, num_blocks: int) -> Tensor:
-        is_past_XL = torch.arange(num_blocks * self._block_size) <= position_X[:, None]
-        return torch.zeros(is_past_XL.shape, dtype=self._cache.dtype).masked_fill_(~is_past_XL, -torch.inf)
-
-    def _pieces(self, table_RP: Tensor) -> Tensor:
-        num_pieces = 2 * self._shape.num_kv_heads  # in a block
-        piece_2KP = torch.arange(num_pieces).view(2, 1, -1, 1)
-        return (table_RP.long()[None, :, None] * num_pieces + piece_2KP).view(-1)
-
-    def _attend_rows(self, q_BND: Tensor, cache: Tensor, order_B: Tensor, contexts: tuple[_Context, ...]) -> Tensor:
-        """The queries of a key-value head stand together, so keys are not repeated."""
-        shape, num_rows = self._shape, len(q_BND)
-        q_XMD = _pad_rows(q_BND.index_select(0, order_B).view(-1, self._group_size, shape.head_dim))
-        out_XMD = torch.empty_like(q_XMD)
-        for context in contexts:
-            heads = slice(context.start * shape.num_kv_heads, context.end * shape.num_kv_heads)
-            self._attend(q_XMD[heads], cache, context, out_XMD[heads])
-        out_BX = out_XMD[:, : self._group_size].reshape(num_rows, -1)
-        return torch.empty_like(out_BX).index_copy_(0, order_B, out_BX)
-
-    def _attend_spans(self, q_TND: Tensor, cache: Tensor, contexts: tuple[_Context, ...]) -> Tensor:
-        shape, num_tokens = self._shape, len(q_TND)
-        q_KTGD = q_TND.view(num_tokens, shape.num_kv_heads, -1, shape.head_dim).transpose(0, 1)
-        out_TKGD = q_TND.new_zeros((num_tokens, *q_KTGD.shape[:1], *q_KTGD.shape[2:]))
-        for context in contexts:
-            part_KTGD = q_KTGD[:, context.start : context.end]
-            q_KMD = _pad_rows(part_KTGD.flatten(1, 2))
-            out_KMD = torch.empty_like(q_KMD)
-            self._attend(q_KMD, cache, context, out_KMD)
-            num_queries = part_KTGD.shape[1] * self._group_size
-            out_TKGD[context.start : context.end] = out_KMD[:, :num_queries].view(part_KTGD.shape).transpose(0, 1)
-        return out_TKGD.flatten(1)
-
-    def _attend(self, q_XMD: Tensor, cache: Tensor, context: _Context, out_XMD: Tensor) -> None:
-        k_XLD, v_XLD = self._gather(cache, context.pieces, len(q_XMD))
-        mask_XML = context.mask_XML.expand(len(q_XMD), q_XMD.shape[1], -1)
-        weights_XML = torch.baddbmm(mask_XML, q_XMD, k_XLD.transpose(1, 2), alpha=self._score_scale).softmax(-1)
-        torch.bmm(weights_XML[:, :, :_CONTEXT_TILE], v_XLD[:, :_CONTEXT_TILE], out=out_XMD)
-        for start in range(_CONTEXT_TILE, v_XLD.shape[1], _CONTEXT_TILE):
-            end = start + _CONTEXT_TILE
-            out_XMD.baddbmm_(weights_XML[:, :, start:end], v_XLD[:, start:end])
-
-    def _gather(self, cache: Tensor, pieces: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of each row and head, in order."""
+    def _gather(self, cache: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        """Keys and values: what all tokens begin with, and what comes after."""
         width = self._block_size * self._shape.head_dim
-        num_elements = len(pieces) * width
+        num_elements = len(context.pieces) * width
         if self._gathered.numel() < num_elements:
             self._gathered = self._gathered.new_empty(num_elements)
         gathered = self._gathered[:num_elements].view(-1, width)
-        torch.index_select(cache.view(-1, width), 0, pieces, out=gathered)
-        k_XLD, v_XLD = gathered.view(2, num_heads, -1, self._shape.head_dim).unbind()
-        return k_XLD, v_XLD
+        torch.index_select(cache.view(-1, width), 0, context.pieces, out=gathered)
+        num_shared_pieces = 2 * self._shape.num_kv_heads * context.num_shared_tokens // self._block_size
+        return gathered[:num_shared_pieces], gathered[num_shared_pieces:]
 
     def draw(
         self, logits_BV: Tensor, uniform_B: Tensor, inverse_temperature_B: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return sampler.draw(logits_BV, uniform_B, inverse_temperature_B)
+        if self._probs.numel() < logits_BV.numel():
+            self._probs = torch.empty(logits_BV.numel())
+        probs_BV = self._probs[: logits_BV.numel()].view(logits_BV.shape)
+        return sampler.draw(logits_BV, uniform_B, inverse_temperature_B, room_BV=probs_BV)
 
 
 def _rotate(heads_TXD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> None:
@@ -229,7 +170,7 @@ def _rotate(heads_TXD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> None:
     heads_TXD.mul_(cos_T1D).add_(swapped_TXD)
 
 
-def _pad_rows(matrices: Tensor) -> Tensor:
-    num_rows = matrices.shape[-2]
-    num_padding = -num_rows % ROW_QUANTUM
-    return F.pad(matrices, (0, 0, 0, num_padding)) if num_padding else matrices
+def _add_tiles(out_XMD: Tensor, weights_XML: Tensor, v_XLD: Tensor) -> None:
+    for start in range(0, v_XLD.shape[1], CONTEXT_TILE):
+        tile = slice(start, start + CONTEXT_TILE)
+        out_XMD.baddbmm_(weights_XML[:, :, tile], v_XLD[:, tile])

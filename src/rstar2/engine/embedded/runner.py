@@ -17,12 +17,14 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
 from rstar2.engine.embedded import sampler
 from rstar2.engine.embedded.architecture import Batch, Kernels, Span, forward
-from rstar2.engine.embedded.kernels_cpu import ROW_QUANTUM, CpuKernels
-from rstar2.engine.embedded.options import PREFILL_TILE, Limits
+from rstar2.engine.embedded.contexts_cpu import ROW_QUANTUM
+from rstar2.engine.embedded.kernels_cpu import CpuKernels
+from rstar2.engine.embedded.options import Limits
+from rstar2.engine.embedded.packing import Packing, can_pack
+from rstar2.engine.embedded.prefill_cuda import RecordedPrefill
 from rstar2.engine.embedded.scheduler import PrefillChunk
 from rstar2.engine.embedded.sequence import Sequence as Rollout
 from rstar2.engine.embedded.slots import SlotTables
@@ -68,16 +70,27 @@ class DecodeHandle:
 
 class Runner:
     def __init__(self, weights: Weights, limits: Limits) -> None:
-        self._weights, self._limits = weights, limits
+        self._packing = Packing(weights) if can_pack(weights) else None
+        self._weights = weights if self._packing is None else self._packing.weights
+        self._limits = limits
         self.is_asynchronous = weights.device.type == "cuda"
         self._kernels = _make_kernels(weights, limits)
         self._slots = SlotTables(limits, weights.device)
         self._rows = _Rows(limits, self._num_padded(limits.max_running), weights.device)
+        self._recorded_prefill = RecordedPrefill(weights, self._kernels, limits) if self.is_asynchronous else None
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._graph_pool: Any = None
 
+    def weights_changed(self) -> None:
+        if self._packing is not None:
+            self._packing.drop()
+
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
+        if self._recorded_prefill is not None:
+            self._recorded_prefill.run(chunks)
+            return
+        self._drop_stale_copies()
         token_ids: list[int] = []
         spans: list[Span] = []
         for chunk in chunks:
@@ -92,19 +105,19 @@ class Runner:
         positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks])
         rows = np.repeat(np.arange(len(chunks)), [chunk.end - chunk.start for chunk in chunks])
         slots = table[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
-        num_padding = 0 if self.is_asynchronous else self._num_padded(len(token_ids)) - len(token_ids)
+        num_padding = self._num_padded(len(token_ids)) - len(token_ids)
         batch = Batch(
-            positions_T=self._to_device(np.pad(positions, (0, num_padding), constant_values=-1)),
-            slots_T=self._to_device(np.pad(slots, (0, num_padding), constant_values=-1)),
-            table_RP=self._to_device(table),
+            positions_T=torch.from_numpy(np.pad(positions, (0, num_padding), constant_values=-1)),
+            slots_T=torch.from_numpy(np.pad(slots, (0, num_padding), constant_values=-1)),
+            table_RP=torch.from_numpy(table),
             spans=tuple(spans),
-            tiles=self._to_device(_tiles(spans)) if self.is_asynchronous else None,
         )
-        forward(self._weights, self._kernels, self._to_device(np.pad(token_ids, (0, num_padding))), batch)
+        forward(self._weights, self._kernels, torch.from_numpy(np.pad(token_ids, (0, num_padding))), batch)
 
     @torch.inference_mode()
     def start_decode(self, sequences: Sequence[Rollout]) -> DecodeHandle:
         """Queues `steps_ahead` steps for these sequences; on CUDA it returns at once."""
+        self._drop_stale_copies()
         num_rows = len(sequences)
         batch_size = self._num_padded(num_rows)
         is_cut = any(s.sampling.top_k > 0 or s.sampling.top_p < 1 for s in sequences)
@@ -127,6 +140,10 @@ class Runner:
             for batch_size in sorted({_batch_size(number) for number in num_sequences}):
                 self._graph(batch_size, is_cut=False)
 
+    def _drop_stale_copies(self) -> None:
+        if self._packing is not None:
+            self._packing.drop_if_stale()
+
     def _decode_step(self, batch_size: int, is_cut: bool, num_columns: int) -> None:
         rows, block_size = self._rows, self._limits.block_size
         position_B = rows.position_B[:batch_size]
@@ -136,7 +153,7 @@ class Runner:
         slots_B = torch.where(is_alive_B, block_B * block_size + position_B % block_size, -1)
         batch = Batch(position_B, slots_B, table_BP)
         hidden_BH = forward(self._weights, self._kernels, rows.token_B[:batch_size], batch)
-        logits_BV = F.linear(hidden_BH, self._weights.head)
+        logits_BV = self._weights.head(hidden_BH)
         inverse_temperature_B = rows.inverse_temperature_B[:batch_size]
         if is_cut:
             top_k_B, top_p_B = rows.top_k_B[:batch_size], rows.top_p_B[:batch_size]
@@ -167,10 +184,6 @@ class Runner:
 
     def _num_padded(self, num_rows: int) -> int:
         return _batch_size(num_rows) if self.is_asynchronous else -(-num_rows // ROW_QUANTUM) * ROW_QUANTUM
-
-    def _to_device(self, array: Any) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor.pin_memory().to(self._weights.device, non_blocking=True) if self.is_asynchronous else tensor
 
 
 class _Rows:
@@ -247,13 +260,6 @@ def _batch_size(num_rows: int) -> int:
         if num_rows <= size:
             return size
     return -(-num_rows // _BATCH_STEP) * _BATCH_STEP
-
-
-def _tiles(spans: Sequence[Span]) -> Any:
-    tiles = [
-        (row, start, span.end) for row, span in enumerate(spans) for start in range(span.start, span.end, PREFILL_TILE)
-    ]
-    return np.array(tiles, dtype=np.int32)
 
 
 def _cut_rows(rows: list[list[_T]], counts: list[int]) -> list[list[_T]]:

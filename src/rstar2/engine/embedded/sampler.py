@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 _MASK_53 = (1 << 53) - 1
+_LEAST = -1e30
 
 
 def _signed(value: int) -> int:
@@ -28,19 +29,26 @@ def uniform(seed_B: Tensor, position_B: Tensor) -> Tensor:
     return ((z_B >> 11) & _MASK_53).double() * 2.0**-53
 
 
-def draw(logits_BV: Tensor, uniform_B: Tensor, inverse_temperature_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """By inversion: the first token at which the cumulated probability passes the uniform number."""
+def draw(
+    logits_BV: Tensor, uniform_B: Tensor, inverse_temperature_B: Tensor, *, room_BV: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """By inversion: the first token at which the cumulated probability passes the uniform number. The logits are used
+    up; with `room_BV` of their size and dtype no memory of it is asked for, which would cost as much as the rest."""
     is_greedy_B = inverse_temperature_B == 0
     scale_B = torch.where(is_greedy_B, 1.0, inverse_temperature_B)
-    log_probs_BV = (logits_BV.float() * scale_B[:, None]).log_softmax(-1)
-    probs_BV = log_probs_BV.exp()
-    greedy_B = logits_BV.argmax(-1)
-    drawn_B = torch.searchsorted(probs_BV.cumsum(-1), uniform_B.float()[:, None], right=True)[:, 0]
+    scaled_BV = logits_BV.float().mul_(scale_B[:, None])
+    # What was cut is minus infinity, of which the entropy's share would not be a number.
+    shifted_BV = scaled_BV.sub_(scaled_BV.amax(-1, keepdim=True)).clamp_(min=_LEAST)
+    greedy_B = shifted_BV.argmax(-1)
+    probs_BV = torch.softmax(shifted_BV, -1, out=room_BV)
+    surprise_B = -probs_BV.amax(-1).log()
+    entropy_B = surprise_B - shifted_BV.mul_(probs_BV).sum(-1)
+    cumulated_BV = torch.cumsum(probs_BV, -1, out=shifted_BV)
+    drawn_B = torch.searchsorted(cumulated_BV, uniform_B.float()[:, None], right=True)[:, 0]
     # Rounding may leave the cumulated probabilities short of the number: then it is the likeliest token.
     is_lost_B = drawn_B >= logits_BV.shape[-1]
     token_B = torch.where(is_greedy_B | is_lost_B, greedy_B, drawn_B)
-    entropy_B = torch.special.entr(probs_BV).sum(-1)
-    return token_B, log_probs_BV.gather(-1, token_B[:, None])[:, 0], entropy_B
+    return token_B, probs_BV.gather(-1, token_B[:, None])[:, 0].log(), entropy_B
 
 
 def cut(logits_BV: Tensor, inverse_temperature_B: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> Tensor:

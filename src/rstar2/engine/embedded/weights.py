@@ -5,7 +5,7 @@ one matrix, and the model's own parameters become views of its rows; whoever upd
 optimizer, `copy_`) updates the engine. Replacing a parameter's storage (`model.to(...)`) breaks this, and is noticed.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,19 @@ class Linear:
         return nn.functional.linear(input, self.weight, self.bias)
 
 
+Projection = Callable[[Tensor], Tensor]
+
+
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     input_norm: Tensor
-    qkv: Linear
+    qkv: Projection
     q_norm: Tensor | None
     k_norm: Tensor | None
-    attention_out: Linear
+    attention_out: Projection
     mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: Projection
+    down: Projection
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,11 @@ class Weights:
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
-    head: Tensor
+    head: Projection
     inverse_frequencies: Tensor
     rope_scaling: float
-    model: nn.Module
-    """Whose parameters these are; the trainer's, or our own."""
+    model: nn.Module | None
+    """Whose parameters these are: the trainer's, or our own. None if they belong to a model of another process."""
     addresses: tuple[int, ...]
 
     @property
@@ -75,7 +78,7 @@ class Weights:
         return 2 * len(self.layers) * self.shape.num_kv_heads * self.shape.head_dim * self.dtype.itemsize
 
     def check_shared(self) -> None:
-        assert _addresses(self.model) == self.addresses, (
+        assert self.model is None or _addresses(self.model) == self.addresses, (
             "a parameter of the model was moved or replaced after the engine was built on it: "
             "update parameters in place, or build a new engine"
         )
@@ -115,7 +118,7 @@ def share_weights(model: Any) -> Weights:
         embedding=model.model.embed_tokens.weight.data,
         layers=layers,
         final_norm=model.model.norm.weight.data,
-        head=model.lm_head.weight.data,
+        head=Linear(model.lm_head.weight.data, None),
         inverse_frequencies=model.model.rotary_emb.inv_freq,
         rope_scaling=model.model.rotary_emb.attention_scaling,
         model=model,

@@ -1,0 +1,134 @@
+"""Which tokens of a pass look at which pieces of the cache together, on a CPU.
+
+Invariant: every token but padding is in exactly one context and sees its own past there, itself included, and nothing
+else. How tokens are put together changes how often the cache is read, and no bit of what a token sees: see
+`kernels_cpu`.
+
+Tokens of a long span are cut into parts, each a matrix of queries. All others (decoding rows, and the tokens of short
+spans) have a matrix each; those that begin alike read what they have in common once, and what is gathered for the rest
+of a group of about one length is still in the processor's cache when it is read.
+
+Suffixes as in `architecture`; X: several heads, of one token each or of a part of a span, M: queries of one of them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from rstar2.engine.embedded.alike import group_alike
+from rstar2.engine.embedded.architecture import Batch, Span
+from rstar2.engine.embedded.weights import Shape
+
+ROW_QUANTUM = 4
+"""A matrix product's row is the same in any number of rows that is a multiple of this."""
+CONTEXT_TILE = 64
+"""Tokens of context that one product sums over, and of which tokens that begin alike have whole ones in common. MKL
+sums up to 192 in one go."""
+_GROUP_BYTES = 2 << 20
+"""Of keys and values that a group of tokens looks at: about what the cores' own caches hold."""
+_SPAN_PART = 64
+"""Tokens of a span that look at their context together: their scores stay small, and little of it is yet to come."""
+_SHORT_SPAN = 16
+"""Up to so many tokens are better off among others than alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    token_X: Tensor
+    """Of the pass."""
+    is_span: bool
+    """Consecutive tokens of one sequence, whose queries of a head are one matrix; otherwise each token has its own."""
+    pieces: Tensor
+    """Of the cache, by block and head. First what all tokens begin with: of each head in order its keys, then its
+    values; then what comes after, likewise of each head and token in order. Threads take equal shares of what is
+    gathered and of the products that read it: so a core reads about what it has gathered itself."""
+    num_shared_tokens: int
+    """That all tokens begin with: whole tiles."""
+    mask_XML: Tensor
+    """For what comes after: 0 for what a query may look at, minus infinity for the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextPlanner:
+    shape: Shape
+    block_size: int
+    dtype: torch.dtype
+
+    def plan(self, batch: Batch) -> Iterator[Context]:
+        # A row that has ended looks at the first token: its output means nothing, but is a number.
+        position_T = batch.positions_T.clamp(min=0)
+        if not batch.spans:
+            yield from self._groups(torch.arange(len(position_T)), position_T, batch.table_RP)
+            return
+        short_tokens: list[int] = []
+        short_rows: list[int] = []
+        for row, span in enumerate(batch.spans):
+            if span.end - span.start <= _SHORT_SPAN:
+                short_tokens += range(span.start, span.end)
+                short_rows += [row] * (span.end - span.start)
+            else:
+                yield from self._parts(span, position_T, batch.table_RP[row : row + 1])
+        if short_tokens:
+            token_X = torch.tensor(short_tokens)
+            yield from self._groups(token_X, position_T[token_X], batch.table_RP[torch.tensor(short_rows)])
+
+    def _groups(self, token_X: Tensor, position_X: Tensor, table_XP: Tensor) -> Iterator[Context]:
+        """From the longest context on: as many tokens as there is room for, each with as many blocks as the first."""
+        positions = position_X.tolist()
+        num_past_tiles = [position // CONTEXT_TILE for position in positions]
+        blocks_per_tile = CONTEXT_TILE // self.block_size
+        for group in group_alike(table_XP.numpy(), num_past_tiles, blocks_per_tile):
+            members = sorted(group.rows, key=lambda member: -positions[member])
+            num_shared_blocks, start = group.num_tiles * blocks_per_tile, 0
+            while start < len(members):
+                num_blocks = positions[members[start]] // self.block_size + 1
+                num_members = max(1, _GROUP_BYTES // ((num_blocks - num_shared_blocks) * self._block_bytes))
+                member_X = torch.tensor(members[start : start + num_members])
+                mask_XL = self._mask(position_X[member_X], num_shared_blocks, num_blocks)
+                shared = self._pieces(table_XP[member_X[:1], :num_shared_blocks])
+                own = self._pieces(table_XP[member_X, num_shared_blocks:num_blocks])
+                yield Context(
+                    token_X=token_X[member_X],
+                    is_span=False,
+                    pieces=torch.cat((shared, own)),
+                    num_shared_tokens=group.num_tiles * CONTEXT_TILE,
+                    mask_XML=mask_XL.repeat(self.shape.num_kv_heads, 1)[:, None],
+                )
+                start += num_members
+
+    def _parts(self, span: Span, position_T: Tensor, table_1P: Tensor) -> Iterator[Context]:
+        group_size = self.shape.num_heads // self.shape.num_kv_heads
+        for start in range(span.start, span.end, _SPAN_PART):
+            end = min(start + _SPAN_PART, span.end)
+            num_blocks = (span.position + end - 1 - span.start) // self.block_size + 1
+            mask_TL = self._mask(position_T[start:end], 0, num_blocks)
+            yield Context(
+                token_X=torch.arange(start, end),
+                is_span=True,
+                pieces=self._pieces(table_1P[:, :num_blocks]),
+                num_shared_tokens=0,
+                mask_XML=pad_rows(mask_TL.repeat_interleave(group_size, dim=0))[None],
+            )
+
+    def _mask(self, position_X: Tensor, first_block: int, end_block: int) -> Tensor:
+        position_L = torch.arange(first_block * self.block_size, end_block * self.block_size)
+        is_future_XL = position_L > position_X[:, None]
+        return torch.zeros(is_future_XL.shape, dtype=self.dtype).masked_fill_(is_future_XL, -torch.inf)
+
+    def _pieces(self, table_XP: Tensor) -> Tensor:
+        num_pieces = 2 * self.shape.num_kv_heads  # in a block
+        piece_K121 = torch.arange(num_pieces).view(2, -1).t()[:, None, :, None]
+        return (table_XP.long()[:, None] * num_pieces + piece_K121).flatten()
+
+    @property
+    def _block_bytes(self) -> int:
+        return 2 * self.shape.num_kv_heads * self.block_size * self.shape.head_dim * self.dtype.itemsize
+
+
+def pad_rows(matrices: Tensor) -> Tensor:
+    num_rows = matrices.shape[-2]
+    num_padding = -num_rows % ROW_QUANTUM
+    return F.pad(matrices, (0, 0, 0, num_padding)) if num_padding else matrices

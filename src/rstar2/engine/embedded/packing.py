@@ -1,0 +1,76 @@
+"""Projections packed for a CPU: laid out as oneDNN's matrix products read them, at the price of a second copy.
+
+Invariant: no pass reads a copy of weights that have changed since. A copy is made from the shared parameters where a
+pass first needs it. All are dropped when the engine is told of an update, and when a pass finds that the version of a
+parameter has moved. Each sees what the other may miss: a version counts neither what is written through `.data` nor
+what another process writes, and an update that failed halfway is never told of.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rstar2.engine.embedded.weights import LayerWeights, Linear, Projection, Weights
+
+_TYPICAL_ROWS = 32
+"""For which oneDNN chooses the layout; it serves any number of rows."""
+
+
+@dataclass(slots=True)
+class PackedLinear:
+    linear: Linear
+    copy: Any = None
+    """Of the weight, in a layout of oneDNN's own; None until it is needed."""
+
+    def __call__(self, input: Tensor) -> Tensor:
+        if self.copy is None:
+            self.copy = torch.ops.mkldnn._reorder_linear_weight(self.linear.weight, _TYPICAL_ROWS)
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(input, self.copy, self.linear.bias, "none", [], "")
+        return output
+
+
+class Packing:
+    """The weights with packed projections, and the means to keep them fresh."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._packed: list[PackedLinear] = []
+        self.weights = replace(
+            weights, layers=tuple(map(self._pack_layer, weights.layers)), head=self._pack(weights.head)
+        )
+        # Parameters of another process say nothing of their changes: there `drop` alone is what tells of them.
+        self._parameters = () if weights.model is None else tuple(weights.model.parameters())
+        self._versions = self._read_versions()
+
+    def drop(self) -> None:
+        self._versions = self._read_versions()
+        for packed in self._packed:
+            packed.copy = None
+
+    def drop_if_stale(self) -> None:
+        if self._read_versions() != self._versions:
+            self.drop()
+
+    def _read_versions(self) -> list[int]:
+        return [0 if parameter.is_inference() else parameter._version for parameter in self._parameters]
+
+    def _pack_layer(self, layer: LayerWeights) -> LayerWeights:
+        return replace(
+            layer,
+            qkv=self._pack(layer.qkv),
+            attention_out=self._pack(layer.attention_out),
+            gate_up=self._pack(layer.gate_up),
+            down=self._pack(layer.down),
+        )
+
+    def _pack(self, projection: Projection) -> PackedLinear:
+        assert isinstance(projection, Linear)
+        self._packed.append(PackedLinear(projection))
+        return self._packed[-1]
+
+
+def can_pack(weights: Weights) -> bool:
+    """Of other dtypes oneDNN takes the weights as they lie."""
+    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return has_onednn and weights.device.type == "cpu" and weights.dtype == torch.float32
