@@ -1,6 +1,6 @@
 """What a training run works with, opened together and closed together: sandbox, engines, driver, grader, learner.
 
-Here they are all in one process: the engine reads the trainer's own weights, the sandbox runs beside them.
+Here they are all on one machine: the engine reads the trainer's own weights, the sandbox runs beside them.
 """
 
 import os
@@ -12,6 +12,7 @@ from typing import Protocol
 from rstar2.agent import AgentLimits, ChatFormat, JupyterTool, PythonTool, Tool
 from rstar2.config import Recipe, Stage
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
+from rstar2.engine.process.shared import SharedEngine
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.grading import Grader
 from rstar2.records import Trace
@@ -55,7 +56,7 @@ OpenWorkbench = Callable[[Recipe, Path, ChatFormat], AbstractAsyncContextManager
 
 
 class SoloWorkbench:
-    def __init__(self, rank: LearnerRank, engine: EmbeddedEngine, roller: Roller, gpu: GpuWatch) -> None:
+    def __init__(self, rank: LearnerRank, engine: EmbeddedEngine | SharedEngine, roller: Roller, gpu: GpuWatch) -> None:
         self.roller = roller
         self.learner = SoloLearner(rank)
         self._rank = rank
@@ -67,6 +68,11 @@ class SoloWorkbench:
 
     @asynccontextmanager
     async def learning(self, version: int) -> AsyncIterator[None]:
+        if isinstance(self._engine, SharedEngine):
+            async with self._engine.learning(version):
+                yield
+                self._rank.policy.publish()
+            return
         with self._engine.paused():
             yield
             self._rank.policy.publish()
@@ -81,11 +87,19 @@ async def open_solo_workbench(recipe: Recipe, folder: Path, chat: ChatFormat) ->
         stack.push_async_callback(executor.close)
         await require_working(executor)
         gpu = stack.enter_context(GpuWatch(rank.policy.device))
-        engine = EmbeddedEngine.on_model(rank.policy.served, engine_options(recipe))
+        engine = await _open_engine(rank, recipe)
         stack.push_async_callback(engine.close)
         driver: Driver[Trace] = Driver(make_policy(recipe.rollout.scheduler))
         driver.add_engine(ENGINE_NAME, engine, ENGINE_SPEED)
         yield SoloWorkbench(rank, engine, make_roller(recipe, driver, executor, chat), gpu)
+
+
+async def _open_engine(rank: LearnerRank, recipe: Recipe) -> EmbeddedEngine | SharedEngine:
+    """Beside a GPU the interpreter is what everybody waits for, so the engine gets one of its own."""
+    policy, options = rank.policy, engine_options(recipe)
+    if policy.device.type == "cuda":
+        return await SharedEngine.start(policy.served, options)
+    return EmbeddedEngine.on_model(policy.served, options)
 
 
 def make_roller(recipe: Recipe, driver: Driver[Trace], executor: Executor, chat: ChatFormat) -> Roller:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from rstar2.engine.process.framing import read_frame, write_frame
+from rstar2.engine.process.framing import FrameWriter, read_frame
 from rstar2.engine.protocol import EngineLoad
 from rstar2.engine.remote import RemoteEngine
 from rstar2.engine.remote.client import SILENCE_S
@@ -77,11 +77,10 @@ class _Pipe:
     ) -> None:
         self.process = process
         self._reader = reader
-        self._writer = writer
+        self._writer = FrameWriter(writer)
 
     def send(self, frame: Frame) -> None:
-        if not self._writer.is_closing():
-            write_frame(self._writer, frame)
+        self._writer.write(frame)
 
     async def receive(self) -> Frame | None:
         return await read_frame(self._reader)

@@ -31,10 +31,14 @@ async def serve(connection: socket.socket, load_engine: Callable[[], Engine]) ->
         await writer.drain()
         return
     write_frame(writer, {"error": None, "load": encode_load(engine.load())})
+    await serve_until_gone(EngineHost(engine), reader, writer)
+    await engine.close()
+
+
+async def serve_until_gone(host: EngineHost, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     # A connection that breaks while something is written to it is an owner that is gone.
     with suppress(ConnectionError):
-        await _serve(EngineHost(engine), reader, writer)
-    await engine.close()
+        await _serve(host, reader, writer)
 
 
 async def _serve(host: EngineHost, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -71,10 +71,10 @@ class RemoteEngine:
         return self._load
 
     async def cancel(self, session: str) -> None:
-        await self._ask_and_wait("cancel", session)
+        await self._ask_and_wait("cancel", {"session": session})
 
     async def release(self, session: str) -> None:
-        await self._ask_and_wait("release", session)
+        await self._ask_and_wait("release", {"session": session})
 
     async def lost(self) -> InfrastructureError:
         """Waits until the engine is gone, and says why."""
@@ -95,11 +95,11 @@ class RemoteEngine:
         if self._end is None:
             self._channel.send({"ask": what, "number": number, **request})
 
-    async def _ask_and_wait(self, what: str, session: str) -> None:
+    async def _ask_and_wait(self, what: str, request: Frame) -> None:
         self._check_alive()
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        self._ask(what, number, {"session": session})
+        self._ask(what, number, request)
         try:
             await answer
         finally:

@@ -37,7 +37,7 @@ class EngineHost:
                 task = self._tasks.get(number)
                 if task is not None:
                     task.cancel()
-            case "cancel" | "release":
+            case _:
                 self._tasks[number] = asyncio.create_task(self._answer(number, frame))
         if number in self._tasks:
             self._tasks[number].add_done_callback(lambda _: self._tasks.pop(number, None))
@@ -80,13 +80,19 @@ class EngineHost:
 
     async def _answer(self, number: int, frame: Frame) -> None:
         try:
-            if frame["ask"] == "cancel":
-                await self._engine.cancel(frame["session"])
-            else:
-                await self._engine.release(frame["session"])
+            await self._do(frame)
             self._reply({"number": number, "error": None})
         except Exception as error:
             self._reply({"number": number, "error": encode_error(error)})
+
+    async def _do(self, frame: Frame) -> None:
+        match frame["ask"]:
+            case "cancel":
+                await self._engine.cancel(frame["session"])
+            case "release":
+                await self._engine.release(frame["session"])
+            case unknown:
+                raise AssertionError(f"nobody asks for {unknown}")
 
     def _reply(self, reply: Frame) -> None:
         self._replies.append(reply)
