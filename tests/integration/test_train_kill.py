@@ -26,7 +26,18 @@ pytestmark = pytest.mark.integration
 NUM_KILLS = 6
 FIRST_EVENT = 25
 """The folder is a run by then: before it holds a run.json there is nothing to resume."""
-MEASURED_TIMES = ("tokens_per_s", "generate_s", "train_s", "step_s", "seconds", "mean_rollout_seconds")
+MEASURED_TIMES = {
+    "tokens_per_s",
+    "generate_s",
+    "train_s",
+    "step_s",
+    "seconds",
+    "mean_rollout_seconds",
+    "rollout_queued_s",
+    "rollout_generating_s",
+    "rollout_tool_s",
+    "engine_idle_share",
+}
 ATTEMPTS = Path(__file__).with_name("train_attempts.py")
 
 

@@ -1,12 +1,13 @@
 """A model that was trained here is asked as it was trained."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from rstar2.agent import load_chat, write_format
 from rstar2.agent.chat_template import SYSTEM_TEXT
-from rstar2.agent.model_folder import FORMAT_FILE
+from rstar2.agent.model_folder import FORMAT_FILE, TEMPLATE_FILE
 from rstar2.errors import UserError
 from rstar2.models.tiny import TinySizes, build_tiny
 
@@ -35,3 +36,13 @@ def test_a_damaged_file_is_said(folder: Path, content: str) -> None:
     with pytest.raises(UserError, match=FORMAT_FILE):
         load_chat(folder)
     (folder / FORMAT_FILE).unlink()
+
+
+def test_the_template_of_training_is_that_of_the_folder(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    own = "{% for message in messages %}{{ message['content'] + '<|im_end|>' }}{% endfor %}"
+    (tmp_path / TEMPLATE_FILE).write_text(own)
+    trained = load_chat(tmp_path, "qwen")
+    assert load_chat(tmp_path).prompt_text("q", ()) != trained.prompt_text("q", ())
+    write_format(tmp_path, trained)
+    assert load_chat(tmp_path).prompt_text("q", ()) == trained.prompt_text("q", ())

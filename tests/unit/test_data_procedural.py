@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from rstar2.data.procedural import PROBLEM_TASKS, conversations, generate
+from rstar2.data.procedural.tool_format import _run
 from rstar2.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -83,3 +84,14 @@ def test_unknown_tasks_are_named() -> None:
         generate(["sums"], 1, "s")
     with pytest.raises(UserError, match=r"'gcd'.*tool_format"):
         conversations("gcd", 1, "s")
+
+
+def test_stories_are_answered_by_their_programs_and_are_of_no_family() -> None:
+    found = conversations("stories", 300, "s")
+    assert found == conversations("stories", 300, "s") != conversations("stories", 300, "t")
+    assert len({talk.messages[0]["content"] for talk in found}) > 250
+    for question, call, output, answer in (talk.messages for talk in found):
+        code = call["tool_calls"][0]["function"]["arguments"]["code"]
+        assert _run(code) == (output["content"], False)
+        assert int(output["content"]) > 0 and f"\\boxed{{{output['content']}}}" in answer["content"]
+        assert "{" not in question["content"]

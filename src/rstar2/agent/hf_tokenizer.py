@@ -46,6 +46,10 @@ class HfTokenizer:
             raise UserError(f"{folder} holds no tokenizer that can be loaded: {reason}") from None
         return cls(tokenizer, name=folder.name, template=template, stop_ids=_generation_stops(folder))
 
+    @property
+    def template_text(self) -> str:
+        return str(self._tokenizer.chat_template)
+
     def encode(self, text: str) -> list[int]:
         if self._backend is not None:
             return list(self._backend.encode(text, add_special_tokens=False).ids)

@@ -12,6 +12,8 @@ from rstar2.agent.hf_tokenizer import HfTokenizer, TemplateName
 from rstar2.errors import UserError
 
 FORMAT_FILE = "agent_format.json"
+TEMPLATE_FILE = "chat_template.jinja"
+"""Where `transformers` looks for it first."""
 
 
 def load_chat(folder: Path, template: TemplateName = "model", system_words: str | None = None) -> ChatFormat:
@@ -21,9 +23,11 @@ def load_chat(folder: Path, template: TemplateName = "model", system_words: str 
 
 
 def write_format(folder: Path, chat: ChatFormat) -> None:
-    """Into a model folder: what the model was trained to be told."""
+    """Into a model folder: what the model was trained to be told, and the template that it was trained with."""
     content = json.dumps({"system_text": chat.system_words}, indent=2, ensure_ascii=False)
     (folder / FORMAT_FILE).write_text(content + "\n", encoding="utf-8")
+    if isinstance(chat.tokenizer, HfTokenizer):
+        (folder / TEMPLATE_FILE).write_text(chat.tokenizer.template_text, encoding="utf-8")
 
 
 def _trained_words(folder: Path) -> str | None:

@@ -34,6 +34,7 @@ from rstar2.train.problems import Curriculum, require_short_prompts
 from rstar2.train.seeds import named_seed
 from rstar2.train.sft import SftSettings, render_all
 from rstar2.train.state import WARM_UP, TrainState
+from rstar2.train.trace_keeper import TraceKeeper
 from rstar2.train.update import UpdateSettings, kept_rollouts
 from rstar2.train.watches import (
     MAX_STEPS_WITHOUT_SIGNAL,
@@ -97,9 +98,14 @@ class Trainer:
         self._observer = observer
         self._checkpoints = CheckpointFolder(run.checkpoints, recipe.train.num_checkpoints_kept)
         self._state = TrainState()
+        self._traces = TraceKeeper(run.write_trace)
 
     async def train(self, checkpoint: Checkpoint | None = None) -> None:
         """From the checkpoint, or from the start, to the end of the recipe."""
+        with self._traces:
+            await self._train(checkpoint)
+
+    async def _train(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is not None:
             await self._load(checkpoint)
         self._check_prompts()
@@ -216,6 +222,7 @@ class Trainer:
                 stage=stage.name,
                 on_trace=self._keep_trace,
             )
+            await self._traces.settled()
             self._run.write_event(
                 "difficulty_filter",
                 f"{len(problems) - len(hard)} of {len(problems)} problems are solved {wanted.drop_solved} of "
@@ -242,6 +249,7 @@ class Trainer:
             driver.begin_step(step)
             plan = self._plan(step, stage)
             collected = await collect_step(self._bench.roller, problems, cursor, plan, self._keep_trace)
+            await self._traces.settled()
             schedule = driver.end_step()
             self._run.write_step_record(schedule)
             return replace(collected, schedule=schedule)
@@ -380,13 +388,14 @@ class Trainer:
                 seed=self._recipe.seed,
                 on_trace=self._keep_trace,
             )
+            await self._traces.settled()
             for benchmark, result in results.items():
                 numbers = {key: float(value) for key, value in asdict(result).items() if isinstance(value, int | float)}
                 self._write_metrics(self._state.step, f"{name}/{benchmark}", numbers)
         self._state = replace(self._state, pending_evaluation=None)
 
     def _keep_trace(self, trace: Trace) -> None:
-        self._run.write_trace(trace)
+        self._traces.keep(trace)
         self._observer.rollouts(1)
 
     def _write_metrics(self, step: int, stage: str, values: Mapping[str, float]) -> None:
