@@ -13,11 +13,12 @@ from rstar2.config import Recipe
 from rstar2.plan.activations import ActivationMeter, _head
 from rstar2.plan.devices import find_device
 from rstar2.plan.engine_memory import engine_memory
-from rstar2.plan.layout import Layout, find_layout
+from rstar2.plan.layout import find_layout
 from rstar2.plan.memory import train_phase, trainer_bytes
 from rstar2.plan.meta_model import ModelPlan
 from rstar2.plan.model_config import find_config
-from rstar2.plan.shards import _fully_shard, pretended_ranks, shard
+from rstar2.plan.shards import pretended_ranks, shard
+from rstar2.train.sharding import shard_layers
 
 pytestmark = pytest.mark.integration
 
@@ -52,11 +53,11 @@ def test_a_plan_is_never_below_what_fsdp_needs_and_not_far_above(
     parts = ("parameters", "gathered parameters", "gradients", "activations")
     planned_bytes = sum(phase.parts[part] for part in parts) - trainer.gradients_kept
 
-    tracked_bytes = _tracked(model, layout, monkeypatch)
+    tracked_bytes = _tracked(model, monkeypatch)
     assert tracked_bytes <= planned_bytes <= 1.3 * tracked_bytes
 
 
-def _tracked(model: ModelPlan, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> int:
+def _tracked(model: ModelPlan, monkeypatch: pytest.MonkeyPatch) -> int:
     def step(self: Qwen3ForCausalLM) -> Tensor:
         ids = torch.zeros(1, NUM_TOKENS, dtype=torch.long)
         masks = {"full_attention": None}
@@ -66,11 +67,9 @@ def _tracked(model: ModelPlan, layout: Layout, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Qwen3ForCausalLM, "forward", step)
     with pretended_ranks(0, 8):
         mesh = device_mesh.init_device_mesh("cpu", (8,))
-        # A mesh reads its own numbers, which fake tensors do not have.
-        monkeypatch.setattr(device_mesh, "init_device_mesh", lambda *_, **__: mesh)
         with FakeTensorMode(allow_non_fake_inputs=True):
             network = model.build(torch.float32)
-            _fully_shard(network, model.dtype, layout)
+            shard_layers(network, mesh, model.dtype)
             network.to_empty(device="cpu")
             tracker = FSDPMemTracker(network)
             with tracker:

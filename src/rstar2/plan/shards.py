@@ -1,7 +1,7 @@
 """The model on its ranks: really sharded by FSDP2, on the meta device, under a process group that only pretends.
 
-One process plays one rank of N: `fully_shard` cuts each decoder layer and the rest of the model as it would on N
-machines, and what the rank then holds is read off its tensors. No number is derived from a formula for shards.
+One process plays one rank of N: the trainer's own code cuts each decoder layer and the rest of the model as it would on
+N machines, and what the rank then holds is read off its tensors. No number is derived from a formula for shards.
 """
 
 from collections.abc import Iterator
@@ -12,9 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rstar2.plan.layout import Layout
 from rstar2.plan.meta_model import ModelPlan
+from rstar2.train.sharding import shard_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def shard(plan: ModelPlan, layout: Layout, rank: int) -> Shards:
         root = [parameter for parameter in model.parameters() if id(parameter) not in in_layers]
         layer_sizes = [(_num(layer.values()), _num_trained(layer.values())) for layer in layers]
         num_root, num_root_trained = _num(root), _num_trained(root)
-        _fully_shard(model, plan.dtype, layout)
+        shard_layers(model, _mesh(layout), plan.dtype)
         parameters: dict[str, Any] = dict(model.named_parameters())
         held = {name: _num_held(parameter) for name, parameter in parameters.items()}
         return Shards(
@@ -94,19 +96,11 @@ def whole(plan: ModelPlan) -> Shards:
     )
 
 
-def _fully_shard(model: Any, dtype: torch.dtype, layout: Layout) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
+def _mesh(layout: Layout) -> DeviceMesh:
     if layout.ranks_per_shard == layout.num_ranks:
-        mesh = init_device_mesh("cpu", (layout.num_ranks,))
-    else:
-        sizes = (layout.num_ranks // layout.ranks_per_shard, layout.ranks_per_shard)
-        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard"))
-    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=precision)
-    fully_shard(model, mesh=mesh, mp_policy=precision)
+        return init_device_mesh("cpu", (layout.num_ranks,))
+    sizes = (layout.num_ranks // layout.ranks_per_shard, layout.ranks_per_shard)
+    return init_device_mesh("cpu", sizes, mesh_dim_names=("copy", "shard"))
 
 
 def _num(parameters: Any) -> int:

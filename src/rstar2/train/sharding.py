@@ -68,18 +68,22 @@ def make_mesh(recipe: Recipe, ranks: Ranks, device_type: str) -> DeviceMesh:
 
 
 def shard(network: Any, mesh: DeviceMesh, recipe: Recipe, dtype: torch.dtype) -> None:
+    """The network as ranks train it: cut into shards, and with a way through it that gathers them."""
+    is_offloaded = recipe.cluster is not None and recipe.cluster.cpu_offload
+    shard_layers(network, mesh, dtype, is_offloaded=is_offloaded)
+    # The head is applied piece by piece outside the network's own `forward`, on weights that must be gathered for it.
+    setattr(network, FORWARD, MethodType(token_log_probs, network))
+    register_fsdp_forward_method(network, FORWARD)
+
+
+def shard_layers(network: Any, mesh: DeviceMesh, dtype: torch.dtype, *, is_offloaded: bool = False) -> None:
     """Layer by layer, so that a rank gathers one layer at a time; what is left goes with the network itself."""
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    offload = OffloadPolicy()
-    if recipe.cluster is not None and recipe.cluster.cpu_offload:
-        offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if is_offloaded else OffloadPolicy()
     for module in (*network.model.layers, network):
         sharded: FSDPModule = fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=offload)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
-    # The head is applied piece by piece outside the network's own `forward`, on weights that must be gathered for it.
-    setattr(network, FORWARD, MethodType(token_log_probs, network))
-    register_fsdp_forward_method(network, FORWARD)
 
 
 def _forward(network: Any, pack: Pack, *, temperature: float) -> tuple[Tensor, Tensor]:
