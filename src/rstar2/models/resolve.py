@@ -1,12 +1,13 @@
 """From what a recipe or a command line says to a folder that can be loaded.
 
 A catalog name always means the catalog's model; anything else is a path. `./name` reaches a folder that happens to
-share a catalog name.
+share a catalog name. A folder of adapters means its base with the adapters merged in.
 """
 
 from pathlib import Path
 
 from rstar2.errors import UserError
+from rstar2.models.adapter import base_name, is_adapter, merged_folder
 from rstar2.models.card import read_card
 from rstar2.models.catalog import CATALOG, suggestion
 from rstar2.models.home import model_folder
@@ -23,6 +24,8 @@ def resolve(name_or_path: str | Path) -> Path:
     folder = Path(text).expanduser()
     if (folder / "config.json").is_file():
         return folder.absolute()
+    if is_adapter(folder):
+        return merged_folder(folder, resolve(base_name(folder)))
     if folder.is_dir():
         raise UserError(f"{text} is not a model folder: it has no config.json")
     raise UserError(f"{text!r} is neither a model folder nor a name in the catalog{suggestion(text)}")

@@ -28,6 +28,7 @@ from rstar2.train.checkpoint import Checkpoint, CheckpointFolder, write_errors
 from rstar2.train.collect import Collected, StepPlan, collect_step
 from rstar2.train.cursor import Cursor
 from rstar2.train.difficulty import hard_problems
+from rstar2.train.export import ADAPTER_FOLDER
 from rstar2.train.observer import Observer
 from rstar2.train.optimizer import warmup_factor
 from rstar2.train.problems import Curriculum, require_short_prompts
@@ -124,7 +125,9 @@ class Trainer:
             shutil.rmtree(unfinished, ignore_errors=True)
             await self._learner.export(unfinished)
             _copy_all_but_weights(source, unfinished)
-            write_format(unfinished, self._chat)
+            for folder in (unfinished, unfinished / ADAPTER_FOLDER):
+                if folder.is_dir():
+                    write_format(folder, self._chat)
             shutil.rmtree(target, ignore_errors=True)
             unfinished.rename(target)
         return target
