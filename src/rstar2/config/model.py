@@ -67,8 +67,8 @@ class Model(Section):
     name: str = Field(
         min_length=1,
         examples=["smollm2-135m"],
-        description="A name that `rstar2 models` knows, a local Hugging Face folder, OWNER/NAME[@REVISION] on the hub, "
-        "or tiny:llama or tiny:qwen3 for a small model built from nothing.",
+        description="A name that `rstar2 models` knows, a local Hugging Face folder (of a model, or of adapters), "
+        "OWNER/NAME[@REVISION] on the hub, or tiny:llama or tiny:qwen3 for a small model built from nothing.",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",

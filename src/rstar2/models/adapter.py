@@ -1,7 +1,7 @@
 """A folder of low-rank adapters as a model: merged into its base once, and kept.
 
 What a LoRA run leaves in `final/adapter`, or any folder that peft wrote for linear layers. The merged model lies in
-`RSTAR2_HOME/cache/merged`, under the digest of what it was made of: other adapters, or another base, are another folder.
+`RSTAR2_HOME/cache/merged`, under the digest of what it was made of: other adapters, or another base, are another one.
 """
 
 import hashlib
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.errors import UserError
+from rstar2.models.card import CARD_NAME
 from rstar2.models.extras import require_installed
 from rstar2.models.home import data_home
 from rstar2.models.storage import exclusive, put_in_place, staged, storage_errors
@@ -82,7 +83,7 @@ def _merge(adapter: Path, base: Path, target: Path) -> None:
     unused = {name.rpartition(".lora_")[0] for name in adapters}
     target.mkdir()
     for file in base.iterdir():
-        if file.is_file() and file.suffix != ".safetensors":
+        if file.is_file() and file.suffix != ".safetensors" and file.name != CARD_NAME:
             shutil.copy(file, target / file.name)
     for file in sorted(base.glob("*.safetensors")):
         state = {}

@@ -20,6 +20,7 @@ from rstar2.config.emit import to_toml
 from rstar2.engine import Sampling
 from rstar2.errors import UserError
 from rstar2.evals import Protocol, evaluate
+from rstar2.models.card import CARD_NAME
 from rstar2.records import Problem, RunDirectory, Trace
 from rstar2.records.rewind import mark, rewind
 from rstar2.records.run_layout import RunLayout
@@ -435,5 +436,6 @@ class Trainer:
 
 def _copy_all_but_weights(source: Path, target: Path) -> None:
     for file in source.iterdir():
-        if file.suffix != ".safetensors" and file.is_file() and not (target / file.name).exists():
+        is_described = file.suffix != ".safetensors" and file.name != CARD_NAME
+        if is_described and file.is_file() and not (target / file.name).exists():
             shutil.copy(file, target / file.name)
