@@ -135,6 +135,12 @@ async def test_a_prompt_that_is_too_long_is_named_before_anything_is_trained(tmp
             r"\[cluster\]",
         ),
         ("kv_cache_tokens = 4096", 'kind = "vllm"', r"engine\.kind"),
+        pytest.param(
+            'device = "cpu"',
+            'device = "cuda"',
+            r"no CUDA GPU is visible here",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA GPU"),
+        ),
     ],
 )
 def test_what_can_be_known_beforehand_is_said_beforehand(tmp_path: Path, old: str, new: str, said: str) -> None:

@@ -1,11 +1,12 @@
 """Which recipes one process can train, and which a cluster: said before anything is loaded or written."""
 
 from rstar2.config import Recipe
+from rstar2.engine.embedded.options import choose_device
 from rstar2.errors import UserError
 
 
 def check_solo(recipe: Recipe) -> None:
-    """UserError if one process cannot train it."""
+    """UserError if one process on this machine cannot train it."""
     if recipe.cluster is not None:
         raise UserError("the recipe has a [cluster]: train it with --cluster, or leave that section out")
     if recipe.engine.kind != "embedded":
@@ -13,6 +14,7 @@ def check_solo(recipe: Recipe) -> None:
             f'engine.kind is "{recipe.engine.kind}": on one machine a recipe is trained with "embedded", whose weights '
             "are the trainer's own"
         )
+    choose_device(recipe.model.device)
 
 
 def check_cluster(recipe: Recipe) -> None:
