@@ -134,6 +134,7 @@ def engine_options(recipe: Recipe) -> EmbeddedOptions:
         max_running=recipe.engine.max_batch,
         max_context_tokens=recipe.model.context_tokens,
         kv_cache_tokens=recipe.engine.kv_cache_tokens,
+        gpu_memory_share=recipe.engine.gpu_memory_share,
         max_prefill_tokens=recipe.engine.prefill_chunk_tokens,
         seed=recipe.seed,
     )

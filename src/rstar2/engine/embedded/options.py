@@ -23,7 +23,9 @@ class EmbeddedOptions:
     max_context_tokens: int | None = None
     """Prompt and answer together; by default what the model was made for."""
     kv_cache_tokens: int | None = None
-    """Tokens whose keys and values fit; by default 1 GiB on a CPU, and half of what is free on a GPU."""
+    """Tokens whose keys and values fit; by default 1 GiB on a CPU, and what `gpu_memory_share` gives on a GPU."""
+    gpu_memory_share: float | None = None
+    """Of all of a GPU's memory, for the cache, as far as it is free; by default half of what is free."""
     max_prefill_tokens: int | None = None
     """Prompt tokens computed before running sequences get their next tokens: longer prompts go in chunks."""
     steps_ahead: int | None = None
@@ -36,6 +38,8 @@ class EmbeddedOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name} must be at least 1, not {value}")
+        if self.gpu_memory_share is not None and not 0 < self.gpu_memory_share <= 1:
+            raise UserError(f"gpu_memory_share must be above 0 and at most 1, not {self.gpu_memory_share}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +61,15 @@ class Limits:
 _GIB = 1 << 30
 _CPU_CACHE_BYTES = 1 * _GIB
 _CUDA_CACHE_FRACTION = 0.5
+_CUDA_MOST_OF_FREE = 0.95
+"""What is left is for the passes' own activations."""
 
 
 def choose_limits(
     options: EmbeddedOptions, device: torch.device, model_context_tokens: int, kv_bytes_per_token: int
 ) -> Limits:
     is_cuda = device.type == "cuda"
-    cache_bytes = int(torch.cuda.mem_get_info(device)[0] * _CUDA_CACHE_FRACTION) if is_cuda else _CPU_CACHE_BYTES
+    cache_bytes = _cuda_cache_bytes(options, device) if is_cuda else _CPU_CACHE_BYTES
     cache_tokens = options.kv_cache_tokens or cache_bytes // kv_bytes_per_token
     if options.max_context_tokens is not None and options.max_context_tokens > model_context_tokens:
         raise UserError(
@@ -79,6 +85,13 @@ def choose_limits(
         max_prefill_tokens=options.max_prefill_tokens or (16384 if is_cuda else 256),
         steps_ahead=options.steps_ahead or (16 if is_cuda else 1),
     )
+
+
+def _cuda_cache_bytes(options: EmbeddedOptions, device: torch.device) -> int:
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    if options.gpu_memory_share is None:
+        return int(free_bytes * _CUDA_CACHE_FRACTION)
+    return int(min(total_bytes * options.gpu_memory_share, free_bytes * _CUDA_MOST_OF_FREE))
 
 
 def choose_device(name: str) -> torch.device:
