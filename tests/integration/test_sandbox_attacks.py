@@ -1,6 +1,7 @@
 """The sandbox holds against every attack in every mode, and the next programs are unharmed.
 
-Each mode runs in a process of its own, once, with the attacks that were selected; the tests read its report.
+Each mode runs in a process of its own, once, with the attacks that were selected; the tests read its report. A test
+that is tried again runs its attack again.
 """
 
 import json
@@ -59,7 +60,8 @@ def test_holds(mode: Mode, name: str, request: pytest.FixtureRequest) -> None:
         and item.originalname == "test_holds"
         and item.callspec.params["mode"] is mode
     )
-    outcome = report(mode, selected)
+    is_tried_again = getattr(request.node, "execution_count", 1) > 1
+    outcome = report.__wrapped__(mode, (name,)) if is_tried_again else report(mode, selected)
     assert outcome.get(name, f"never ran: {outcome.get('', 'no reason given')}") == ""
 
 
