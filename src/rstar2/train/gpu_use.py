@@ -19,7 +19,7 @@ class _Utilization(ctypes.Structure):
 
 
 class GpuWatch:
-    """Satisfies itself that it may look; `share` is None otherwise."""
+    """Used as a context: it looks while inside it, if the driver can be asked at all."""
 
     def __init__(self, device: torch.device) -> None:
         self._samples: list[int] = []

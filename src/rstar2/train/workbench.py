@@ -68,15 +68,9 @@ class SoloWorkbench:
 
     @asynccontextmanager
     async def learning(self, version: int) -> AsyncIterator[None]:
-        if isinstance(self._engine, SharedEngine):
-            async with self._engine.learning(version):
-                yield
-                self._rank.policy.publish()
-            return
-        with self._engine.paused():
+        async with self._engine.learning(version):
             yield
             self._rank.policy.publish()
-            self._engine.weights_changed(version)
 
 
 @asynccontextmanager

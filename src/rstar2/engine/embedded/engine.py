@@ -13,7 +13,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from collections.abc import Sequence as Ids
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -176,6 +176,13 @@ class EmbeddedEngine:
             with self._wakeup:
                 self._num_pauses -= 1
                 self._wakeup.notify_all()
+
+    @asynccontextmanager
+    async def learning(self, policy_version: int) -> AsyncIterator[None]:
+        """Inside it the parameters may be updated in place; after it the engine generates with them."""
+        with self.paused():
+            yield
+            self.weights_changed(policy_version)
 
     def weights_changed(self, policy_version: int) -> None:
         """The parameters were updated in place. No prefix computed before is used for new turns; running turns go on

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rstar2.engine.process.framing import read_frame, write_frame
 from rstar2.engine.protocol import Engine
@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from rstar2.engine.embedded import EmbeddedEngine
 
 
-async def serve(connection: socket.socket, load_engine: Callable[[], Engine]) -> None:
+ServedEngine = TypeVar("ServedEngine", bound=Engine)
+
+
+async def serve(
+    connection: socket.socket,
+    load_engine: Callable[[], ServedEngine],
+    make_host: Callable[[ServedEngine], EngineHost] = EngineHost,
+) -> None:
     """Says whether the engine could be loaded, then serves it."""
     reader, writer = await asyncio.open_connection(sock=connection)
     try:
@@ -31,14 +38,10 @@ async def serve(connection: socket.socket, load_engine: Callable[[], Engine]) ->
         await writer.drain()
         return
     write_frame(writer, {"error": None, "load": encode_load(engine.load())})
-    await serve_until_gone(EngineHost(engine), reader, writer)
-    await engine.close()
-
-
-async def serve_until_gone(host: EngineHost, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     # A connection that breaks while something is written to it is an owner that is gone.
     with suppress(ConnectionError):
-        await _serve(host, reader, writer)
+        await _serve(make_host(engine), reader, writer)
+    await engine.close()
 
 
 async def _serve(host: EngineHost, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -13,29 +13,26 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
 
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.engine.embedded.weights import Weights, share_weights
-from rstar2.engine.process.client import CLOSE_TIMEOUT_S, START_TIMEOUT_S
-from rstar2.engine.process.framing import FrameWriter, read_frame, write_frame
-from rstar2.engine.process.host import serve_until_gone
+from rstar2.engine.process.host import serve
+from rstar2.engine.process.pipe import Pipe
 from rstar2.engine.protocol import EngineLoad
 from rstar2.engine.remote import EngineHost, RemoteEngine
 from rstar2.engine.remote.client import SILENCE_S
-from rstar2.engine.remote.wire import Frame, decode_error, decode_load, encode_error, encode_load
-from rstar2.errors import InfrastructureError, UserError
+from rstar2.engine.remote.wire import Frame
 
 
 class SharedEngine(RemoteEngine):
     """Satisfies `Engine`. Made by `start`; ended by `close`, or by the end of this process."""
 
-    def __init__(self, channel: "_Pipe", load: EngineLoad, weights: Weights, silence_s: float) -> None:
-        assert channel.process.pid is not None, "it was started"
-        self.pid = channel.process.pid
+    def __init__(self, channel: Pipe, load: EngineLoad, weights: Weights, silence_s: float) -> None:
+        self.pid = channel.child.pid
         super().__init__(channel, load, f"the engine's process {self.pid}", silence_s)
         self._weights = weights
 
@@ -51,13 +48,8 @@ class SharedEngine(RemoteEngine):
             await asyncio.to_thread(process.start)
         # Sharing a CPU's memory has moved it.
         weights = share_weights(model)
-        channel = _Pipe(process, *await asyncio.open_connection(sock=ours))
-        try:
-            load = await _await_ready(channel)
-        except BaseException:
-            await channel.close()
-            raise
-        return cls(channel, load, weights, silence_s)
+        channel = Pipe(_Spawned(process), *await asyncio.open_connection(sock=ours))
+        return cls(channel, await channel.ready(), weights, silence_s)
 
     @asynccontextmanager
     async def learning(self, policy_version: int) -> AsyncIterator[None]:
@@ -70,40 +62,24 @@ class SharedEngine(RemoteEngine):
         await self._ask_and_wait("resume", {"policy_version": policy_version})
 
 
-class _Pipe:
-    """Satisfies `Channel`."""
+@dataclass(frozen=True, slots=True)
+class _Spawned:
+    """Satisfies `Child`."""
 
-    def __init__(
-        self, process: multiprocessing.process.BaseProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self.process = process
-        self._reader = reader
-        self._writer = FrameWriter(writer)
+    process: multiprocessing.process.BaseProcess
 
-    def send(self, frame: Frame) -> None:
-        self._writer.write(frame)
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None, "it was started"
+        return self.process.pid
 
-    async def receive(self) -> Frame | None:
-        return await read_frame(self._reader)
+    async def wait(self) -> int:
+        await asyncio.to_thread(self.process.join)
+        assert self.process.exitcode is not None
+        return self.process.exitcode
 
-    async def close(self) -> None:
-        self._writer.close()
-        await asyncio.to_thread(self.process.join, CLOSE_TIMEOUT_S)
-        if self.process.is_alive():
-            self.process.kill()
-            await asyncio.to_thread(self.process.join)
-
-
-async def _await_ready(channel: _Pipe) -> EngineLoad:
-    try:
-        hello = await asyncio.wait_for(channel.receive(), START_TIMEOUT_S)
-    except TimeoutError:
-        raise InfrastructureError(f"the engine's process was not ready after {START_TIMEOUT_S:.0f} s") from None
-    if hello is None:
-        raise InfrastructureError("the engine's process ended as it started; what it said is above")
-    if hello["error"] is not None:
-        raise decode_error(hello["error"])
-    return decode_load(hello["load"])
+    def kill(self) -> None:
+        self.process.kill()
 
 
 # The child's side.
@@ -135,17 +111,6 @@ def _serve_shared(connection: socket.socket, weights: Weights, options: Embedded
     # Ctrl-C goes to the whole terminal; the owner decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(num_threads)
-    asyncio.run(_serve(connection, weights, options))
-
-
-async def _serve(connection: socket.socket, weights: Weights, options: EmbeddedOptions) -> None:
-    reader, writer = await asyncio.open_connection(sock=connection)
-    try:
-        engine = EmbeddedEngine(weights, options)
-    except UserError as error:
-        write_frame(writer, {"error": encode_error(error)})
-        await writer.drain()
-        return
-    write_frame(writer, {"error": None, "load": encode_load(engine.load())})
-    await serve_until_gone(_Host(engine, weights.device), reader, writer)
-    await engine.close()
+    asyncio.run(
+        serve(connection, lambda: EmbeddedEngine(weights, options), lambda engine: _Host(engine, weights.device))
+    )
