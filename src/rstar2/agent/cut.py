@@ -12,6 +12,8 @@ spaces, and a megabyte of output must not cost a second of tokenizing."""
 
 def cut(text: str, max_tokens: int, tokenizer: Tokenizer) -> tuple[str, int]:
     """The text that fits, and how many of the original characters are not in it."""
+    if len(text) < max_tokens and text.isascii():  # no character is more than one token
+        return text, 0
     window = max_tokens * LONGEST_TOKEN_CHARS
     if len(text) <= 2 * window and len(tokenizer.encode(text)) <= max_tokens:
         return text, 0

@@ -40,6 +40,8 @@ NUM_HORIZONS = 24
 REFRESH_EVERY = 32
 """Endings between two updates of what is learned; or a 64th of all endings so far, if that is more."""
 NEWTON_STEPS = 3
+MOST_UPDATES = 8
+"""At once: by then Newton's method has converged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,7 @@ class Stage:
 
 class NeedModel:
     def __init__(self) -> None:
-        self.version = 0
-        """Grows when what is forecast has changed."""
+        self._version = 0
         self._turns = TurnRates()
         self._num_ended = 0
         self._num_since_refresh = 0
@@ -113,6 +114,7 @@ class NeedModel:
 
     def submit(self, specs: Sequence[RolloutSpec]) -> None:
         """New rollouts to be forecast. What has been learned of problems so far becomes their history."""
+        self._learn_if_due()
         for problem, row in self._problem_rows.items():
             self._history[problem] = (float(self._problem_mu[row]), float(self._problem_variance[row]) + DRIFT**2)
         for spec in specs:
@@ -149,27 +151,35 @@ class NeedModel:
         self._count_turn(row, has_ended=bool(num_response_tokens < self._limit[row]))
         self._num_ended += 1
         self._num_since_refresh += 1
-        if self._num_since_refresh >= max(REFRESH_EVERY, self._num_ended // 64):
-            self._refresh()
+
+    @property
+    def version(self) -> int:
+        """Grows when what is forecast has changed."""
+        self._learn_if_due()
+        return self._version
 
     def expected_tokens(self, problems: Iterable[str]) -> Floats:
         """The mean length of a new response to each of these problems."""
+        self._learn_if_due()
         return self._problem_tokens[[self._problem_rows[problem] for problem in problems]]
 
     def longest_tokens(self, problems: Iterable[str]) -> Floats:
         """What hardly any new response to each of these problems exceeds."""
+        self._learn_if_due()
         rows = [self._problem_rows[problem] for problem in problems]
         longest = np.exp(self._problem_mu[rows] + LONGEST_DEVIATIONS * self._problem_spread[rows])
         return np.minimum(longest, self._problem_limit[rows])
 
     def expected_tokens_left(self, rollout: str) -> float:
         """The mean of what a rollout that has come so far will still grow by."""
+        self._learn_if_due()
         row = self._rows[rollout]
         ahead = np.linspace(0.0, max(0.0, self._limit[row] - self._tokens[row]), NUM_HORIZONS)
         return float(np.trapezoid(self._alive(np.array([row]), ahead)[0], ahead))
 
     def forecast(self, rollouts: Iterable[str]) -> Forecast:
         """Of the own tokens that these rollouts, all running, hold together."""
+        self._learn_if_due()
         rows = np.fromiter((self._rows[rollout] for rollout in rollouts), dtype=np.int64)
         if not rows.size:
             return Forecast(np.zeros(NUM_HORIZONS), np.zeros(NUM_HORIZONS))
@@ -187,6 +197,7 @@ class NeedModel:
 
     def forecast_new(self, problems: Iterable[str]) -> Forecast:
         """Of the own tokens of a new response to each of these problems."""
+        self._learn_if_due()
         rows = np.array([self._problem_rows[problem] for problem in problems], dtype=np.int64)
         mu, spread, limit = self._problem_mu_cautious[rows], self._problem_spread[rows], self._problem_limit[rows]
         alive = np.exp(log_ndtr((mu[:, None] - np.log(self.horizons + 1)) / spread[:, None]))
@@ -203,8 +214,11 @@ class NeedModel:
         return np.asarray(alive)
 
     def _count_turn(self, row: int, *, has_ended: bool) -> None:
-        expected = self._expected_endings(np.array([row]))[0]
-        self._turns.count(int(self._turn[row]), float(expected), has_ended=has_ended)
+        before, now = (
+            log_ndtr((self._mu[row] - np.log(tokens[row] + 1)) / self._spread[row])
+            for tokens in (self._turn_tokens, self._tokens)
+        )
+        self._turns.count(int(self._turn[row]), float(before - now), has_ended=has_ended)
         self._turn_tokens[row] = self._tokens[row]
 
     def _expected_endings(self, rows: Ints) -> Floats:
@@ -228,10 +242,17 @@ class NeedModel:
         m = np.array([stage.m for stage in self._stages])[self._problem_stage]
         self._problem_mu = np.where(np.isnan(self._problem_prior_mu), m, self._problem_prior_mu)
 
+    def _learn_if_due(self) -> None:
+        """Only when somebody asks: where all fits, nobody does. Each update goes a few steps of Newton's method
+        further, so those that nobody asked for are made up for."""
+        num_due = self._num_since_refresh // max(REFRESH_EVERY, self._num_ended // 64)
+        for _ in range(min(num_due, MOST_UPDATES)):
+            self._refresh()
+
     def _refresh(self) -> None:
         """Learn from all that has ended or come so far."""
         self._num_since_refresh = 0
-        self.version += 1
+        self._version += 1
         started = np.flatnonzero(self._tokens > 0)
         sigma = np.array([stage.sigma for stage in self._stages])[self._problem_stage]
         self._learn_problems(started, sigma)

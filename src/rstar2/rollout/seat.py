@@ -70,19 +70,21 @@ class Seat:
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> AsyncIterator[Chunk]:
         """One turn: `token_ids` continued by at most `max_tokens`. The last chunk, and no other, has a stop reason."""
-        tokens, num_left = list(token_ids), max_tokens
+        tokens, num_left, has_ended = list(token_ids), max_tokens, False
         await self._begin(len(tokens))
         try:
             while True:
+                # To its very end: what is left half-way, the event loop has to clear up in a task of its own.
                 async for chunk in self._generate_here(tokens, sampling, num_left):
                     tokens += chunk.token_ids
                     num_left -= len(chunk.token_ids)
                     self.num_tokens = len(tokens)
-                    if chunk.stop_reason is not None:
+                    has_ended = chunk.stop_reason is not None
+                    if has_ended:
                         self._end_turn()
                     yield chunk
-                    if chunk.stop_reason is not None:
-                        return
+                if has_ended:
+                    return
                 await self.placed()
         finally:
             if self._state == "generating":

@@ -74,7 +74,9 @@ class RemoteEngine:
         await self._ask_and_wait("cancel", {"session": session})
 
     async def release(self, session: str) -> None:
-        await self._ask_and_wait("release", {"session": session})
+        """Not waited for: whatever is asked next, is asked after it."""
+        self._check_alive()
+        self._ask("release", next(self._numbers), {"session": session})
 
     async def lost(self) -> InfrastructureError:
         """Waits until the engine is gone, and says why."""

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from rstar2.engine.protocol import Chunk, Engine
 from rstar2.engine.remote.wire import Frame, decode_sampling, encode_chunk, encode_error, encode_load, joined
+from rstar2.errors import InfrastructureError
 
 FLUSH_PERIOD_S = 0.02
 """A person reads slower than this, and a scheduler looks more rarely."""
@@ -37,6 +38,8 @@ class EngineHost:
                 task = self._tasks.get(number)
                 if task is not None:
                     task.cancel()
+            case "release":
+                self._tasks[number] = asyncio.create_task(self._release(frame["session"]))
             case _:
                 self._tasks[number] = asyncio.create_task(self._answer(number, frame))
         if number in self._tasks:
@@ -78,6 +81,11 @@ class EngineHost:
         except Exception as error:
             self._reply({"number": number, "error": encode_error(error)})
 
+    async def _release(self, session: str) -> None:
+        """An engine that cannot even forget is lost, and its turns say so."""
+        with suppress(InfrastructureError):
+            await self._engine.release(session)
+
     async def _answer(self, number: int, frame: Frame) -> None:
         try:
             await self._do(frame)
@@ -89,8 +97,6 @@ class EngineHost:
         match frame["ask"]:
             case "cancel":
                 await self._engine.cancel(frame["session"])
-            case "release":
-                await self._engine.release(frame["session"])
             case unknown:
                 raise AssertionError(f"nobody asks for {unknown}")
 

@@ -4,7 +4,7 @@ Invariant: whatever `encode_*` makes, `decode_*` turns back into an equal value.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
@@ -13,9 +13,12 @@ from rstar2.records import StopReason
 
 Frame = dict[str, Any]
 
+_SAMPLING_FIELDS = [field.name for field in fields(Sampling)]
+_LOAD_FIELDS = [field.name for field in fields(EngineLoad)]
+
 
 def encode_sampling(sampling: Sampling) -> Frame:
-    return asdict(sampling)
+    return {name: getattr(sampling, name) for name in _SAMPLING_FIELDS}
 
 
 def decode_sampling(frame: Frame) -> Sampling:
@@ -33,7 +36,7 @@ def decode_chunk(values: list[Any]) -> Chunk:
 
 
 def encode_load(load: EngineLoad) -> Frame:
-    return asdict(load)
+    return {name: getattr(load, name) for name in _LOAD_FIELDS}
 
 
 def decode_load(frame: Frame) -> EngineLoad:
