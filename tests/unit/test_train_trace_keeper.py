@@ -1,5 +1,6 @@
 """Traces are all written, in order, or it is said why not."""
 
+import asyncio
 import threading
 
 import pytest
@@ -48,3 +49,24 @@ async def test_a_disk_that_is_full_is_told_to_whoever_gives_the_next_or_waits() 
             await keeper.settled()
         with pytest.raises(OSError, match="full"):
             keeper.keep(trace(2))
+
+
+async def test_traces_lie_until_there_is_time_for_them_or_they_have_lain_long_enough() -> None:
+    written: list[str] = []
+    with TraceKeeper(lambda trace: written.append(trace.id), hold_s=60) as keeper:
+        keeper.keep(trace(0))
+        await asyncio.sleep(0.1)
+        assert not written
+        keeper.begin_writing()
+        async with asyncio.timeout(10):
+            while not written:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        keeper.keep(trace(1))
+        await keeper.settled()
+        await keeper.settled()
+        assert written == ["0", "1"]
+    with TraceKeeper(lambda trace: written.append(trace.id), hold_s=0.01) as keeper:
+        keeper.keep(trace(2))
+        async with asyncio.timeout(10):
+            while len(written) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)

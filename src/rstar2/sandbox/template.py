@@ -62,7 +62,10 @@ def main() -> None:
     group_fd = -1
     if settings.service_group is not None:
         group_fd = os.open(Path(settings.service_group).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    is_single_threaded = len(list(Path("/proc/self/task").iterdir())) == 1
+    num_threads = len(list(Path("/proc/self/task").iterdir()))
+    can_rebase = settings.fast and fast_fork is not None and num_threads == 1
+    if num_threads > 1:
+        print(f"sandbox: a library started {num_threads - 1} threads; programs will start slowly", file=sys.stderr)
     confine.enter_template(settings.layers)
     tempfile.tempdir = None  # what it found outside does not hold inside
     sys.path[:] = [path for path in sys.path if Path(path).exists()]
@@ -89,9 +92,10 @@ def main() -> None:
     twisters = inside.find_twisters()
     gc.collect()
     gc.freeze()
-    facts = {"missing": missing, "fast": implementation is fast_fork, "pid": os.getpid()}
+    facts = {"missing": missing, "fast": can_rebase, "pid": os.getpid()}
     os.write(control, json.dumps(facts).encode())
-    if implementation is fast_fork and is_single_threaded:
+    if can_rebase:
+        assert fast_fork is not None
         fast_fork.rebase(maps_fd)
     os.close(maps_fd)
     run = inside.run_program if twisters else inside.run_reseeded

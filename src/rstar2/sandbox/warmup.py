@@ -2,6 +2,9 @@
 
 Imports alone are not enough: a first `sympy.solve` after the imports still spends three quarters of its time filling
 caches. The snippets below fill them once.
+
+None of them may start a thread, which would not survive a fork and would cost the template its fast path: no linprog,
+whose solver starts one for every second core.
 """
 
 import contextlib
@@ -63,7 +66,6 @@ latex(x**2/2)
     """
 import scipy.integrate, scipy.optimize
 scipy.optimize.minimize(lambda v: (v[0] - 1)**2, [0.0])
-scipy.optimize.linprog([1, 1], A_ub=[[-1, -1]], b_ub=[-1])
 scipy.integrate.quad(lambda t: t * t, 0, 1)
 """,
     """

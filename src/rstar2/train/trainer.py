@@ -253,7 +253,7 @@ class Trainer:
             driver.begin_step(step)
             plan = self._plan(step, stage)
             collected = await collect_step(self._bench.roller, problems, cursor, plan, self._keep_trace)
-            await self._traces.settled()
+            self._traces.begin_writing()
             schedule = driver.end_step()
             self._run.write_step_record(schedule)
             return replace(collected, schedule=schedule)
@@ -278,6 +278,7 @@ class Trainer:
         update_began_s = time.monotonic()
         if collected.trainable:
             values |= await self._update(collected)
+        await self._traces.settled()
         ended_s = time.monotonic()
         num_sampled = sum(trace.num_sampled_tokens for trace in collected.traces)
         values |= {
