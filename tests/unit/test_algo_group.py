@@ -16,6 +16,7 @@ from rstar2.algo import (
     num_missing_rollouts,
     rollout_reward,
 )
+from rstar2.algo.penalties import Penalty
 from rstar2.errors import UserError
 from rstar2.records import (
     Group,
@@ -141,6 +142,23 @@ def test_a_batch_lacks_the_groups_that_were_dropped() -> None:
     equal = decide([make_trace(i, WRONG) for i in range(8)])
     assert num_missing_groups([mixed, equal, mixed], num_wanted=4) == 2
     assert num_missing_groups([mixed] * 5, num_wanted=4) == 0
+
+
+@pytest.mark.parametrize(
+    ("penalty", "kept"), [(Penalty.BOTH, {4, 5}), (Penalty.ERRORS, {2, 3}), (Penalty.FORMAT, {0, 1})]
+)
+def test_the_chosen_penalty_decides_which_successes_are_kept(penalty: Penalty, kept: set[int]) -> None:
+    failing = [make_trace(i, RIGHT, status=ToolStatus.RAISED) for i in (0, 1)]
+    rambling = [make_trace(i, RIGHT) for i in (2, 3)]
+    middling = [replace(trace, turns=trace.turns[1:] * 4) for trace in (make_trace(i, RIGHT) for i in (4, 5))]
+    wrong = [make_trace(i, WRONG) for i in range(6, 12)]
+    blocks = [1, 1, 3, 3, 2, 2, *[1] * 6]
+    settings = RocSettings(group_size=4, mode=Mode.RELEASE, penalty=penalty)
+    traces = failing + rambling + middling + wrong
+    group = decide_group(traces, blocks, settings, np.random.default_rng(0), group_id="g", step=3)
+    assert {i for i in range(6) if group.selections[i] is Selection.KEPT} == kept
+    assert group.error_penalties[:6] == (1.0, 1.0, 0.0, 0.0, 0.5, 0.5)
+    assert group.format_penalties[:6] == (0.0, 0.0, 1.0, 1.0, 0.25, 0.25)
 
 
 def test_rollouts_of_two_problems_are_refused() -> None:

@@ -51,4 +51,5 @@ def test_both_pages_hold_every_field_once() -> None:
         assert text.count(f"  {field.key}  (") == 1
         assert markdown.count(f"| `{field.key}` |") == 1
     assert 'algo.selection  ("paper", "release", "random" or "off"; default: "paper")' in text
+    assert 'algo.penalty  ("both", "errors" or "format"; default: "both")' in text
     assert "| `train.lr` | number, more than 0 | `1e-06` |" in markdown

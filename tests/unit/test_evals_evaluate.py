@@ -9,7 +9,7 @@ from rstar2.engine import Sampling
 from rstar2.evals import History, Protocol, evaluate
 from rstar2.evals.evaluate import NUM_FAULT_ROUNDS
 from rstar2.records import Outcome, Problem, StopReason, Trace, Turn, Verdict
-from rstar2.rollout.roller import RolloutRequest
+from rstar2.rollout.request import RolloutRequest
 
 pytestmark = pytest.mark.unit
 

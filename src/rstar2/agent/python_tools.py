@@ -5,11 +5,11 @@ printed before, then its traceback or the limit that it ran into.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from rstar2.agent.tool import Tool, ToolSchema
+from rstar2.agent.tool import ToolSchema
 from rstar2.records import ToolResult, ToolStatus
 from rstar2.sandbox.execution import Execution, Limits
 from rstar2.sandbox.executor import Executor, Request, Session
@@ -117,7 +117,7 @@ class JupyterTool:
             await session.close()
 
 
-PYTHON_TOOLS: dict[str, Callable[[Executor], Tool]] = {
+PYTHON_TOOLS: dict[str, type[PythonTool | JupyterTool]] = {
     PythonTool.schema.name: PythonTool,
     JupyterTool.schema.name: JupyterTool,
 }

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rstar2.algo.advantage import group_advantages, rewards_are_equal
-from rstar2.algo.penalties import trace_penalty
+from rstar2.algo.penalties import Penalty, trace_penalty
 from rstar2.algo.resample import DEFAULT_EPSILON, Mode, resample
 from rstar2.errors import UserError
 from rstar2.records import Group, Outcome, Selection, Trace, Verdict
@@ -21,6 +21,8 @@ class RocSettings:
     group_size: int = 16
     """Rollouts kept, G. Twice as many are sampled."""
     mode: Mode = Mode.PAPER
+    penalty: Penalty = Penalty.BOTH
+    """Of traces; arrays come with the penalties that count."""
     penalty_epsilon: float = DEFAULT_EPSILON
     drop_equal_groups: bool = True
     """If not, a group of equal rewards stays, with advantages of 0."""
@@ -74,7 +76,7 @@ def decide_group(
     ]
     choice = choose_rollouts(
         [np.nan if reward is None else reward for reward in rewards],
-        [np.nan if penalty is None else penalty.total for penalty in penalties],
+        [np.nan if penalty is None else settings.penalty.of(penalty) for penalty in penalties],
         settings,
         rng,
     )

@@ -6,6 +6,7 @@ text; turns are the assistant's own.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,6 +26,24 @@ class TracePenalty:
     @property
     def total(self) -> float:
         return self.error + self.format
+
+
+class Penalty(StrEnum):
+    """Which penalty of a success weighs against it."""
+
+    BOTH = "both"
+    """`p_err + p_format`, as in the report."""
+    ERRORS = "errors"
+    FORMAT = "format"
+
+    def of(self, trace: TracePenalty) -> float:
+        match self:
+            case Penalty.BOTH:
+                return trace.total
+            case Penalty.ERRORS:
+                return trace.error
+            case Penalty.FORMAT:
+                return trace.format
 
 
 def error_penalties(num_calls: ArrayLike, num_failed: ArrayLike) -> NDArray[np.float64]:

@@ -161,7 +161,7 @@ def _only_one(models: list[str], base_url: str) -> str:
 
 
 def _tools(options: AgentOptions, stack: AsyncExitStack) -> list["Tool"]:
-    from rstar2.agent import PYTHON_TOOLS, PythonTool
+    from rstar2.agent import PYTHON_TOOLS, PythonTool, Tool
 
     tools: list[Tool] = []
     executor: Executor | None = None
@@ -170,7 +170,7 @@ def _tools(options: AgentOptions, stack: AsyncExitStack) -> list["Tool"]:
             if executor is None:
                 executor = _executor(options)
                 stack.push_async_callback(executor.close)
-            tool = PYTHON_TOOLS[name](executor)
+            tool: Tool = PYTHON_TOOLS[name](executor)
         elif name.endswith(".py"):
             tool = load_tool(Path(name))
         else:

@@ -25,7 +25,8 @@ from rstar2.rollout import EngineSpeed, make_policy
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.roller import Roller
 from rstar2.sandbox.pool import PoolExecutor
-from rstar2.train.workbench import Workbench, engine_options, make_executor, make_roller
+from rstar2.train.rolling import make_executor, make_roller
+from rstar2.train.workbench import Workbench, engine_options
 
 ENGINE_PATIENCE_S = 1800.0
 """How long rollouts wait while the only engine is started again."""

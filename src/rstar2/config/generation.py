@@ -99,6 +99,12 @@ class Rollout(Section):
         ge=1,
         description="Rollouts in flight at one time over all engines. Left out, the scheduler alone decides.",
     )
+    num_workers: int | None = Field(
+        None,
+        ge=0,
+        description="Processes of this machine that hold the conversations; 0: the trainer's own does. Left out, one "
+        "for every two cores beside a GPU, at most 8, and none without. On a cluster it says nothing.",
+    )
     max_prompt_tokens: int = Field(
         2048,
         ge=16,

@@ -22,6 +22,12 @@ class Algo(Section):
         "to their penalty. release: successes with the lowest penalty. random: the control with equal sampling cost. "
         "off: all are kept (plain GRPO), with oversample_factor 1.",
     )
+    penalty: Literal["both", "errors", "format"] = Field(
+        "both",
+        description="What weighs against a success in selection. both: the share of its tool calls that failed plus "
+        "what its answer blocks lack in form, the report's. errors, format: one of the two alone, to tell what each "
+        "of them does. random and off read neither.",
+    )
     penalty_epsilon: float = Field(
         0.1,
         gt=0,

@@ -9,7 +9,6 @@ from rstar2.errors import UserError
 from rstar2.evals.arena import arena_judge
 from rstar2.evals.arena.judge import Chat
 from rstar2.evals.bfcl import asked_messages, call_judge
-from rstar2.evals.evaluate import Rolls
 from rstar2.evals.ifeval import instruction_judge
 from rstar2.evals.judgement import Judge, answer_judge
 from rstar2.evals.plan import Benchmark
@@ -17,6 +16,7 @@ from rstar2.evals.single_turn import SingleTurnRoller, plain_question
 from rstar2.grading import AnswerPlace, Grader
 from rstar2.records import Trace
 from rstar2.rollout.driver import Driver
+from rstar2.rollout.request import Rolls
 from rstar2.rollout.roller import Roller, math_judge
 
 

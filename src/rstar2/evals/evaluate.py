@@ -9,30 +9,15 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol as Seam
 
-from rstar2.agent import AgentLimits
-from rstar2.engine import Sampling
 from rstar2.evals.metrics import BenchmarkResult, measure
 from rstar2.evals.protocol import Protocol
 from rstar2.evals.sample import BENCHMARK_KEY, STAGE_KEY, Sample
 from rstar2.records import Problem, Trace
-from rstar2.rollout.roller import RolloutRequest
+from rstar2.rollout.request import RolloutRequest, Rolls
 
 NUM_FAULT_ROUNDS = 2
 """How often the rollouts of a benchmark that were lost through our fault are asked for again, all together."""
-
-
-class Rolls(Seam):
-    """What evaluation needs of a `Roller`: one judged trace for each request, in any way it likes."""
-
-    async def run(
-        self,
-        requests: Sequence[RolloutRequest],
-        limits: AgentLimits,
-        sampling: Sampling,
-        on_trace: Callable[[Trace], None] = ...,
-    ) -> list[Trace]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from rstar2.evals.judgement import Judge, judged
 from rstar2.records import Outcome, Problem, StopReason, Trace, Turn
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.facts import RolloutSpec
-from rstar2.rollout.roller import RolloutRequest
+from rstar2.rollout.request import RolloutRequest
 from rstar2.rollout.seat import Seat
 
 Ask = Callable[[Problem], Sequence[Message]]

@@ -1,13 +1,8 @@
-"""Many rollouts of many problems, each of them judged: agent, tools and judge put together on the driver.
-
-Invariant: one trace comes back for each request, in the order of the requests, whatever happened to it; a rollout that
-was lost through our fault comes back as that, and never with a reward. One that had ended before its run was
-interrupted comes back as it was, and is not rolled out again.
-"""
+"""Many rollouts of many problems, each of them judged: agent, tools and judge put together on the driver."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rstar2.agent import Agent, AgentLimits, ChatFormat, Tool, Transcript
 from rstar2.agent.events import AgentEvent, CallStarted, TurnStarted
@@ -15,28 +10,17 @@ from rstar2.algo import rollout_reward
 from rstar2.engine import Chunk, EngineLoad, Sampling
 from rstar2.errors import InfrastructureError
 from rstar2.grading import AnswerPlace, Grade, Grader, Method
-from rstar2.records import Outcome, Problem, Trace, Verdict
+from rstar2.records import Outcome, Problem, StepRecord, Trace, Verdict
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.facts import RolloutSpec
+from rstar2.rollout.remembered import Remembered
+from rstar2.rollout.request import OnTrace, RolloutRequest
 from rstar2.rollout.seat import Seat
 
 Judge = Callable[[Problem, Trace], Awaitable[Grade]]
 """From a finished trace to its grade. InfrastructureError if it could not be judged through our fault."""
 
 MAX_JUDGE_ATTEMPTS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutRequest:
-    """One attempt at one problem. Ids are the caller's, so that a repeated attempt can be told from a new one."""
-
-    problem: Problem
-    trace_id: str
-    group_id: str = ""
-    sample_index: int = 0
-    step: int = 0
-    stage: str = ""
-    seed: int | None = None
 
 
 def math_judge(grader: Grader, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) -> Judge:
@@ -49,7 +33,7 @@ def math_judge(grader: Grader, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) ->
 
 
 class Roller:
-    """Rolls problems out on the driver's engines. `make_tools` is called once for each rollout."""
+    """Satisfies `RollsInSteps`, on the driver's engines. `make_tools` is called once for each rollout."""
 
     def __init__(
         self,
@@ -64,15 +48,16 @@ class Roller:
         self._make_tools = make_tools
         self._judge = judge
         self._model = model
-        self._remembered: dict[str, Trace] = {}
+        self._remembered = Remembered()
 
     def remember(self, traces: Mapping[str, Trace]) -> None:
-        """Rollouts of an interrupted run, by id. Each is given back once; those that our fault spoilt are not."""
-        self._remembered = {
-            trace_id: trace
-            for trace_id, trace in traces.items()
-            if trace.outcome is not Outcome.INFRASTRUCTURE_FAULT and trace.verdict is not Verdict.UNDECIDED
-        }
+        self._remembered = Remembered(traces)
+
+    def begin_step(self, step: int) -> None:
+        self.driver.begin_step(step)
+
+    async def end_step(self) -> StepRecord:
+        return self.driver.end_step()
 
     def num_prompt_tokens(self, problem: Problem) -> int:
         return len(self._start(problem).prompt_ids)
@@ -85,12 +70,11 @@ class Roller:
         requests: Sequence[RolloutRequest],
         limits: AgentLimits,
         sampling: Sampling,
-        on_trace: Callable[[Trace], None] = lambda _trace: None,
+        on_trace: OnTrace = lambda _trace: None,
     ) -> list[Trace]:
-        """One judged trace a request; `on_trace` sees each the moment it is ready."""
         by_id = {request.trace_id: request for request in requests}
         assert len(by_id) == len(requests), "trace ids must be unique"
-        finished = self._recall(requests)
+        finished = self._remembered.recall(requests)
         for trace in finished.values():
             on_trace(trace)
         requests = [request for request in requests if request.trace_id not in finished]
@@ -120,14 +104,6 @@ class Roller:
                 raise result
             finished[spec.rollout] = result
         return [finished[trace_id] for trace_id in by_id]
-
-    def _recall(self, requests: Sequence[RolloutRequest]) -> dict[str, Trace]:
-        found = {}
-        for request in requests:
-            trace = self._remembered.pop(request.trace_id, None)
-            if trace is not None and (trace.problem_id, trace.step) == (request.problem.id, request.step):
-                found[request.trace_id] = trace
-        return found
 
     async def _roll(
         self, request: RolloutRequest, start: Transcript, seat: Seat, limits: AgentLimits, sampling: Sampling

@@ -15,7 +15,7 @@ from rstar2.algo import RocSettings, decide_group, is_trainable, num_missing_gro
 from rstar2.engine import Sampling
 from rstar2.grading import count_answer_blocks
 from rstar2.records import Group, Problem, StepRecord, Trace
-from rstar2.rollout.roller import Roller, RolloutRequest
+from rstar2.rollout.request import RolloutRequest, Rolls
 from rstar2.train.cursor import Cursor, take
 from rstar2.train.seeds import named_seed
 
@@ -62,7 +62,7 @@ class _OpenGroup:
 
 
 async def collect_step(
-    roller: Roller,
+    roller: Rolls,
     problems: Sequence[Problem],
     cursor: Cursor,
     plan: StepPlan,

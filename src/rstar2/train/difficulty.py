@@ -7,12 +7,12 @@ from dataclasses import replace
 from rstar2.agent import AgentLimits
 from rstar2.engine import Sampling
 from rstar2.records import Problem, Trace
-from rstar2.rollout.roller import Roller, RolloutRequest
+from rstar2.rollout.request import RolloutRequest, Rolls
 from rstar2.train.seeds import named_seed
 
 
 async def hard_problems(
-    roller: Roller,
+    roller: Rolls,
     problems: Sequence[Problem],
     *,
     num_samples: int,

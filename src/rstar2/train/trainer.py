@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rstar2.agent import ChatFormat, write_format
 from rstar2.algo import LossSettings, Mode, RocSettings
+from rstar2.algo.penalties import Penalty
 from rstar2.config import Recipe, Stage
 from rstar2.config.emit import to_toml
 from rstar2.engine import Sampling
@@ -249,12 +250,11 @@ class Trainer:
         """The steps that are left of the stage, collected while earlier ones are learnt from, as far as allowed."""
 
         async def collect(step: int, cursor: Cursor) -> Collected:
-            driver = self._bench.roller.driver
-            driver.begin_step(step)
+            self._bench.roller.begin_step(step)
             plan = self._plan(step, stage)
             collected = await collect_step(self._bench.roller, problems, cursor, plan, self._keep_trace)
             self._traces.begin_writing()
-            schedule = driver.end_step()
+            schedule = await self._bench.roller.end_step()
             self._run.write_step_record(schedule)
             return replace(collected, schedule=schedule)
 
@@ -304,7 +304,13 @@ class Trainer:
             num_groups=self._recipe.train.prompts_per_step,
             num_sampled=algo.num_sampled,
             max_refills=algo.max_refills,
-            settings=RocSettings(algo.group_size, Mode(algo.selection), algo.penalty_epsilon, algo.drop_equal_groups),
+            settings=RocSettings(
+                group_size=algo.group_size,
+                mode=Mode(algo.selection),
+                penalty=Penalty(algo.penalty),
+                penalty_epsilon=algo.penalty_epsilon,
+                drop_equal_groups=algo.drop_equal_groups,
+            ),
             limits=agent_limits(self._recipe, stage),
             sampling=self._sampling,
         )

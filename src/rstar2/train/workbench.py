@@ -3,41 +3,38 @@
 Here they are all on one machine: the engine reads the trainer's own weights, the sandbox runs beside them.
 """
 
-import os
-from collections.abc import AsyncIterator, Callable, Sequence
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from rstar2.agent import AgentLimits, ChatFormat, JupyterTool, PythonTool, Tool
+import torch
+
+from rstar2.agent import PYTHON_TOOLS, AgentLimits, ChatFormat, Transcript
 from rstar2.config import Recipe, Stage
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.engine.process.shared import SharedEngine
-from rstar2.errors import InfrastructureError, UserError
-from rstar2.grading import Grader
-from rstar2.records import Trace
-from rstar2.rollout import EngineSpeed, make_policy
-from rstar2.rollout.driver import Driver
-from rstar2.rollout.roller import Roller, math_judge
-from rstar2.sandbox import Executor, Limits, LocalExecutor
-from rstar2.sandbox.client import RemoteExecutor
-from rstar2.sandbox.executor import Request
-from rstar2.sandbox.local import LocalConfig
+from rstar2.records import Problem
+from rstar2.rollout.farm import RollerFarm
+from rstar2.rollout.request import RollsInSteps
+from rstar2.sandbox.local import usable_cores
 from rstar2.train.gpu_use import GpuWatch
 from rstar2.train.learner import Learner, SoloLearner
 from rstar2.train.learner_rank import LearnerRank
 from rstar2.train.policy import load_policy
+from rstar2.train.rolling import open_roller, open_worker_roller
 
-ENGINE_NAME = "embedded"
-ENGINE_SPEED = EngineSpeed(prefill_token_s=1e-5, step_s=1e-2, cached_token_s=1e-8)
-"""Prices moves between engines; with a single engine there is nowhere to move to."""
-PROBE_DEADLINE_S = 120.0
-"""How long the first program may wait for the sandbox to start."""
+CORES_PER_WORKER = 2
+"""Beside a GPU: as many again are for the sandbox, which is busy when they wait, for the engine and the learner."""
+MAX_WORKERS = 8
 
 
 class Workbench(Protocol):
     @property
-    def roller(self) -> Roller: ...
+    def roller(self) -> RollsInSteps: ...
 
     @property
     def learner(self) -> Learner: ...
@@ -56,7 +53,9 @@ OpenWorkbench = Callable[[Recipe, Path, ChatFormat], AbstractAsyncContextManager
 
 
 class SoloWorkbench:
-    def __init__(self, rank: LearnerRank, engine: EmbeddedEngine | SharedEngine, roller: Roller, gpu: GpuWatch) -> None:
+    def __init__(
+        self, rank: LearnerRank, engine: EmbeddedEngine | SharedEngine, roller: RollsInSteps, gpu: GpuWatch
+    ) -> None:
         self.roller = roller
         self.learner = SoloLearner(rank)
         self._rank = rank
@@ -77,35 +76,53 @@ class SoloWorkbench:
 async def open_solo_workbench(recipe: Recipe, folder: Path, chat: ChatFormat) -> AsyncIterator[Workbench]:
     rank = LearnerRank(load_policy(folder, recipe), recipe.train.weight_decay)
     async with AsyncExitStack() as stack:
-        executor = make_executor(recipe)
-        stack.push_async_callback(executor.close)
-        await require_working(executor)
         gpu = stack.enter_context(GpuWatch(rank.policy.device))
-        engine = await _open_engine(rank, recipe)
+        num_workers = count_workers(recipe, rank.policy.device)
+        if num_workers:
+            engine, roller = await _open_farm(stack, rank, recipe, folder, chat, num_workers)
+            yield SoloWorkbench(rank, engine, roller, gpu)
+            return
+        alone = EmbeddedEngine.on_model(rank.policy.served, engine_options(recipe))
+        stack.push_async_callback(alone.close)
+        yield SoloWorkbench(rank, alone, await stack.enter_async_context(open_roller(alone, recipe, chat)), gpu)
+
+
+def count_workers(recipe: Recipe, device: torch.device) -> int:
+    """Beside a GPU the interpreter is what everybody waits for: the engine gets one of its own, and so do rollouts."""
+    if recipe.rollout.num_workers is not None:
+        return recipe.rollout.num_workers
+    if device.type != "cuda":
+        return 0
+    return max(1, min(MAX_WORKERS, usable_cores() // CORES_PER_WORKER))
+
+
+async def _open_farm(
+    stack: AsyncExitStack, rank: LearnerRank, recipe: Recipe, folder: Path, chat: ChatFormat, num_workers: int
+) -> tuple[SharedEngine, RollsInSteps]:
+    """The engine and the processes of rollouts, which are started at the same time."""
+    pairs = [socket.socketpair() for _ in range(num_workers)]
+    guests = [theirs for _, theirs in pairs]
+
+    async def start_engine() -> SharedEngine:
+        try:
+            engine = await SharedEngine.start(rank.policy.served, engine_options(recipe), guests)
+        finally:
+            for guest in guests:  # the engine's from now on: should it end, the workers must see it
+                guest.close()
         stack.push_async_callback(engine.close)
-        driver: Driver[Trace] = Driver(make_policy(recipe.rollout.scheduler))
-        driver.add_engine(ENGINE_NAME, engine, ENGINE_SPEED)
-        yield SoloWorkbench(rank, engine, make_roller(recipe, driver, executor, chat), gpu)
+        return engine
 
+    def count_prompt_tokens(problem: Problem) -> int:
+        return len(Transcript.start(chat, problem.problem, [PYTHON_TOOLS[recipe.agent.tool].schema]).prompt_ids)
 
-async def _open_engine(rank: LearnerRank, recipe: Recipe) -> EmbeddedEngine | SharedEngine:
-    """Beside a GPU the interpreter is what everybody waits for, so the engine gets one of its own."""
-    policy, options = rank.policy, engine_options(recipe)
-    if policy.device.type == "cuda":
-        return await SharedEngine.start(policy.served, options)
-    return EmbeddedEngine.on_model(policy.served, options)
-
-
-def make_roller(recipe: Recipe, driver: Driver[Trace], executor: Executor, chat: ChatFormat) -> Roller:
-    """The recipe's agent, with its tool and its judge in the sandbox, on the driver's engines."""
-    limits = Limits(**recipe.sandbox.limits.model_dump())
-
-    def make_tools() -> Sequence[Tool]:
-        if recipe.agent.tool == JupyterTool.schema.name:
-            return (JupyterTool(executor, limits),)
-        return (PythonTool(executor, limits, recipe.sandbox.queue_s),)
-
-    return Roller(driver, chat, make_tools, math_judge(Grader(executor, evaluated_only=True)), recipe.model.name)
+    make = partial(open_worker_roller, recipe, folder, num_workers)
+    farm = RollerFarm.opened(make, [ours for ours, _ in pairs], count_prompt_tokens)
+    engine, roller = await asyncio.gather(start_engine(), stack.enter_async_context(farm), return_exceptions=True)
+    for started in (engine, roller):
+        if isinstance(started, BaseException):
+            raise started
+    assert isinstance(engine, SharedEngine) and isinstance(roller, RollerFarm)
+    return engine, roller
 
 
 def agent_limits(recipe: Recipe, stage: Stage) -> AgentLimits:
@@ -132,23 +149,3 @@ def engine_options(recipe: Recipe) -> EmbeddedOptions:
         max_prefill_tokens=recipe.engine.prefill_chunk_tokens,
         seed=recipe.seed,
     )
-
-
-async def require_working(executor: Executor) -> None:
-    """InfrastructureError before anything is spent, if the sandbox cannot run the simplest program."""
-    probe = await executor.run(Request("print(1)", "", Limits(), PROBE_DEADLINE_S))
-    if not probe.ok:
-        raise InfrastructureError(f"the sandbox does not work: {probe.message or probe.stderr or probe.status}")
-
-
-def make_executor(recipe: Recipe) -> Executor:
-    sandbox = recipe.sandbox
-    if sandbox.base_url is not None:
-        token = None
-        if sandbox.token_env is not None:
-            token = os.environ.get(sandbox.token_env)
-            if not token:
-                raise UserError(f"sandbox.token_env: the environment variable {sandbox.token_env} is not set")
-        return RemoteExecutor(sandbox.base_url, token)
-    config = LocalConfig() if sandbox.num_slots is None else LocalConfig(num_young=sandbox.num_slots)
-    return LocalExecutor(config)

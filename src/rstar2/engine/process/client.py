@@ -14,6 +14,7 @@ from rstar2.engine.process.pipe import Pipe
 from rstar2.engine.protocol import EngineLoad
 from rstar2.engine.remote import RemoteEngine
 from rstar2.engine.remote.client import SILENCE_S
+from rstar2.engine.remote.wire import decode_load
 
 if TYPE_CHECKING:
     from rstar2.engine.embedded import EmbeddedOptions
@@ -54,4 +55,5 @@ class EngineProcess(RemoteEngine):
                 env={**os.environ, "OMP_NUM_THREADS": str(num_threads)},
             )
         channel = Pipe(process, *await asyncio.open_connection(sock=ours))
-        return cls(channel, await channel.ready(), silence_s)
+        hello = await channel.hello("the engine's process")
+        return cls(channel, decode_load(hello["load"]), silence_s)

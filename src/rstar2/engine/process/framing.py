@@ -22,6 +22,11 @@ class FrameWriter:
             asyncio.get_running_loop().call_soon(self._flush)
         self._frames.append(frame)
 
+    async def drain(self) -> None:
+        """All of it is on its way."""
+        self._flush()
+        await self._writer.drain()
+
     def close(self) -> None:
         self._writer.close()
 

@@ -5,7 +5,7 @@ import asyncio
 import json
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,8 +28,9 @@ async def serve(
     connection: socket.socket,
     load_engine: Callable[[], ServedEngine],
     make_host: Callable[[ServedEngine], EngineHost] = EngineHost,
+    guests: Sequence[socket.socket] = (),
 ) -> None:
-    """Says whether the engine could be loaded, then serves it."""
+    """Says whether the engine could be loaded, then serves it to its owner and his guests until he is gone."""
     reader, writer = await asyncio.open_connection(sock=connection)
     try:
         engine = load_engine()
@@ -37,15 +38,23 @@ async def serve(
         write_frame(writer, {"error": encode_error(error)})
         await writer.drain()
         return
-    write_frame(writer, {"error": None, "load": encode_load(engine.load())})
+    visits = [asyncio.create_task(_serve_guest(engine, guest)) for guest in guests]
     # A connection that breaks while something is written to it is an owner that is gone.
     with suppress(ConnectionError):
         await _serve(make_host(engine), reader, writer)
+    for visit in visits:
+        visit.cancel()
+    await asyncio.gather(*visits, return_exceptions=True)
     await engine.close()
 
 
+async def _serve_guest(engine: Engine, connection: socket.socket) -> None:
+    await _serve(EngineHost(engine), *await asyncio.open_connection(sock=connection))
+
+
 async def _serve(host: EngineHost, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Until the owner is gone."""
+    """Until the other side is gone."""
+    write_frame(writer, {"error": None, "load": encode_load(host.load)})
 
     async def keep_sending() -> None:
         while True:

@@ -1,12 +1,12 @@
-"""A child that serves an engine, and the pair of sockets that only it and its owner have."""
+"""Frames to and from another process, over a pair of sockets that nobody else has."""
 
 import asyncio
+import socket
 from contextlib import suppress
 from typing import Protocol
 
 from rstar2.engine.process.framing import FrameWriter, read_frame
-from rstar2.engine.protocol import EngineLoad
-from rstar2.engine.remote.wire import Frame, decode_error, decode_load
+from rstar2.engine.remote.wire import Frame, decode_error
 from rstar2.errors import InfrastructureError
 
 START_TIMEOUT_S = 300.0
@@ -27,19 +27,36 @@ class Child(Protocol):
     def kill(self) -> None: ...
 
 
-class Pipe:
-    """Satisfies `Channel`."""
+class SocketChannel:
+    """Satisfies `Channel`, on one end of a pair of sockets."""
 
-    def __init__(self, child: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.child = child
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = FrameWriter(writer)
+
+    @classmethod
+    async def on(cls, connection: socket.socket) -> "SocketChannel":
+        return SocketChannel(*await asyncio.open_connection(sock=connection))
 
     def send(self, frame: Frame) -> None:
         self._writer.write(frame)
 
     async def receive(self) -> Frame | None:
         return await read_frame(self._reader)
+
+    async def drain(self) -> None:
+        await self._writer.drain()
+
+    async def close(self) -> None:
+        self._writer.close()
+
+
+class Pipe(SocketChannel):
+    """The other end is a child's, which is ended with it."""
+
+    def __init__(self, child: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        super().__init__(reader, writer)
+        self.child = child
 
     async def close(self) -> None:
         self._writer.close()
@@ -53,21 +70,21 @@ class Pipe:
             self.child.kill()
         await self.child.wait()
 
-    async def ready(self) -> EngineLoad:
-        """What the engine says of itself once it is loaded. A child that cannot load one is ended; why is raised."""
+    async def hello(self, who: str) -> Frame:
+        """What the child says when it is ready. One that cannot get ready is ended; why is raised."""
         try:
-            return await self._hear_hello()
+            return await self._hear_hello(who)
         except BaseException:
             await self.kill()
             raise
 
-    async def _hear_hello(self) -> EngineLoad:
+    async def _hear_hello(self, who: str) -> Frame:
         try:
             hello = await asyncio.wait_for(self.receive(), START_TIMEOUT_S)
         except TimeoutError:
-            raise InfrastructureError(f"the engine's process was not ready after {START_TIMEOUT_S:.0f} s") from None
+            raise InfrastructureError(f"{who} was not ready after {START_TIMEOUT_S:.0f} s") from None
         if hello is None:
-            raise InfrastructureError(f"the engine's process ended with code {await self.child.wait()} as it started")
+            raise InfrastructureError(f"{who} ended with code {await self.child.wait()} as it started")
         if hello["error"] is not None:
             raise decode_error(hello["error"])
-        return decode_load(hello["load"])
+        return hello

@@ -8,12 +8,12 @@ Invariant: the parameters change only inside `learning`, while the engine stands
 """
 
 import asyncio
-import multiprocessing.process
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -22,10 +22,11 @@ from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.engine.embedded.weights import Weights, share_weights
 from rstar2.engine.process.host import serve
 from rstar2.engine.process.pipe import Pipe
+from rstar2.engine.process.spawned import spawn
 from rstar2.engine.protocol import EngineLoad
 from rstar2.engine.remote import EngineHost, RemoteEngine
 from rstar2.engine.remote.client import SILENCE_S
-from rstar2.engine.remote.wire import Frame
+from rstar2.engine.remote.wire import Frame, decode_load
 
 
 class SharedEngine(RemoteEngine):
@@ -37,19 +38,21 @@ class SharedEngine(RemoteEngine):
         self._weights = weights
 
     @classmethod
-    async def start(cls, model: Any, options: EmbeddedOptions, silence_s: float = SILENCE_S) -> Self:
-        """On a loaded `transformers` model, whose parameters must stay where they are."""
-        weights = share_weights(model)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            arguments = (theirs, replace(weights, model=None), options, torch.get_num_threads())
-            context: Any = torch.multiprocessing.get_context("spawn")
-            process = context.Process(target=_serve_shared, args=arguments, daemon=True)
-            await asyncio.to_thread(process.start)
+    async def start(
+        cls,
+        model: Any,
+        options: EmbeddedOptions,
+        guests: Sequence[socket.socket] = (),
+        silence_s: float = SILENCE_S,
+    ) -> Self:
+        """On a loaded `transformers` model, whose parameters must stay where they are. Whoever has the other end of a
+        guest's socket is served as well, by `join_engine`."""
+        arguments = (replace(share_weights(model), model=None), options, torch.get_num_threads(), guests)
+        channel = await spawn(_serve_shared, *arguments, context=torch.multiprocessing.get_context("spawn"))
         # Sharing a CPU's memory has moved it.
         weights = share_weights(model)
-        channel = Pipe(_Spawned(process), *await asyncio.open_connection(sock=ours))
-        return cls(channel, await channel.ready(), weights, silence_s)
+        hello = await channel.hello("the engine's process")
+        return cls(channel, decode_load(hello["load"]), weights, silence_s)
 
     @asynccontextmanager
     async def learning(self, policy_version: int) -> AsyncIterator[None]:
@@ -60,26 +63,6 @@ class SharedEngine(RemoteEngine):
         if self._weights.device.type == "cuda":
             await asyncio.to_thread(torch.cuda.synchronize, self._weights.device)
         await self._ask_and_wait("resume", {"policy_version": policy_version})
-
-
-@dataclass(frozen=True, slots=True)
-class _Spawned:
-    """Satisfies `Child`."""
-
-    process: multiprocessing.process.BaseProcess
-
-    @property
-    def pid(self) -> int:
-        assert self.process.pid is not None, "it was started"
-        return self.process.pid
-
-    async def wait(self) -> int:
-        await asyncio.to_thread(self.process.join)
-        assert self.process.exitcode is not None
-        return self.process.exitcode
-
-    def kill(self) -> None:
-        self.process.kill()
 
 
 # The child's side.
@@ -107,10 +90,15 @@ class _Host(EngineHost):
                 await super()._do(frame)
 
 
-def _serve_shared(connection: socket.socket, weights: Weights, options: EmbeddedOptions, num_threads: int) -> None:
+def _serve_shared(
+    connection: socket.socket,
+    weights: Weights,
+    options: EmbeddedOptions,
+    num_threads: int,
+    guests: Sequence[socket.socket],
+) -> None:
     # Ctrl-C goes to the whole terminal; the owner decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(num_threads)
-    asyncio.run(
-        serve(connection, lambda: EmbeddedEngine(weights, options), lambda engine: _Host(engine, weights.device))
-    )
+    make_engine, make_host = partial(EmbeddedEngine, weights, options), partial(_Host, device=weights.device)
+    asyncio.run(serve(connection, make_engine, make_host, guests))

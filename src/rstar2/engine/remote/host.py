@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 
-from rstar2.engine.protocol import Chunk, Engine
+from rstar2.engine.protocol import Chunk, Engine, EngineLoad
 from rstar2.engine.remote.wire import Frame, decode_sampling, encode_chunk, encode_error, encode_load, joined
 from rstar2.errors import InfrastructureError
 
@@ -28,6 +28,10 @@ class EngineHost:
         self._is_urgent = asyncio.Event()
         self._last_load = engine.load()
         self._last_s = time.monotonic()
+
+    @property
+    def load(self) -> EngineLoad:
+        return self._engine.load()
 
     def act(self, frame: Frame) -> None:
         number = frame["number"]

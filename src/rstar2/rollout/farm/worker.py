@@ -1,0 +1,97 @@
+"""The child's side: a roller of its own, asked and answered in frames until its owner is gone.
+
+Asked is `run` (with requests), `begin_step` and `end_step`. A trace is sent the moment it is ready; the end of a run,
+or of a step, is an answer under the number of what was asked. In between it says that it is there.
+"""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from rstar2.engine import Engine
+from rstar2.engine.process.guest import join_engine
+from rstar2.engine.process.pipe import SocketChannel
+from rstar2.engine.remote.wire import Frame, encode_error
+from rstar2.errors import InfrastructureError, UserError
+from rstar2.records import Trace
+from rstar2.rollout.request import RollsInSteps
+
+HEARTBEAT_S = 1.0
+
+OpenRoller = Callable[[Engine], AbstractAsyncContextManager[RollsInSteps]]
+"""What a worker rolls out with, on the farm's engine. It is sent to the child, so it must be a plain function, or a
+`functools.partial` of one."""
+
+
+def work(connection: socket.socket, engine_connection: socket.socket, open_roller: OpenRoller) -> None:
+    # Ctrl-C goes to the whole terminal; the owner decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asyncio.run(_work(connection, engine_connection, open_roller))
+
+
+async def _work(connection: socket.socket, engine_connection: socket.socket, open_roller: OpenRoller) -> None:
+    owner = await SocketChannel.on(connection)
+    try:
+        engine = await join_engine(engine_connection)
+        async with open_roller(engine) as roller:
+            owner.send({"error": None})
+            await _Desk(owner, roller).serve()
+        await engine.close()
+    except (UserError, InfrastructureError) as error:
+        owner.send({"error": encode_error(error)})
+        await owner.drain()
+
+
+class _Desk:
+    def __init__(self, owner: SocketChannel, roller: RollsInSteps) -> None:
+        self._owner = owner
+        self._roller = roller
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self) -> None:
+        self._start(self._say_that_it_is_there())
+        while (frame := await self._owner.receive()) is not None:
+            if frame["ask"] == "begin_step":
+                self._roller.begin_step(frame["step"])
+            else:
+                self._start(self._answer(frame))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self, what: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(what)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _say_that_it_is_there(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            self._owner.send({})
+
+    async def _answer(self, frame: Frame) -> None:
+        number = frame["number"]
+        try:
+            result = await self._do(frame)
+        except (UserError, InfrastructureError) as error:
+            self._owner.send({"number": number, "error": encode_error(error)})
+        except Exception as error:
+            # A mistake of ours: it is told by its name, and ends the run as an error of the owner's own would.
+            reason = encode_error(InfrastructureError(f"{type(error).__name__}: {error}"))
+            self._owner.send({"number": number, "error": reason})
+        else:
+            self._owner.send({"number": number, "error": None, "result": result})
+
+    async def _do(self, frame: Frame) -> object:
+        if frame["ask"] == "end_step":
+            return await self._roller.end_step()
+
+        def hand_over(trace: Trace) -> None:
+            self._owner.send({"number": frame["number"], "trace": trace})
+
+        assert frame["ask"] == "run"
+        await self._roller.run(frame["requests"], frame["limits"], frame["sampling"], hand_over)
+        return None

@@ -1,0 +1,60 @@
+"""What is asked of whoever rolls out, and the seam to them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rstar2.agent import AgentLimits
+from rstar2.engine import Sampling
+from rstar2.records import Problem, StepRecord, Trace
+
+OnTrace = Callable[[Trace], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """One attempt at one problem. Ids are the caller's, so that a repeated attempt can be told from a new one."""
+
+    problem: Problem
+    trace_id: str
+    group_id: str = ""
+    sample_index: int = 0
+    step: int = 0
+    stage: str = ""
+    seed: int | None = None
+
+
+class Rolls(Protocol):
+    """Rolls problems out.
+
+    Invariant: one trace comes back for each request, in the order of the requests, whatever happened to it; a rollout
+    that was lost through our fault comes back as that, and never with a reward.
+    """
+
+    async def run(
+        self,
+        requests: Sequence[RolloutRequest],
+        limits: AgentLimits,
+        sampling: Sampling,
+        on_trace: OnTrace = ...,
+    ) -> list[Trace]:
+        """One judged trace a request; `on_trace` sees each the moment it is ready."""
+        ...
+
+
+class RollsInSteps(Rolls, Protocol):
+    """As training needs it, in this process or in others."""
+
+    def num_prompt_tokens(self, problem: Problem) -> int: ...
+
+    def remember(self, traces: Mapping[str, Trace]) -> None:
+        """Rollouts of an interrupted run, by id: each comes back as it was, once, and is not rolled out again."""
+        ...
+
+    def begin_step(self, step: int) -> None:
+        """Record from here on what engines and rollouts do."""
+        ...
+
+    async def end_step(self) -> StepRecord:
+        """What they did since `begin_step`."""
+        ...

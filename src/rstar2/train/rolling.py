@@ -1,0 +1,81 @@
+"""What rolls out in training: the recipe's agent, with its tool and its judge in a sandbox, on the driver's engines."""
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from rstar2.agent import ChatFormat, JupyterTool, PythonTool, Tool, load_chat
+from rstar2.config import Recipe
+from rstar2.engine import Engine
+from rstar2.errors import InfrastructureError, UserError
+from rstar2.grading import Grader
+from rstar2.records import Trace
+from rstar2.rollout import EngineSpeed, make_policy
+from rstar2.rollout.driver import Driver
+from rstar2.rollout.roller import Roller, math_judge
+from rstar2.sandbox import Executor, Limits, LocalExecutor
+from rstar2.sandbox.client import RemoteExecutor
+from rstar2.sandbox.executor import Request
+from rstar2.sandbox.local import LocalConfig
+
+ENGINE_NAME = "embedded"
+ENGINE_SPEED = EngineSpeed(prefill_token_s=1e-5, step_s=1e-2, cached_token_s=1e-8)
+"""Prices moves between engines; with a single engine there is nowhere to move to."""
+PROBE_DEADLINE_S = 120.0
+"""How long the first program may wait for the sandbox to start."""
+
+
+@asynccontextmanager
+async def open_roller(engine: Engine, recipe: Recipe, chat: ChatFormat, num_sharers: int = 1) -> AsyncIterator[Roller]:
+    """On a single engine, whose cache, like the machine's cores, is shared with as many others."""
+    executor = make_executor(recipe, num_sharers)
+    try:
+        await require_working(executor)
+        driver: Driver[Trace] = Driver(make_policy(recipe.rollout.scheduler))
+        load = engine.load()
+        driver.add_engine(ENGINE_NAME, engine, ENGINE_SPEED, load.num_blocks * load.block_size // num_sharers)
+        yield make_roller(recipe, driver, executor, chat)
+    finally:
+        await executor.close()
+
+
+@asynccontextmanager
+async def open_worker_roller(recipe: Recipe, folder: Path, num_sharers: int, engine: Engine) -> AsyncIterator[Roller]:
+    """As a process of a farm opens it."""
+    chat = load_chat(folder, recipe.agent.template, recipe.agent.system_text)
+    async with open_roller(engine, recipe, chat, num_sharers) as roller:
+        yield roller
+
+
+def make_roller(recipe: Recipe, driver: Driver[Trace], executor: Executor, chat: ChatFormat) -> Roller:
+    """The recipe's agent, with its tool and its judge in the sandbox, on the driver's engines."""
+    limits = Limits(**recipe.sandbox.limits.model_dump())
+
+    def make_tools() -> Sequence[Tool]:
+        if recipe.agent.tool == JupyterTool.schema.name:
+            return (JupyterTool(executor, limits),)
+        return (PythonTool(executor, limits, recipe.sandbox.queue_s),)
+
+    return Roller(driver, chat, make_tools, math_judge(Grader(executor, evaluated_only=True)), recipe.model.name)
+
+
+async def require_working(executor: Executor) -> None:
+    """InfrastructureError before anything is spent, if the sandbox cannot run the simplest program."""
+    probe = await executor.run(Request("print(1)", "", Limits(), PROBE_DEADLINE_S))
+    if not probe.ok:
+        raise InfrastructureError(f"the sandbox does not work: {probe.message or probe.stderr or probe.status}")
+
+
+def make_executor(recipe: Recipe, num_sharers: int = 1) -> Executor:
+    sandbox = recipe.sandbox
+    if sandbox.base_url is not None:
+        token = None
+        if sandbox.token_env is not None:
+            token = os.environ.get(sandbox.token_env)
+            if not token:
+                raise UserError(f"sandbox.token_env: the environment variable {sandbox.token_env} is not set")
+        return RemoteExecutor(sandbox.base_url, token)
+    config = LocalConfig() if sandbox.num_slots is None else LocalConfig(num_young=sandbox.num_slots)
+    return LocalExecutor(replace(config, num_young=max(2, config.num_young // num_sharers)))
