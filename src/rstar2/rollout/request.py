@@ -43,7 +43,12 @@ class Rolls(Protocol):
 
 
 class RollsInSteps(Rolls, Protocol):
-    """As training needs it, in this process or in others."""
+    """As training needs it."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether rollouts run in this process, and wait for whatever else it does."""
+        ...
 
     def num_prompt_tokens(self, problem: Problem) -> int: ...
 

@@ -35,6 +35,8 @@ def math_judge(grader: Grader, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) ->
 class Roller:
     """Satisfies `RollsInSteps`, on the driver's engines. `make_tools` is called once for each rollout."""
 
+    is_here = True
+
     def __init__(
         self,
         driver: Driver[Trace],

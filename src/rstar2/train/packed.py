@@ -9,10 +9,12 @@ Suffixes: T tokens of the pack, S selected tokens, V vocabulary, H hidden size, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from inspect import signature
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
@@ -24,30 +26,43 @@ HEAD_PIECE_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
+class Spans:
+    """Where each sequence of a pack starts, and where the last ends; on the host and where attention computes. Each
+    layer needs it, and a copy to a GPU would wait for all that was asked of it before."""
+
+    bounds: tuple[int, ...]
+    bounds_on_device: Tensor
+    longest: int
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> "Spans":
+        bounds = (0, *accumulate(lengths))
+        return cls(bounds, torch.tensor(bounds, dtype=torch.int32, device=device), max(lengths))
+
+
+@dataclass(frozen=True, slots=True)
 class Pack:
     """Sequences end to end. `targets_S` are the tokens to learn, `places_S` where each is predicted from."""
 
     token_ids_T: Tensor
     positions_T: Tensor
-    bounds: tuple[int, ...]
-    """Where each sequence starts, and where the last ends."""
+    spans: Spans
     places_S: Tensor
     targets_S: Tensor
 
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[bool]], device: torch.device) -> "Pack":
-        bounds, ids, positions, places = [0], [], [], []
-        for sequence, mask in zip(sequences, masks, strict=True):
-            start = bounds[-1]
-            places += [start + index - 1 for index, is_learnt in enumerate(mask) if is_learnt]
-            ids += list(sequence)
-            positions += list(range(len(sequence)))
-            bounds.append(start + len(sequence))
-            assert not mask[0], "the first token of a sequence is predicted from nothing"
-        token_ids_T = torch.tensor(ids, device=device)
-        places_S = torch.tensor(places, dtype=torch.long, device=device)
-        positions_T = torch.tensor(positions, device=device)
-        return cls(token_ids_T, positions_T, tuple(bounds), places_S, token_ids_T[places_S + 1])
+        assert not any(mask[0] for mask in masks), "the first token of a sequence is predicted from nothing"
+        lengths = [len(sequence) for sequence in sequences]
+        ids = np.fromiter(chain.from_iterable(sequences), np.int64, sum(lengths))
+        is_learnt = np.fromiter(chain.from_iterable(masks), np.bool_, sum(lengths))
+        starts = np.cumsum(lengths) - lengths
+        positions = np.arange(len(ids)) - np.repeat(starts, lengths)
+        targets = np.flatnonzero(is_learnt)
+        token_ids_T, positions_T, places_S, targets_S = (
+            torch.from_numpy(values).to(device) for values in (ids, positions, targets - 1, ids[targets])
+        )
+        return cls(token_ids_T, positions_T, Spans.of(lengths, device), places_S, targets_S)
 
     @classmethod
     def blank(cls, device: torch.device) -> "Pack":
@@ -69,7 +84,7 @@ def token_log_probs(model: Any, pack: Pack, *, temperature: float = 1.0) -> tupl
         input_ids=pack.token_ids_T[None],
         position_ids=pack.positions_T[None],
         use_cache=False,
-        sequence_bounds=pack.bounds,
+        spans=pack.spans,
     ).last_hidden_state[0]
     hidden_SH = hidden_TH[pack.places_S]
     log_probs, entropies = [], []
@@ -97,13 +112,13 @@ def _packed_attention(
     value: Tensor,
     _attention_mask: Tensor | None,
     scaling: float,
-    sequence_bounds: tuple[int, ...] | None = None,
+    spans: Spans | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Tensors are 1 x heads x tokens x width, as `transformers` passes them; the result has tokens before heads."""
-    bounds = sequence_bounds or (0, query.shape[2])
+    spans = spans or Spans.of([query.shape[2]], query.device)
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        return _varlen(query, key, value, bounds, scaling), None
+        return _varlen(query, key, value, spans, scaling), None
     pieces = [
         F.scaled_dot_product_attention(
             query[:, :, start:end],
@@ -113,22 +128,24 @@ def _packed_attention(
             scale=scaling,
             enable_gqa=True,
         )
-        for start, end in pairwise(bounds)
+        for start, end in pairwise(spans.bounds)
     ]
     return torch.cat(pieces, dim=2).transpose(1, 2), None
 
 
-def _varlen(query: Tensor, key: Tensor, value: Tensor, bounds: tuple[int, ...], scaling: float) -> Tensor:
+def _varlen(query: Tensor, key: Tensor, value: Tensor, spans: Spans, scaling: float) -> Tensor:
+    q_TND, k_TKD, v_TKD = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
+    bounds, longest, is_causal = spans.bounds_on_device, spans.longest, (-1, 0)
+    out_TND: Tensor = _varlen_attention()(
+        q_TND, k_TKD, v_TKD, bounds, bounds, longest, longest, scale=scaling, window_size=is_causal
+    )
+    return out_TND[None]
+
+
+@cache
+def _varlen_attention() -> Any:
     from torch.nn.attention.varlen import varlen_attn
 
-    q_TND, k_TKD, v_TKD = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
-    ends = torch.tensor(bounds, dtype=torch.int32, device=query.device)
-    longest = max(end - start for start, end in pairwise(bounds))
-    is_causal = (-1, 0)
     # Before PyTorch 2.12 it took grouped queries without being told.
-    told: Any = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
-    out_TND: Any = varlen_attn(
-        q_TND, k_TKD, v_TKD, ends, ends, longest, longest, scale=scaling, window_size=is_causal, **told
-    )
-    found: Tensor = out_TND[None]
-    return found
+    is_told = "enable_gqa" in signature(varlen_attn).parameters
+    return partial(varlen_attn, enable_gqa=True) if is_told else varlen_attn

@@ -37,7 +37,7 @@ from rstar2.train.problems import Curriculum, require_short_prompts
 from rstar2.train.seeds import named_seed
 from rstar2.train.sft import SftSettings, render_all
 from rstar2.train.state import WARM_UP, TrainState
-from rstar2.train.trace_keeper import TraceKeeper
+from rstar2.train.trace_keeper import HOLD_S, TraceKeeper
 from rstar2.train.update import UpdateSettings, kept_rollouts
 from rstar2.train.watches import (
     MAX_STEPS_WITHOUT_SIGNAL,
@@ -101,7 +101,7 @@ class Trainer:
         self._observer = observer
         self._checkpoints = CheckpointFolder(run.checkpoints, recipe.train.num_checkpoints_kept)
         self._state = TrainState()
-        self._traces = TraceKeeper(run.write_trace)
+        self._traces = TraceKeeper(run.write_trace, HOLD_S if bench.roller.is_here else 0.0)
 
     async def train(self, checkpoint: Checkpoint | None = None) -> None:
         """From the checkpoint, or from the start, to the end of the recipe."""

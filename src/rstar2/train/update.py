@@ -72,7 +72,7 @@ def update_policy(
     """All optimizer steps on one batch of groups; the metrics are means over the steps."""
     num_steps = min(settings.num_optimizer_steps, len(groups))
     parts = [
-        _Part.of([rollout for group in groups[number::num_steps] for rollout in group], settings, ranks)
+        _Part.of([rollout for group in groups[number::num_steps] for rollout in group], settings, ranks, policy.device)
         for number in range(num_steps)
     ]
     olds = [_log_probs(policy, part, settings) if num_steps > 1 else None for part in parts]
@@ -89,17 +89,20 @@ def update_policy(
 class _Part:
     """What one optimizer step learns from, as far as this rank is concerned."""
 
-    packs: list[list[Rollout]]
-    """This rank's; an empty one is run through the model like any other, because the other ranks run theirs."""
+    rollouts: list[list[Rollout]]
+    """This rank's, pack by pack; an empty pack is run through the model like any other, because the other ranks run
+    theirs."""
+    packs: list[Pack]
     num_tokens: int
     """Of all ranks."""
 
     @classmethod
-    def of(cls, rollouts: Sequence[Rollout], settings: UpdateSettings, ranks: Ranks) -> "_Part":
+    def of(cls, rollouts: Sequence[Rollout], settings: UpdateSettings, ranks: Ranks, device: torch.device) -> "_Part":
         lengths = [len(rollout.token_ids) for rollout in rollouts]
         shares = ranks.share(pack(lengths, settings.micro_batch_tokens, ranks.size))
         packs = [[rollouts[index] for index in indices] for indices in shares]
-        return cls(packs, sum(rollout.num_learnt for rollout in rollouts))
+        num_tokens = sum(rollout.num_learnt for rollout in rollouts)
+        return cls(packs, [_packed(several, device) for several in packs], num_tokens)
 
 
 def _backward(
@@ -115,10 +118,8 @@ def _backward(
         with reference.in_place():
             kept = _log_probs(policy, part, settings)
     totals: defaultdict[str, float] = defaultdict(float)
-    for number, rollouts in enumerate(part.packs):
-        log_probs, entropies = policy.token_log_probs(
-            _packed(rollouts, policy.device), temperature=settings.temperature
-        )
+    for number, rollouts in enumerate(part.rollouts):
+        log_probs, entropies = policy.token_log_probs(part.packs[number], temperature=settings.temperature)
         result = policy_loss(
             log_probs,
             log_probs.detach() if old is None else old[number],
@@ -133,18 +134,15 @@ def _backward(
             entropies=entropies,
         )
         result.loss.backward()  # type: ignore[no-untyped-call]
-        for name, value in result.metrics.items():
-            totals[name] += float(value)
+        for name, value in zip(result.metrics, torch.stack(list(result.metrics.values())).tolist(), strict=True):
+            totals[name] += value
     return dict(totals)
 
 
 def _log_probs(policy: Policy, part: _Part, settings: UpdateSettings) -> list[Tensor]:
     """Of the sampled tokens of each pack, without gradient."""
     with torch.no_grad():
-        return [
-            policy.token_log_probs(_packed(rollouts, policy.device), temperature=settings.temperature)[0]
-            for rollouts in part.packs
-        ]
+        return [policy.token_log_probs(pack, temperature=settings.temperature)[0] for pack in part.packs]
 
 
 def _packed(rollouts: Sequence[Rollout], device: torch.device) -> Pack:

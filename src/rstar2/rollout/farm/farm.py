@@ -26,6 +26,8 @@ SILENCE_S = 60.0
 class RollerFarm:
     """Satisfies `RollsInSteps`. Made by `opened`."""
 
+    is_here = False
+
     def __init__(self, workers: "Sequence[Worker]", count_prompt_tokens: Callable[[Problem], int]) -> None:
         self._workers = workers
         self._count_prompt_tokens = count_prompt_tokens
