@@ -13,7 +13,7 @@ from rstar2.agent.chat_template import ASSISTANT_OPENING, system_text
 from rstar2.cli.solve import solve_command
 from rstar2.engine.scripted import ScriptedEngine, replies
 from rstar2.models import get_model
-from rstar2.records import Trace
+from rstar2.records import ToolStatus, Trace
 from rstar2.records.codec import decode
 
 pytestmark = pytest.mark.integration
@@ -50,10 +50,10 @@ async def test_a_conversation_has_the_ids_of_one_tokenization(tokenizer: HfToken
     assert list(transcript.token_ids) == tokenizer.encode(rendering)
 
 
-def solve(*arguments: str) -> Trace:
+def solve(*arguments: str, problem: str = "What is 6 * 7?") -> Trace:
     app = Typer()
     app.command()(solve_command)
-    result = CliRunner().invoke(app, ["What is 6 * 7?", "--json", *arguments])
+    result = CliRunner().invoke(app, [problem, "--json", *arguments])
     assert result.exit_code in (0, 1), (result.stderr, result.exception)
     return decode(Trace, result.stdout.strip().encode())
 
@@ -67,6 +67,22 @@ def test_solve_from_the_embedded_engine(tokenizer: HfTokenizer) -> None:
     assert all(value <= 0 for value in trace.turns[0].log_probs)
     assert tokenizer.decode(trace.token_ids) == trace.text
     assert trace.model == "smollm2-135m"
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("problem", "answer"),
+    [
+        ("What is 48271 * 69621?", "3360675291"),
+        ("What is the greatest common divisor of 36036 and 23100?", "924"),
+        ("What is the sum of all integers from 17 to 4711?", "11098980"),
+    ],
+)
+def test_the_default_is_an_agent_that_computes_with_python(problem: str, answer: str) -> None:
+    trace = solve("--temperature", "0", problem=problem)
+    assert trace.model == "smollm2-135m-agent"
+    assert trace.answer == answer
+    assert [result.status for result in trace.results] == [ToolStatus.OK]
 
 
 def test_solve_through_a_server_in_token_ids(folder: Path, tokenizer: HfTokenizer) -> None:

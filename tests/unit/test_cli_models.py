@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from rstar2.cli.models import app
 from rstar2.cli.output import ExitCode
 from rstar2.errors import UserError
-from rstar2.models import CATALOG, ModelCard, Source, Verification, model_folder
+from rstar2.models import AGENTS, CATALOG, ModelCard, Source, Verification, model_folder
 from rstar2.models.card import file_sizes, write_card
 
 pytestmark = pytest.mark.unit
@@ -40,7 +40,7 @@ def test_list_as_json_holds_the_catalog_and_what_is_here() -> None:
     folder = put_there(NAME)
     result = CliRunner().invoke(app, ["list", "--json"])
     rows = {row["name"]: row for row in json.loads(result.stdout)}
-    assert rows.keys() == CATALOG.keys()
+    assert rows.keys() == CATALOG.keys() | AGENTS.keys()
     assert rows[NAME]["folder"] == str(folder)
     assert rows[NAME]["card"]["source"] == "hub"
     assert rows["qwen3-14b-base"]["card"] is rows["qwen3-14b-base"]["folder"] is None

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from rstar2.errors import UserError
-from rstar2.models import CATALOG, ModelCard, Source, Verification, data_home, find_entry, model_folder, resolve
+from rstar2.models import AGENTS, CATALOG, ModelCard, Source, Verification, data_home, find_entry, model_folder, resolve
+from rstar2.models.adapter import base_name
 from rstar2.models.card import CARD_NAME, file_sizes, read_card, write_card
 
 pytestmark = pytest.mark.unit
@@ -85,6 +86,16 @@ def test_resolve_takes_a_name_or_a_folder(home: Path, tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"neither a model folder nor a name.*'qwen3-0\.6b'"):
         resolve("qwen3-0.6")
+
+
+def test_an_agent_of_ours_needs_only_the_model_that_it_adapts(home: Path) -> None:
+    agent = AGENTS["smollm2-135m-agent"]
+    assert base_name(agent.folder) == agent.base
+    assert sum(file.stat().st_size for file in agent.folder.iterdir()) < 20_000_000
+    assert "## Limits" in (agent.folder / "README.md").read_text()
+    assert not home.exists()
+    with pytest.raises(UserError, match="rstar2 models get smollm2-135m`"):
+        resolve("smollm2-135m-agent")
 
 
 def test_a_path_never_means_the_catalog(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_MODEL = "smollm2-135m-agent"
 
 EngineKind = Literal["embedded", "vllm", "openai", "scripted"]
 

@@ -23,9 +23,13 @@ def get_command(
     force: Annotated[bool, typer.Option("--force", help="Get it again even if it is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Download a model, check that it works, and put it in place."""
-    from rstar2.models import Verification, get_model
+    """Download a model, check that it works, and put it in place. An agent of ours is here already: what is got is the
+    model that it adapts."""
+    from rstar2.models import AGENTS, Verification, get_model
 
+    if name in AGENTS:
+        note(f"{name} comes with rstar2: getting {AGENTS[name].base}, which it adapts")
+        name = AGENTS[name].base
     result = get_model(name, folder=folder, force=force, progress=DownloadBars())
     if as_json:
         print_json({"folder": result.folder, "was_there": result.was_there, **asdict(result.card)})
@@ -40,7 +44,7 @@ def get_command(
 @app.command("list")
 def list_command(as_json: AsJson = False) -> None:
     """Show the catalog, and which of it is on this machine."""
-    from rstar2.models import CATALOG, model_folder, read_card
+    from rstar2.models import AGENTS, CATALOG, model_folder, read_card
 
     cards = {name: read_card(model_folder(name)) for name in CATALOG}
     if as_json:
@@ -59,6 +63,10 @@ def list_command(as_json: AsJson = False) -> None:
                 }
                 for entry in CATALOG.values()
             ]
+            + [
+                {"name": agent.name, "adapts": agent.base, "summary": agent.summary, "folder": agent.folder}
+                for agent in AGENTS.values()
+            ]
         )
         return
     from rich.console import Console
@@ -69,14 +77,22 @@ def list_command(as_json: AsJson = False) -> None:
         card = cards[entry.name]
         here = f"{card.num_bytes / 1e9:.2f} GB" if card else "no"
         table.add_row(entry.name, _count(entry.num_params), entry.licence, here, entry.summary)
+    for agent in AGENTS.values():
+        base = CATALOG[agent.base]
+        here = "yes" if cards[agent.base] else f"needs {agent.base}"
+        table.add_row(agent.name, _count(base.num_params), base.licence, here, agent.summary)
     Console().print(table)
 
 
 @app.command("path")
 def path_command(name: Annotated[str, typer.Argument(help="A name that `rstar2 models list` shows.")]) -> None:
-    """Print the folder of a model that is on this machine."""
-    from rstar2.models import find_entry, model_folder, read_card
+    """Print the folder of a model that is on this machine; of an agent, the one with its adapters merged in."""
+    from rstar2.models import AGENTS, find_entry, model_folder, read_card, resolve
 
+    if name in AGENTS and read_card(model_folder(AGENTS[name].base)) is not None:
+        typer.echo(resolve(name))
+        return
+    name = AGENTS[name].base if name in AGENTS else name
     folder = model_folder(find_entry(name).name)
     if read_card(folder) is None:
         note(f"model {name!r} is not on this machine yet: run `rstar2 models get {name}`")

@@ -6,6 +6,7 @@ model needs the `train` extra.
 May import: nothing of ours but `rstar2.errors`.
 """
 
+from rstar2.models.agents import AGENTS, AgentEntry
 from rstar2.models.card import ModelCard, Source, Verification, read_card
 from rstar2.models.catalog import CATALOG, CatalogEntry, find_entry
 from rstar2.models.get import GetResult, get_model
@@ -13,7 +14,9 @@ from rstar2.models.home import data_home, model_folder
 from rstar2.models.resolve import resolve
 
 __all__ = [
+    "AGENTS",
     "CATALOG",
+    "AgentEntry",
     "CatalogEntry",
     "GetResult",
     "ModelCard",

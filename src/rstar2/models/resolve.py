@@ -1,13 +1,15 @@
 """From what a recipe or a command line says to a folder that can be loaded.
 
-A catalog name always means the catalog's model; anything else is a path. `./name` reaches a folder that happens to
-share a catalog name. A folder of adapters means its base with the adapters merged in.
+A name of the catalog, or of an agent that comes with this package, always means that; anything else is a path.
+`./name` reaches a folder that happens to share such a name. A folder of adapters means its base with the adapters
+merged in.
 """
 
 from pathlib import Path
 
 from rstar2.errors import UserError
 from rstar2.models.adapter import base_name, is_adapter, merged_folder
+from rstar2.models.agents import AGENTS
 from rstar2.models.card import read_card
 from rstar2.models.catalog import CATALOG, suggestion
 from rstar2.models.home import model_folder
@@ -21,7 +23,8 @@ def resolve(name_or_path: str | Path) -> Path:
         if read_card(folder) is None:
             raise UserError(f"model {text!r} is not on this machine yet: run `rstar2 models get {text}`")
         return folder
-    folder = Path(text).expanduser()
+    is_agent = isinstance(name_or_path, str) and text in AGENTS
+    folder = AGENTS[text].folder if is_agent else Path(text).expanduser()
     if (folder / "config.json").is_file():
         return folder.absolute()
     if is_adapter(folder):

@@ -1,0 +1,31 @@
+"""Agents that come with this package: adapters that were trained here, for a model of the catalog.
+
+A folder each, as `train` leaves it in `final/adapter`, with a card that says what it learnt and how, and what it
+cannot do.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class AgentEntry:
+    name: str
+    base: str
+    """What it adapts, by its name in the catalog."""
+    summary: str
+
+    @property
+    def folder(self) -> Path:
+        return Path(__file__).parent / self.name
+
+
+_ENTRIES = (
+    AgentEntry(
+        name="smollm2-135m-agent",
+        base="smollm2-135m",
+        summary="taught here to compute with Python: the default of `rstar2 solve`",
+    ),
+)
+
+AGENTS: dict[str, AgentEntry] = {entry.name: entry for entry in _ENTRIES}
