@@ -5,21 +5,14 @@ however many ranks it is sharded over.
 """
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
 from rstar2.config import Recipe
 from rstar2.errors import UserError
 from rstar2.train.seeds import named_seed
-from rstar2.train.served import ADAPTER, is_adapted
-
-MAX_MERGED_PARAMETERS = 1_000_000_000
-"""Adapters beside a layer read and write all its activations again; merged into it they cost as much as its weights.
-Up to this size a pack of sequences is far larger than the weights."""
 
 
 def add_adapters(network: Any, recipe: Recipe) -> Any:
@@ -53,23 +46,6 @@ def adapter_settings(recipe: Recipe) -> Any:
         task_type="CAUSAL_LM",
         base_model_name_or_path=recipe.model.name,
     )
-
-
-def merge_in_passing(network: Any) -> None:
-    """Let each adapted layer multiply once, by the sum of its weights and its adapters, where that is cheaper. Rounded
-    as an engine's weights are, so that both compute with the same numbers."""
-    num_parameters = sum(parameter.numel() for parameter in network.parameters())
-    adapted = [module for module in network.modules() if is_adapted(module)]
-    has_dropout = any(isinstance(module.lora_dropout[ADAPTER], torch.nn.Dropout) for module in adapted)
-    if num_parameters <= MAX_MERGED_PARAMETERS and not has_dropout:
-        for module in adapted:
-            module.forward = partial(_multiply_merged, module)
-
-
-def _multiply_merged(module: Any, input: Tensor) -> Tensor:
-    base = module.get_base_layer()
-    change = module.lora_B[ADAPTER].weight.float() @ module.lora_A[ADAPTER].weight.float() * module.scaling[ADAPTER]
-    return F.linear(input, (base.weight.float() + change).to(base.weight.dtype), base.bias)
 
 
 def first_adapter(name: str, shape: torch.Size, seed: int) -> Tensor:

@@ -9,6 +9,7 @@ no rounding adds up over the steps. A network that is sharded over ranks is read
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from rstar2.config import Recipe
 from rstar2.engine.embedded.options import choose_device
 from rstar2.engine.embedded.weights import load_model
 from rstar2.errors import UserError
-from rstar2.train.adapters import adapter_settings, add_adapters, merge_in_passing
+from rstar2.train.adapters import adapter_settings, add_adapters
+from rstar2.train.merged import MergedAdapters
 from rstar2.train.packed import Pack, token_log_probs, use_packed_attention
 from rstar2.train.served import is_adapted, merged_weight, served_state
 
@@ -74,7 +76,6 @@ def load_policy(folder: Path, recipe: Recipe) -> Policy:
         served = copy.deepcopy(network)
         served.requires_grad_(False)
         network, adapters = add_adapters(network, recipe), adapter_settings(recipe)
-        merge_in_passing(network)
         publish = _publisher(network, served)
     use_packed_attention(network)
     compute_again(network, recipe)
@@ -103,8 +104,11 @@ def compute_again(network: Any, recipe: Recipe) -> None:
 
 
 def _publisher(network: Any, served: Any) -> Callable[[], None]:
-    targets = dict(served.named_modules())
-    pairs = [(module, targets[name].weight) for name, module in network.named_modules() if is_adapted(module)]
+    merged = MergedAdapters.in_passing(network)
+    targets = {name: module.weight for name, module in served.named_modules() if isinstance(module, torch.nn.Linear)}
+    if merged is not None:
+        return partial(merged.publish, targets)
+    pairs = [(module, targets[name]) for name, module in network.named_modules() if is_adapted(module)]
 
     def publish() -> None:
         for module, weight in pairs:
