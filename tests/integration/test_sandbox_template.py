@@ -55,3 +55,16 @@ async def test_pandas_behaves_as_without_pyarrow_whether_or_not_it_is_installed(
         if importlib.util.find_spec("pyarrow") is not None:
             imported = await executor.run(Request("import pyarrow; print(pyarrow.array([1, 2]).sum())"))
             assert imported.stdout == "3\n", imported
+
+
+async def test_a_process_that_takes_the_place_of_another_has_another_uid() -> None:
+    """What is left of the other may still be dying, and would count against it."""
+    async with LocalExecutor(LocalConfig(num_young=1, max_slots=1)) as executor:
+        assert executor._host is not None
+        if not executor._host.layers.distinct_uid:
+            pytest.skip("programs have a uid of their own only where root starts them")
+        show = "import os\nprint(os.getuid())"
+        first, again = [(await executor.run(Request(show))).stdout for _ in range(2)]
+        assert first == again
+        await executor.run(Request("open('left', 'w').close()"))
+        assert (await executor.run(Request(show))).stdout not in ("", first)

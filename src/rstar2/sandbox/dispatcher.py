@@ -10,12 +10,14 @@ import asyncio
 import math
 import time
 from dataclasses import dataclass, field
+from itertools import cycle
 
 from rstar2.sandbox import wire
 from rstar2.sandbox.execution import Execution, ExecutionStatus
 from rstar2.sandbox.executor import Overloaded, Request
 from rstar2.sandbox.fair_queue import FairQueue
 from rstar2.sandbox.host import Host
+from rstar2.sandbox.isolation import FIRST_SESSION_NUMBER
 from rstar2.sandbox.slot import MemoryAccount, SlotChannel, kill_quietly, socket_pair
 from rstar2.sandbox.wire import Flag
 
@@ -46,10 +48,11 @@ class Job:
 
 @dataclass(eq=False)
 class _Slot:
-    """One place for executions: a number, a uid and a memory group of its own; the process in it may be replaced."""
+    """One place for executions, with a memory group of its own; the process in it may be replaced."""
 
-    number: int
     memory: MemoryAccount
+    uid_number: int = -1
+    """Of the process: another one for each."""
     channel: SlotChannel | None = None
     pid: int = 0
     job: Job | None = None
@@ -75,6 +78,7 @@ class Dispatcher:
         self._idle: list[_Slot] = []
         self._num_young = 0
         self._next_flow = 0
+        self._uid_numbers = cycle(range(FIRST_SESSION_NUMBER))
         self._is_closed = False
         self._next_expiry = math.inf
         self.counters = Counters()
@@ -156,8 +160,7 @@ class Dispatcher:
         return None
 
     def _add_slot(self) -> _Slot:
-        number = len(self._slots)
-        slot = _Slot(number, MemoryAccount(self._host.make_memory_group(f"slot-{number}")))
+        slot = _Slot(MemoryAccount(self._host.make_memory_group(f"slot-{len(self._slots)}")))
         self._slots.append(slot)
         self._make_process(slot)
         return slot
@@ -165,8 +168,13 @@ class Dispatcher:
     def _make_process(self, slot: _Slot) -> bool:
         """Ask for a process in the slot. It can be written to at once, before it even exists."""
         ours, theirs = socket_pair()
+        slot.uid_number = self._fresh_uid_number()
         if not self._host.fork_slot(
-            wire.KIND_STATELESS, slot.number, theirs, slot.memory.group, lambda pid: self._on_forked(slot, channel, pid)
+            wire.KIND_STATELESS,
+            slot.uid_number,
+            theirs,
+            slot.memory.group,
+            lambda pid: self._on_forked(slot, channel, pid),
         ):
             ours.close()
             theirs.close()
@@ -182,6 +190,12 @@ class Dispatcher:
         slot.channel, slot.pid = channel, 0
         self.counters.num_slots_made += 1
         return True
+
+    def _fresh_uid_number(self) -> int:
+        """One that nobody has, nor had until lately: what was killed in a slot may take a while to die, and Linux
+        counts its processes against whoever has its uid."""
+        taken = {slot.uid_number for slot in self._slots}
+        return next(number for number in self._uid_numbers if number not in taken)
 
     def _on_forked(self, slot: _Slot, channel: SlotChannel, pid: int) -> None:
         """A process that was cancelled before it existed is not the slot's any more: it finds its socket closed."""

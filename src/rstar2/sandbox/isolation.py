@@ -16,6 +16,8 @@ SCRATCH_BYTES, NUM_SCRATCH_FILES = 64 * MIB, 4096
 FIRST_UID, NUM_UID_BLOCKS, NUM_UIDS_PER_BLOCK = 0x4000_0000, 0x3FFF, 0x10000
 """Uids (and gids) that no person has, in blocks of which each service takes one. Linux counts processes by uid, so two
 services must not share them."""
+FIRST_SESSION_NUMBER = 0x8000
+"""In a block: below it are the uids of stateless executions, from it on those of sessions."""
 _NEEDED_CAPABILITIES = {
     "CAP_SYS_ADMIN": linux.CAP_SYS_ADMIN,
     "CAP_SETUID": linux.CAP_SETUID,
@@ -28,7 +30,7 @@ _NEEDED_CAPABILITIES = {
 
 
 def slot_uid(service_pid: int, slot_number: int) -> int:
-    """A slot's programs run under the uid of its number."""
+    """A slot's programs run under a uid of its own."""
     block = service_pid % NUM_UID_BLOCKS
     return FIRST_UID + block * NUM_UIDS_PER_BLOCK + slot_number % NUM_UIDS_PER_BLOCK
 

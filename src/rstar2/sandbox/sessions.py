@@ -15,9 +15,9 @@ from rstar2.sandbox import wire
 from rstar2.sandbox.dispatcher import GRACE_S
 from rstar2.sandbox.execution import Execution, ExecutionStatus, Limits
 from rstar2.sandbox.host import Host
+from rstar2.sandbox.isolation import FIRST_SESSION_NUMBER
 from rstar2.sandbox.slot import MemoryAccount, SlotChannel, kill_quietly, socket_pair
 
-_FIRST_SESSION_NUMBER = 0x8000
 _TEMPLATE_WAIT_S = 30.0
 _STATE_LOST = -1
 _MAX_STATES, _MAX_SESSIONS_IN_TREE = 40, 8
@@ -169,7 +169,7 @@ class SessionKeeper:
 
     async def _make_tree(self, limits: Limits) -> _Tree:
         self._evict()
-        number = _FIRST_SESSION_NUMBER + self._next_number % 0x7000
+        number = FIRST_SESSION_NUMBER + self._next_number % 0x7000
         self._next_number += 1
         memory = MemoryAccount(self._host.make_memory_group(f"session-{self._next_number}"))
         memory.begin(limits.memory_bytes)
