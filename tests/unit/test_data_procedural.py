@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from rstar2.data.procedural import PROBLEM_TASKS, conversations, generate
+from rstar2.data.procedural.families import FAMILIES
 from rstar2.data.procedural.tool_format import _run
 from rstar2.errors import UserError
 
@@ -34,7 +35,7 @@ def test_a_stream_is_named_and_two_streams_share_nothing() -> None:
     assert len({problem.id for problem in problems}) == len({problem.problem for problem in problems}) == 60
 
 
-@pytest.mark.parametrize("task", PROBLEM_TASKS)
+@pytest.mark.parametrize("task", FAMILIES)
 def test_golds_are_right_and_cannot_be_read_off_the_question(task: str) -> None:
     for problem in generate([task], 40, "s"):
         numbers = [int(number) for number in re.findall(r"\d+", problem.problem)]

@@ -5,16 +5,22 @@ cannot be done in the head and are easy with Python; every gold answer is an int
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rstar2.data.conversation import Conversation
 from rstar2.data.procedural.families import FAMILIES
 from rstar2.data.procedural.stories import story_conversation
 from rstar2.data.procedural.tool_format import draw_habits, format_conversation
+from rstar2.data.procedural.word_problems import make_word_problem
 from rstar2.errors import UserError
 from rstar2.records import Problem
 
-PROBLEM_TASKS = tuple(FAMILIES)
+_MAKERS: dict[str, Callable[[random.Random], tuple[str, int]]] = {
+    **{name: family.make for name, family in FAMILIES.items()},
+    "word_problems": lambda rng: make_word_problem(rng, rng.randint(1, 3)),
+    "long_word_problems": lambda rng: make_word_problem(rng, rng.randint(3, 6)),
+}
+PROBLEM_TASKS = tuple(_MAKERS)
 CONVERSATION_TASKS = ("tool_format", "stories")
 MAX_REPEATED = 1000
 """Draws in a row that gave nothing new: the family is all but used up."""
@@ -28,15 +34,15 @@ def generate(tasks: Sequence[str], num_problems: int, stream: str) -> tuple[Prob
     problems: list[Problem] = []
     num_repeated = 0
     while len(problems) < num_problems:
-        family = FAMILIES[tasks[len(problems) % len(tasks)]]
-        question, answer = family.make(rng)
+        task = tasks[len(problems) % len(tasks)]
+        question, answer = _MAKERS[task](rng)
         num_repeated = num_repeated + 1 if question in texts else 0
         if num_repeated > MAX_REPEATED:
-            raise UserError(f"{family.name} has too few different problems for {num_problems}: ask for fewer")
+            raise UserError(f"{task} has too few different problems for {num_problems}: ask for fewer")
         if question not in texts:
             texts.add(question)
             problem_id = f"{stream}/{len(problems)}"
-            problems.append(Problem(problem_id, question, str(answer), source=f"procedural/{family.name}"))
+            problems.append(Problem(problem_id, question, str(answer), source=f"procedural/{task}"))
     return tuple(problems)
 
 
