@@ -57,12 +57,12 @@ class SharedEngine(RemoteEngine):
     @asynccontextmanager
     async def learning(self, policy_version: int) -> AsyncIterator[None]:
         """Inside it the parameters may be updated in place; after it the engine generates with them."""
-        await self._ask_and_wait("pause", {})
+        await self._ask("pause", {})
         yield
         self._weights.check_shared()
         if self._weights.device.type == "cuda":
             await asyncio.to_thread(torch.cuda.synchronize, self._weights.device)
-        await self._ask_and_wait("resume", {"policy_version": policy_version})
+        await self._ask("resume", {"policy_version": policy_version})
 
 
 # The child's side.

@@ -4,7 +4,8 @@ Promise: what `RemoteEngine` yields is what the engine behind it sampled, in ord
 whatever way, is an `InfrastructureError` to everyone who waits for it. What carries the frames is a `Channel`.
 """
 
-from rstar2.engine.remote.client import Channel, RemoteEngine
+from rstar2.engine.remote.client import RemoteEngine
 from rstar2.engine.remote.host import EngineHost
+from rstar2.engine.remote.peer import Channel, Peer
 
-__all__ = ["Channel", "EngineHost", "RemoteEngine"]
+__all__ = ["Channel", "EngineHost", "Peer", "RemoteEngine"]

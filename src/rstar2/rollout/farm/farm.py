@@ -4,15 +4,14 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from itertools import count
-from typing import Any, Self
+from typing import Self
 
 from rstar2.agent import AgentLimits
 from rstar2.engine import Sampling
 from rstar2.engine.process.pipe import Pipe
 from rstar2.engine.process.spawned import spawn
+from rstar2.engine.remote import Peer
 from rstar2.engine.remote.wire import Frame, decode_error
-from rstar2.errors import InfrastructureError
 from rstar2.records import Problem, StepRecord, Trace
 from rstar2.rollout.farm.merge import merged
 from rstar2.rollout.farm.worker import OpenRoller, work
@@ -99,18 +98,13 @@ def shared_out(requests: Sequence[RolloutRequest], num_workers: int) -> list[lis
     return shares
 
 
-class Worker:
+class Worker(Peer):
     """One of the processes."""
 
-    def __init__(self, channel: Pipe, silence_s: float = SILENCE_S) -> None:
+    def __init__(self, channel: Pipe) -> None:
         self.pid = channel.child.pid
-        self._channel = channel
-        self._silence_s = silence_s
-        self._numbers = count()
-        self._answers: dict[int, asyncio.Future[Any]] = {}
         self._readers: dict[int, OnTrace] = {}
-        self._end: InfrastructureError | None = None
-        self._listener = asyncio.create_task(self._listen())
+        super().__init__(channel, f"the process of rollouts {self.pid}", SILENCE_S)
 
     @classmethod
     async def start(cls, open_roller: OpenRoller, engine_connection: socket.socket) -> Self:
@@ -119,70 +113,31 @@ class Worker:
         await channel.hello("a process of rollouts")
         return cls(channel)
 
-    async def close(self) -> None:
-        await self._channel.close()
-        self._listener.cancel()
-        await asyncio.wait([self._listener])
-
     async def run(
         self, requests: Sequence[RolloutRequest], limits: AgentLimits, sampling: Sampling, on_trace: OnTrace
     ) -> None:
-        await self._ask({"ask": "run", "requests": requests, "limits": limits, "sampling": sampling}, on_trace)
+        number = next(self._numbers)
+        self._readers[number] = on_trace
+        try:
+            await self._ask("run", {"requests": requests, "limits": limits, "sampling": sampling}, number)
+        finally:
+            del self._readers[number]
 
     def begin_step(self, step: int) -> None:
-        self._channel.send({"ask": "begin_step", "step": step})
+        self._tell("begin_step", {"step": step})
 
     async def end_step(self) -> StepRecord:
-        record: StepRecord = await self._ask({"ask": "end_step"})
+        record: StepRecord = await self._ask("end_step", {})
         return record
-
-    async def _ask(self, frame: Frame, on_trace: OnTrace | None = None) -> Any:
-        if self._end is not None:
-            raise self._end
-        number = next(self._numbers)
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        if on_trace is not None:
-            self._readers[number] = on_trace
-        self._channel.send({**frame, "number": number})
-        try:
-            return await answer
-        finally:
-            del self._answers[number]
-            self._readers.pop(number, None)
-
-    async def _listen(self) -> None:
-        reason = f"the process of rollouts {self.pid} was closed"
-        try:
-            while (frame := await asyncio.wait_for(self._channel.receive(), self._silence_s)) is not None:
-                self._take(frame)
-            reason = f"the process of rollouts {self.pid} is gone"
-        except TimeoutError:
-            reason = f"the process of rollouts {self.pid} has not been heard of for {self._silence_s:g} s"
-        except Exception as error:
-            # Whoever takes a trace may fail, on a full disk: the run that asked for it must hear of it.
-            self._fail(error)
-            raise
-        finally:
-            self._fail(InfrastructureError(reason))
 
     def _take(self, frame: Frame) -> None:
         number = frame.get("number")
-        if number is None:
+        if number is None:  # it only says that it is there
             return
         if "trace" in frame:
             if number in self._readers:
                 self._readers[number](frame["trace"])
-            return
-        answer = self._answers.get(number)
-        if answer is None or answer.done():
-            return
-        if frame["error"] is None:
-            answer.set_result(frame["result"])
+        elif frame["error"] is None:
+            self._settle(number, frame["result"], None)
         else:
-            answer.set_exception(decode_error(frame["error"]))
-
-    def _fail(self, error: Exception) -> None:
-        self._end = error if isinstance(error, InfrastructureError) else self._end
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(error)
+            self._settle(number, None, decode_error(frame["error"]))
