@@ -163,6 +163,29 @@ async def test_rollouts_wait_for_the_engine_that_takes_the_place_of_the_last(pol
     assert second.num_generated == 200 * 12 - 500 and not second.sessions
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("limit", [1, 5, 48, 1000])
+async def test_no_more_are_in_flight_than_may_be_and_none_is_forgotten(policy: str, limit: int) -> None:
+    driver: Driver[list[int]] = Driver(make_policy(policy), report_period_s=0.01, max_concurrent=limit)
+    for name in ("first", "second"):
+        driver.add_engine(name, CountingEngine(), SPEED)
+    num_running = most = 0
+
+    async def counted(seat: Seat) -> list[int]:
+        nonlocal num_running, most
+        num_running += 1
+        most = max(most, num_running)
+        try:
+            return await two_turns(seat)
+        finally:
+            num_running -= 1
+
+    for _ in range(2):
+        results = await asyncio.wait_for(driver.run(specs(100), counted), 60)
+        assert all(result == EXPECTED for result in results)
+    assert min(limit, 40) <= most <= limit
+
+
 async def test_patience_has_an_end() -> None:
     driver: Driver[list[int]] = Driver(make_policy("kv-aware"), patience_s=0.05)
     driver.add_engine("only", CountingEngine(dies_after=500), SPEED)

@@ -20,12 +20,10 @@ from rstar2.config import Recipe
 from rstar2.engine.remote.client import SILENCE_S
 from rstar2.engine.vllm import VllmOptions
 from rstar2.errors import InfrastructureError, UserError
-from rstar2.records import Trace
-from rstar2.rollout import EngineSpeed, make_policy
-from rstar2.rollout.driver import Driver
+from rstar2.rollout import EngineSpeed
 from rstar2.rollout.roller import Roller
 from rstar2.sandbox.pool import PoolExecutor
-from rstar2.train.rolling import make_executor, make_roller
+from rstar2.train.rolling import make_driver, make_executor, make_roller
 from rstar2.train.workbench import Workbench, engine_options
 
 ENGINE_PATIENCE_S = 1800.0
@@ -84,7 +82,7 @@ async def open_cluster_workbench(
             stack.push_async_callback(executor.close)
         learner = await RankedLearner.start(recipe, folder, group, placement, NUM_CPU_THREADS)
         stack.callback(learner.close)
-        driver: Driver[Trace] = Driver(make_policy(recipe.rollout.scheduler), patience_s=ENGINE_PATIENCE_S)
+        driver = make_driver(recipe, patience_s=ENGINE_PATIENCE_S)
         plan = _engine_plan(recipe, folder)
         fleet = EngineFleet(
             plan,

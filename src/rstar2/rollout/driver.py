@@ -11,6 +11,7 @@ an engine was lost are kept, and the turn continues after them; nothing that a l
 import asyncio
 import gc
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -37,6 +38,7 @@ Result = TypeVar("Result")
 
 REPORT_PERIOD_S = 1.0
 """How often loads and progress are reported: in a second a cache fills by no more than a few hundredths."""
+SUBMISSIONS_PER_LIMIT = 16
 
 
 class Driver(Generic[Result]):
@@ -48,8 +50,10 @@ class Driver(Generic[Result]):
         clock: Callable[[], float] = time.monotonic,
         report_period_s: float = REPORT_PERIOD_S,
         patience_s: float = 0.0,
+        max_concurrent: int | None = None,
     ) -> None:
-        """`patience_s`: how long rollouts wait for an engine to join when the last one is lost."""
+        """`patience_s`: how long rollouts wait for an engine to join when the last one is lost. `max_concurrent`: how
+        many the scheduler is told of at a time; None: of all."""
         self.clock = clock
         self.recorder = StepRecorder(0, time.time(), clock)
         self._scheduler = scheduler
@@ -58,6 +62,10 @@ class Driver(Generic[Result]):
         self._errands: set[asyncio.Task[None]] = set()
         self._given_up: set[str] = set()
         """Rollouts whose cache may be gone when they go on."""
+        self._max_concurrent = max_concurrent
+        self._unsubmitted: deque[RolloutSpec] = deque()
+        self._in_flight: set[str] = set()
+        """Rollouts that the scheduler was told of, and that have not ended."""
         self._report_period_s = report_period_s
         self._patience_s = patience_s
         self._untold_loss: str | None = None
@@ -133,15 +141,39 @@ class Driver(Generic[Result]):
         reporter = asyncio.create_task(self._report())
         try:
             tasks = [asyncio.create_task(self._run_one(self._seats[spec.rollout], rollout)) for spec in specs]
-            self.tell(RolloutsSubmitted(self.clock(), tuple(specs)))
+            self._unsubmitted += specs
+            self._submit_more()
             return await asyncio.gather(*tasks, return_exceptions=True)
+        except asyncio.CancelledError:
+            self._unsubmitted.clear()
+            raise
         finally:
             gc.unfreeze()
             reporter.cancel()
             await asyncio.gather(reporter, *self._errands, return_exceptions=True)
 
+    def _submit_more(self) -> None:
+        """As many as may be in flight; where their number is limited some at a time, because each time costs a look at
+        all of them."""
+        num_free = len(self._unsubmitted)
+        if self._max_concurrent is not None:
+            num_free = min(num_free, self._max_concurrent - len(self._in_flight))
+            if self._in_flight and num_free < self._max_concurrent // SUBMISSIONS_PER_LIMIT:
+                return
+        if num_free > 0 and self._is_scheduled:
+            specs = tuple(self._unsubmitted.popleft() for _ in range(num_free))
+            self._in_flight |= {spec.rollout for spec in specs}
+            self.tell(RolloutsSubmitted(self.clock(), specs))
+
     async def _run_one(self, seat: Seat, rollout: Callable[[Seat], Awaitable[Result]]) -> Result:
-        await seat.placed()
+        try:
+            await seat.placed()
+            return await self._run_placed(seat, rollout)
+        finally:
+            self._in_flight.discard(seat.spec.rollout)
+            self._submit_more()
+
+    async def _run_placed(self, seat: Seat, rollout: Callable[[Seat], Awaitable[Result]]) -> Result:
         self.recorder.enter(seat.spec.rollout, SpanKind.TOOL)
         try:
             return await rollout(seat)

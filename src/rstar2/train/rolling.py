@@ -33,7 +33,7 @@ async def open_roller(engine: Engine, recipe: Recipe, chat: ChatFormat, num_shar
     executor = make_executor(recipe, num_sharers)
     try:
         await require_working(executor)
-        driver: Driver[Trace] = Driver(make_policy(recipe.rollout.scheduler))
+        driver = make_driver(recipe, num_sharers)
         load = engine.load()
         driver.add_engine(ENGINE_NAME, engine, ENGINE_SPEED, load.num_blocks * load.block_size // num_sharers)
         yield make_roller(recipe, driver, executor, chat)
@@ -47,6 +47,13 @@ async def open_worker_roller(recipe: Recipe, folder: Path, num_sharers: int, eng
     chat = load_chat(folder, recipe.agent.template, recipe.agent.system_text)
     async with open_roller(engine, recipe, chat, num_sharers) as roller:
         yield roller
+
+
+def make_driver(recipe: Recipe, num_sharers: int = 1, patience_s: float = 0.0) -> Driver[Trace]:
+    """One of so many that share the rollouts among them."""
+    limit = recipe.rollout.max_concurrent
+    max_concurrent = None if limit is None else max(1, limit // num_sharers)
+    return Driver(make_policy(recipe.rollout.scheduler), patience_s=patience_s, max_concurrent=max_concurrent)
 
 
 def make_roller(recipe: Recipe, driver: Driver[Trace], executor: Executor, chat: ChatFormat) -> Roller:
