@@ -1,7 +1,7 @@
 """What rolls out in training: the recipe's agent, with its tool and its judge in a sandbox, on the driver's engines."""
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,25 +28,37 @@ PROBE_DEADLINE_S = 120.0
 
 
 @asynccontextmanager
-async def open_roller(engine: Engine, recipe: Recipe, chat: ChatFormat, num_sharers: int = 1) -> AsyncIterator[Roller]:
-    """On a single engine, whose cache, like the machine's cores, is shared with as many others."""
+async def open_roller(recipe: Recipe, chat: ChatFormat, engine: Engine) -> AsyncIterator[Roller]:
+    """On a single engine of this process's own."""
+    async with _open_executor(recipe) as executor:
+        yield _roller_on(engine, recipe, executor, chat)
+
+
+@asynccontextmanager
+async def open_shared_roller(
+    recipe: Recipe, folder: Path, num_sharers: int, joining: Awaitable[Engine]
+) -> AsyncIterator[Roller]:
+    """As a process of a farm opens it: the engine's cache, like the machine's cores, is shared among as many."""
+    chat = load_chat(folder, recipe.agent.template, recipe.agent.system_text)
+    async with _open_executor(recipe, num_sharers) as executor:
+        yield _roller_on(await joining, recipe, executor, chat, num_sharers)
+
+
+@asynccontextmanager
+async def _open_executor(recipe: Recipe, num_sharers: int = 1) -> AsyncIterator[Executor]:
     executor = make_executor(recipe, num_sharers)
     try:
         await require_working(executor)
-        driver = make_driver(recipe, num_sharers)
-        load = engine.load()
-        driver.add_engine(ENGINE_NAME, engine, ENGINE_SPEED, load.num_blocks * load.block_size // num_sharers)
-        yield make_roller(recipe, driver, executor, chat)
+        yield executor
     finally:
         await executor.close()
 
 
-@asynccontextmanager
-async def open_worker_roller(recipe: Recipe, folder: Path, num_sharers: int, engine: Engine) -> AsyncIterator[Roller]:
-    """As a process of a farm opens it."""
-    chat = load_chat(folder, recipe.agent.template, recipe.agent.system_text)
-    async with open_roller(engine, recipe, chat, num_sharers) as roller:
-        yield roller
+def _roller_on(engine: Engine, recipe: Recipe, executor: Executor, chat: ChatFormat, num_sharers: int = 1) -> Roller:
+    driver = make_driver(recipe, num_sharers)
+    load = engine.load()
+    driver.add_engine(ENGINE_NAME, engine, ENGINE_SPEED, load.num_blocks * load.block_size // num_sharers)
+    return make_roller(recipe, driver, executor, chat)
 
 
 def make_driver(recipe: Recipe, num_sharers: int = 1, patience_s: float = 0.0) -> Driver[Trace]:

@@ -25,7 +25,7 @@ from rstar2.train.gpu_use import GpuWatch
 from rstar2.train.learner import Learner, SoloLearner
 from rstar2.train.learner_rank import LearnerRank
 from rstar2.train.policy import load_policy
-from rstar2.train.rolling import open_roller, open_worker_roller
+from rstar2.train.rolling import open_roller, open_shared_roller
 
 CORES_PER_WORKER = 2
 """Beside a GPU: as many again are for the sandbox, which is busy when they wait, for the engine and the learner."""
@@ -84,7 +84,7 @@ async def open_solo_workbench(recipe: Recipe, folder: Path, chat: ChatFormat) ->
             return
         alone = EmbeddedEngine.on_model(rank.policy.served, engine_options(recipe))
         stack.push_async_callback(alone.close)
-        yield SoloWorkbench(rank, alone, await stack.enter_async_context(open_roller(alone, recipe, chat)), gpu)
+        yield SoloWorkbench(rank, alone, await stack.enter_async_context(open_roller(recipe, chat, alone)), gpu)
 
 
 def count_workers(recipe: Recipe, device: torch.device) -> int:
@@ -115,7 +115,7 @@ async def _open_farm(
     def count_prompt_tokens(problem: Problem) -> int:
         return len(Transcript.start(chat, problem.problem, [PYTHON_TOOLS[recipe.agent.tool].schema]).prompt_ids)
 
-    make = partial(open_worker_roller, recipe, folder, num_workers)
+    make = partial(open_shared_roller, recipe, folder, num_workers)
     farm = RollerFarm.opened(make, [ours for ours, _ in pairs], count_prompt_tokens)
     engine, roller = await asyncio.gather(start_engine(), stack.enter_async_context(farm), return_exceptions=True)
     for started in (engine, roller):

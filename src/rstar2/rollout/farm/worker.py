@@ -7,7 +7,7 @@ or of a step, is an answer under the number of what was asked. In between it say
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -21,9 +21,9 @@ from rstar2.rollout.request import RollsInSteps
 
 HEARTBEAT_S = 1.0
 
-OpenRoller = Callable[[Engine], AbstractAsyncContextManager[RollsInSteps]]
-"""What a worker rolls out with, on the farm's engine. It is sent to the child, so it must be a plain function, or a
-`functools.partial` of one."""
+OpenRoller = Callable[[Awaitable[Engine]], AbstractAsyncContextManager[RollsInSteps]]
+"""What a worker rolls out with, on the farm's engine, which may take longer to load than all else that is opened here.
+It is sent to the child, so it must be a plain function, or a `functools.partial` of one."""
 
 
 def work(connection: socket.socket, engine_connection: socket.socket, open_roller: OpenRoller) -> None:
@@ -34,13 +34,14 @@ def work(connection: socket.socket, engine_connection: socket.socket, open_rolle
 
 async def _work(connection: socket.socket, engine_connection: socket.socket, open_roller: OpenRoller) -> None:
     owner = await SocketChannel.on(connection)
+    joining = asyncio.create_task(join_engine(engine_connection))
     try:
-        engine = await join_engine(engine_connection)
-        async with open_roller(engine) as roller:
+        async with open_roller(joining) as roller:
             owner.send({"error": None})
             await _Desk(owner, roller).serve()
-        await engine.close()
+        await (await joining).close()
     except (UserError, InfrastructureError) as error:
+        joining.cancel()
         owner.send({"error": encode_error(error)})
         await owner.drain()
 
