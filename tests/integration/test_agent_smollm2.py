@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from rstar2.agent import Agent, ChatFormat, HfTokenizer, Transcript
 from rstar2.agent.chat_template import ASSISTANT_OPENING, system_text
+from rstar2.cli.main import app
 from rstar2.cli.solve import solve_command
 from rstar2.engine.scripted import ScriptedEngine, replies
 from rstar2.models import get_model
@@ -51,9 +52,9 @@ async def test_a_conversation_has_the_ids_of_one_tokenization(tokenizer: HfToken
 
 
 def solve(*arguments: str, problem: str = "What is 6 * 7?") -> Trace:
-    app = Typer()
-    app.command()(solve_command)
-    result = CliRunner().invoke(app, [problem, "--json", *arguments])
+    alone = Typer()
+    alone.command()(solve_command)
+    result = CliRunner().invoke(alone, [problem, "--json", *arguments])
     assert result.exit_code in (0, 1), (result.stderr, result.exception)
     return decode(Trace, result.stdout.strip().encode())
 
@@ -83,6 +84,27 @@ def test_the_default_is_an_agent_that_computes_with_python(problem: str, answer:
     assert trace.model == "smollm2-135m-agent"
     assert trace.answer == answer
     assert [result.status for result in trace.results] == [ToolStatus.OK]
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_report_s_protocol_is_cut_to_what_the_model_has_room_for(tmp_path: Path) -> None:
+    arguments = [
+        "eval",
+        "--bench",
+        "procedural:gcd",
+        "--samples",
+        "1",
+        "--problems",
+        "3",
+        "--run",
+        str(tmp_path / "run"),
+    ]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, (result.stderr, result.exception)
+    assert "smollm2-135m-agent has room for 8,192 tokens" in result.stderr
+    found = json.loads(result.stdout)
+    assert found["results"]["procedural:gcd"]["accuracy"] == 1.0
+    assert "response tokens 8,192 (report: 30,720)" in found["deviations"]
 
 
 def test_solve_through_a_server_in_token_ids(folder: Path, tokenizer: HfTokenizer) -> None:

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rstar2.cli import agent_options as opt
-from rstar2.cli.eval_setup import JudgeOptions, keep_tokenizer, make_judges, open_bench, open_executor
+from rstar2.cli.eval_setup import (
+    JudgeOptions,
+    keep_tokenizer,
+    make_judges,
+    most_response_tokens,
+    open_bench,
+    open_executor,
+)
 from rstar2.cli.output import ExitCode, note, print_json
 from rstar2.errors import UserError
 
@@ -226,6 +233,10 @@ async def _evaluate(plan: "Plan", options: opt.AgentOptions, judge: JudgeOptions
 
     benchmarks = plan.load()
     async with open_bench(plan, options, judge) as bench:
+        most = most_response_tokens(options, bench)
+        if most is not None and most < plan.protocol.max_response_tokens:
+            note(f"{bench.model} has room for {most:,} tokens: responses end there")
+            plan = plan.within(most)
         keep_tokenizer(options, run.layout.tokenizer)
         earlier = stored_history(RunView(run.path)).samples
         done = Counter(key.benchmark for key, sample in earlier.items() if not sample.is_fault)

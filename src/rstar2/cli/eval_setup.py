@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 ENGINE = "engine"
 UNKNOWN_CACHE_TOKENS = 1 << 30
 """For servers and scripts, which do not say what their cache holds: they queue for themselves."""
+PROMPT_SHARE = 8
+"""Of the cache, one part in so many is for the prompt of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,22 @@ async def open_bench(plan: "Plan", options: opt.AgentOptions, judge: JudgeOption
             return _tools(options, executor) if plan.protocol.has_tools else ()
 
         yield Bench(driver, ready.agent.chat, make_tools, make_judges(plan, judge, executor), ready.model)
+
+
+def most_response_tokens(options: opt.AgentOptions, bench: "Bench") -> int | None:
+    """What a model of ours can say at most: by its context, and by the cache that is there. None for others."""
+    import json
+
+    from rstar2.cli.agent_setup import engine_kind
+    from rstar2.models import resolve
+
+    engine = bench.driver.engine(ENGINE)
+    if options.base_url is not None or engine_kind(options) == "scripted" or engine is None:
+        return None
+    config = json.loads((resolve(options.model or opt.DEFAULT_MODEL) / "config.json").read_text(encoding="utf-8"))
+    load = engine.load()
+    num_cached = load.num_blocks * load.block_size or UNKNOWN_CACHE_TOKENS
+    return min(int(config.get("max_position_embeddings", num_cached)), num_cached - num_cached // PROMPT_SHARE)
 
 
 def _tools(options: opt.AgentOptions, executor: "Executor") -> "list[Tool]":

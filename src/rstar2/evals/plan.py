@@ -4,7 +4,7 @@ import json
 import random
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,12 @@ class Plan:
                     f"{benchmark.num_left_out} problems of {benchmark.name} left out, whose gold cannot be met"
                 )
         return tuple(found)
+
+    def within(self, num_tokens: int) -> "Plan":
+        """The same plan, but responses of at most so many tokens."""
+        if self.protocol.max_response_tokens <= num_tokens:
+            return self
+        return replace(self, protocol=replace(self.protocol, max_response_tokens=num_tokens))
 
     def load(self) -> list[Benchmark]:
         """Every benchmark with its problems; a UserError says how to get one that is not here."""
