@@ -166,7 +166,7 @@ def lay_out(options: argparse.Namespace, folder: Path) -> tuple[Recipe, list[dic
     drawn = load_problems(SET, DataSet(source=PROBLEMS, num_problems=num_prompts), options.seed)
     order, _ = take(Cursor(), num_prompts, len(drawn), f"{options.seed}/{STAGE}")
     chat = load_chat(folder)
-    schema = PYTHON_TOOLS[options.tool].schema  # type: ignore[attr-defined]  # both are classes
+    schema = PYTHON_TOOLS[options.tool].schema
     problems = []
     for index in order:
         start = Transcript.start(chat, drawn[index].problem, [schema])

@@ -89,15 +89,11 @@ def path_command(name: Annotated[str, typer.Argument(help="A name that `rstar2 m
     """Print the folder of a model that is on this machine; of an agent, the one with its adapters merged in."""
     from rstar2.models import AGENTS, find_entry, model_folder, read_card, resolve
 
-    if name in AGENTS and read_card(model_folder(AGENTS[name].base)) is not None:
-        typer.echo(resolve(name))
-        return
-    name = AGENTS[name].base if name in AGENTS else name
-    folder = model_folder(find_entry(name).name)
-    if read_card(folder) is None:
-        note(f"model {name!r} is not on this machine yet: run `rstar2 models get {name}`")
+    base = AGENTS[name].base if name in AGENTS else find_entry(name).name
+    if read_card(model_folder(base)) is None:
+        note(f"model {base!r} is not on this machine yet: run `rstar2 models get {base}`")
         raise typer.Exit(ExitCode.NO)
-    typer.echo(folder)
+    typer.echo(resolve(name))
 
 
 def _count(num_params: int) -> str:

@@ -14,7 +14,7 @@ from rstar2.agent import ChatFormat
 from rstar2.cluster.progress import num_checkpoints
 from rstar2.cluster.workbench import open_cluster_workbench
 from rstar2.config import Recipe
-from rstar2.engine.remote.client import SILENCE_S
+from rstar2.engine.remote.peer import SILENCE_S
 from rstar2.errors import InfrastructureError
 from rstar2.train import Observer, Prepared, prepare_resumed, train
 from rstar2.train.learner import LearnerLost

@@ -17,7 +17,7 @@ from rstar2.cluster.learner import RankedLearner
 from rstar2.cluster.placement import Placement, place, require_room, transfer_backend
 from rstar2.cluster.sandboxes import SandboxCluster
 from rstar2.config import Recipe
-from rstar2.engine.remote.client import SILENCE_S
+from rstar2.engine.remote.peer import SILENCE_S
 from rstar2.engine.vllm import VllmOptions
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.rollout import EngineSpeed

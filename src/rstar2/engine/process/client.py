@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from rstar2.engine.process.pipe import Pipe
 from rstar2.engine.protocol import EngineLoad
 from rstar2.engine.remote import RemoteEngine
-from rstar2.engine.remote.client import SILENCE_S
+from rstar2.engine.remote.peer import SILENCE_S
 from rstar2.engine.remote.wire import decode_load
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import socket
 
 from rstar2.engine.process.pipe import SocketChannel
 from rstar2.engine.remote import RemoteEngine
-from rstar2.engine.remote.client import SILENCE_S
+from rstar2.engine.remote.peer import SILENCE_S
 from rstar2.engine.remote.wire import decode_load
 from rstar2.errors import InfrastructureError
 

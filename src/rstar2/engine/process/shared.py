@@ -25,7 +25,7 @@ from rstar2.engine.process.pipe import Pipe
 from rstar2.engine.process.spawned import spawn
 from rstar2.engine.protocol import EngineLoad
 from rstar2.engine.remote import EngineHost, RemoteEngine
-from rstar2.engine.remote.client import SILENCE_S
+from rstar2.engine.remote.peer import SILENCE_S
 from rstar2.engine.remote.wire import Frame, decode_load
 
 

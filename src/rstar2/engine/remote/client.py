@@ -8,11 +8,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
-from rstar2.engine.remote.peer import Channel, Peer
+from rstar2.engine.remote.peer import SILENCE_S, Channel, Peer
 from rstar2.engine.remote.wire import Frame, decode_chunk, decode_error, decode_load, encode_sampling
-
-SILENCE_S = 60.0
-"""An engine that says nothing for so long is given up. Its host speaks every second, even in the middle of a step."""
 
 
 class RemoteEngine(Peer):

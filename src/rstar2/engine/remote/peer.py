@@ -10,6 +10,10 @@ from typing import Any, Protocol
 from rstar2.engine.remote.wire import Frame
 from rstar2.errors import InfrastructureError
 
+SILENCE_S = 60.0
+"""Who says nothing for so long is given up. An engine's host and a process of rollouts speak every second, whatever
+else they do."""
+
 
 class Channel(Protocol):
     def send(self, frame: Frame) -> None:
@@ -27,7 +31,7 @@ class Peer:
     """`name` is what errors call it; it is given up when it has said nothing for `silence_s`. What frames mean is said
     by `_take`, which settles what was asked."""
 
-    def __init__(self, channel: Channel, name: str, silence_s: float) -> None:
+    def __init__(self, channel: Channel, name: str, silence_s: float = SILENCE_S) -> None:
         self._channel = channel
         self._name = name
         self._silence_s = silence_s

@@ -18,9 +18,6 @@ from rstar2.rollout.farm.worker import OpenRoller, work
 from rstar2.rollout.remembered import Remembered
 from rstar2.rollout.request import OnTrace, RolloutRequest
 
-SILENCE_S = 60.0
-"""A worker that says nothing for so long is given up. It speaks every second, whatever its rollouts do."""
-
 
 class RollerFarm:
     """Satisfies `RollsInSteps`. Made by `opened`."""
@@ -104,7 +101,7 @@ class Worker(Peer):
     def __init__(self, channel: Pipe) -> None:
         self.pid = channel.child.pid
         self._readers: dict[int, OnTrace] = {}
-        super().__init__(channel, f"the process of rollouts {self.pid}", SILENCE_S)
+        super().__init__(channel, f"the process of rollouts {self.pid}")
 
     @classmethod
     async def start(cls, open_roller: OpenRoller, engine_connection: socket.socket) -> Self:

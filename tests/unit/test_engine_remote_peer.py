@@ -1,0 +1,72 @@
+"""Whoever waits for an answer gets one, whatever becomes of the other end."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rstar2.engine.remote import Peer
+from rstar2.engine.remote.wire import Frame
+from rstar2.errors import InfrastructureError
+
+pytestmark = pytest.mark.unit
+
+
+class Line:
+    """Satisfies `Channel`: says what it is given."""
+
+    def __init__(self) -> None:
+        self.sent: list[Frame] = []
+        self.coming: asyncio.Queue[Frame | None] = asyncio.Queue()
+
+    def send(self, frame: Frame) -> None:
+        self.sent.append(frame)
+
+    async def receive(self) -> Frame | None:
+        return await self.coming.get()
+
+    async def close(self) -> None:
+        pass
+
+
+class Calculator(Peer):
+    async def ask(self, value: int) -> Any:
+        return await self._ask("double", {"value": value})
+
+    def _take(self, frame: Frame) -> None:
+        if "bad" in frame:
+            raise OSError("the disk is full")
+        self._settle(frame["number"], frame["result"], None)
+
+
+async def test_answers_come_under_their_numbers_in_any_order() -> None:
+    line = Line()
+    peer = Calculator(line, "it")
+    asked = [asyncio.create_task(peer.ask(value)) for value in (1, 2)]
+    await asyncio.sleep(0)
+    for frame in reversed(line.sent):
+        line.coming.put_nowait({"number": frame["number"], "result": 2 * frame["value"]})
+    assert await asyncio.gather(*asked) == [2, 4]
+    await peer.close()
+
+
+@pytest.mark.parametrize(
+    ("last", "error", "message"),
+    [
+        (None, InfrastructureError, "it is gone"),
+        ({"bad": True}, OSError, "the disk is full"),
+        ("silence", InfrastructureError, "not been heard of for 0.01 s"),
+    ],
+)
+async def test_who_waits_hears_why_there_is_none(last: Any, error: type[Exception], message: str) -> None:
+    line = Line()
+    peer = Calculator(line, "it", 0.01 if last == "silence" else 60.0)
+    asked = asyncio.create_task(peer.ask(1))
+    await asyncio.sleep(0)
+    if last != "silence":
+        line.coming.put_nowait(last)
+    with pytest.raises(error, match=message):
+        await asyncio.wait_for(asked, 10)
+    with pytest.raises(InfrastructureError):
+        await peer.ask(2)
+    await peer.close()
