@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sandbox_service import service_on_thread
-from train_recipes import write_recipe
+from train_recipes import adapted, warm_up_alone, write_recipe
 from typer.testing import CliRunner
 
 from rstar2.cli.main import app
@@ -31,7 +30,6 @@ EVERYTHING = (
     ("gradient_checkpointing = false", "gradient_checkpointing = true"),
     ("num_samples = 1\n", "num_samples = 1\nevery_steps = 1\n"),
 )
-LORA = "[model.lora]\nrank = 4\nalpha = 8.0\n"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,20 +40,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
-def without(text: str, section: str) -> str:
-    return re.sub(rf"^\[{re.escape(section)}\]\n(?:(?!\[).*\n)*", "", text, flags=re.MULTILINE)
-
-
 async def test_adapters_kl_importance_weights_and_more_optimizer_steps_survive_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warm, whole, stopped = tmp_path / "warm", tmp_path / "whole", tmp_path / "stopped"
     with service_on_thread() as sandbox:
         text = write_recipe(tmp_path, ("num_slots = 1", f'base_url = "{sandbox.url}"'), *EVERYTHING).read_text()
-        head, _, tail = text.partition("[[stages]]")
-        await train(prepare_new(parse_recipe(head + "[eval]" + tail.partition("[eval]")[2]), warm), Observers())
-        adapted = without(without(text, "sft"), "model.tiny").replace("tiny:llama", str(warm / "final"))
-        recipe = parse_recipe(adapted.replace("[sandbox]\n", f"{LORA}\n[sandbox]\n"))
+        await train(prepare_new(warm_up_alone(text), warm), Observers())
+        recipe = parse_recipe(adapted(text, warm / "final"))
         await train(prepare_new(recipe, whole), Observers())
         finish, num_saved = checkpoint.CheckpointFolder.finish, 0
 

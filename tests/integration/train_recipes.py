@@ -2,7 +2,10 @@
 
 import json
 import random
+import re
 from pathlib import Path
+
+from rstar2.config import Recipe, parse_recipe
 
 RECIPE = """
 name = "guess"
@@ -111,6 +114,22 @@ def write_recipe(folder: Path, *replacements: tuple[str, str]) -> Path:
     path = folder / "recipe.toml"
     path.write_text(text.replace("FOLDER", str(folder)), encoding="utf-8")
     return path
+
+
+def warm_up_alone(text: str) -> Recipe:
+    """The recipe without its stages."""
+    head, _, tail = text.partition("[[stages]]")
+    return parse_recipe(head + "[eval]" + tail.partition("[eval]")[2])
+
+
+def adapted(text: str, warm: Path) -> str:
+    """The recipe's stages with adapters, on a model that has had its warm-up."""
+    stages = _without(_without(text, "sft"), "model.tiny").replace("tiny:llama", str(warm))
+    return stages.replace("[sandbox]\n", "[model.lora]\nrank = 4\nalpha = 8.0\n\n[sandbox]\n", 1)
+
+
+def _without(text: str, section: str) -> str:
+    return re.sub(rf"^\[{re.escape(section)}\]\n(?:(?!\[).*\n)*", "", text, flags=re.MULTILINE)
 
 
 def _question(rng: random.Random) -> str:

@@ -24,7 +24,7 @@ def test_in_turns_on_the_same_gpus() -> None:
 
 
 def test_each_on_gpus_of_its_own() -> None:
-    placed = place(cluster(layout="separated", num_trainer_ranks=6, num_engines=2, max_staleness=1))
+    placed = place(cluster(layout="separated", num_trainer_ranks=6, num_engines=2))
     assert len(placed.bundles) == 8
     assert not set(placed.rank_bundles) & set(placed.engine_bundles)
     assert (placed.gpus_per_rank, placed.gpus_per_engine) == (1, 1)

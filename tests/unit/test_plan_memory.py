@@ -155,8 +155,8 @@ def test_layouts_follow_the_recipe() -> None:
                 "layout": "separated",
                 "num_trainer_ranks": 2,
                 "num_engines": 4,
-                "max_staleness": 1,
-            }
+            },
+            train={"max_staleness": 1},
         )
     )
     assert (apart.num_ranks, apart.num_engines, apart.num_devices) == (2, 4, 6)

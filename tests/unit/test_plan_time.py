@@ -69,7 +69,7 @@ def test_an_update_costs_its_passes() -> None:
     assert update.train_s == max(update.compute_s, update.communicate_s)
     assert update.communicate_s > 0
     assert Passes.of(recipe).total == 4
-    assert Passes.of(make_recipe(algo={"kl_coef": 0.1}, train={"optimizer_steps_per_batch": 2})).total == 6
+    assert Passes.of(make_recipe(algo={"kl_coef": 0.1}, train={"optimizer_steps_per_batch": 2})).total == 5.5
     assert sync_time(layout, device, shape, ASSUMED) == pytest.approx(shape.weight_bytes / (200e9 * 0.7))
     assert sync_time(make_layout(make_recipe()), device, shape, ASSUMED) == 0
 
@@ -110,9 +110,8 @@ def test_generation_that_runs_ahead_takes_the_longer_of_both() -> None:
         "layout": "separated",
         "num_trainer_ranks": 2,
         "num_engines": 2,
-        "max_staleness": 1,
     }
-    plan = make_plan(make_recipe(cluster=cluster), find_device("h100"), ASSUMED)
+    plan = make_plan(make_recipe(cluster=cluster, train={"max_staleness": 1}), find_device("h100"), ASSUMED)
     assert plan.run_time is not None
     step = plan.run_time.stages[0].mean
     assert step.total_s == pytest.approx(max(step.generate_s + step.tools_s, step.train_s) + step.sync_s)

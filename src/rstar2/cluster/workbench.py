@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -45,6 +45,10 @@ class ClusterWorkbench:
     def gpu_busy_share(self) -> float | None:
         """Many GPUs, elsewhere: Ray's dashboard shows each of them."""
         return None
+
+    def collecting(self) -> AbstractAsyncContextManager[None]:
+        """New weights reach the engines while rollouts run: a long one would hold them up."""
+        return nullcontext()
 
     @asynccontextmanager
     async def learning(self, version: int) -> AsyncIterator[None]:

@@ -252,6 +252,13 @@ def _stages(recipe: "Recipe") -> Iterator[Impossibility]:
 def _cluster(recipe: "Recipe") -> Iterator[Impossibility]:
     cluster = recipe.cluster
     if cluster is None:
+        if recipe.train.max_staleness > 0 and recipe.model.lora is None:
+            yield _no(
+                "above 0 needs model.lora on one machine: without adapters the engine reads the very weights that "
+                "training changes",
+                "train.max_staleness",
+                "model.lora",
+            )
         return
     parts = {"num_trainer_ranks": cluster.num_trainer_ranks, "num_engines": cluster.num_engines}
     sizes = ("cluster.num_nodes", "cluster.gpus_per_node")
@@ -272,10 +279,10 @@ def _cluster(recipe: "Recipe") -> Iterator[Impossibility]:
             "cluster.layout",
             *sizes,
         )
-    if cluster.layout == "colocated" and cluster.max_staleness > 0:
+    if cluster.layout == "colocated" and recipe.train.max_staleness > 0:
         yield _no(
             'must be 0 in the colocated layout, which never runs ahead; or set cluster.layout to "separated"',
-            "cluster.max_staleness",
+            "train.max_staleness",
             "cluster.layout",
         )
     if cluster.num_gpus > 0 and recipe.model.device == "cpu":

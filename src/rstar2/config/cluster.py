@@ -19,7 +19,7 @@ class Cluster(Section):
     layout: Literal["colocated", "separated"] = Field(
         "colocated",
         description="colocated: the same GPUs generate and train in turns, on-policy. separated: each part has its own "
-        "GPUs, and generation runs ahead of training by at most max_staleness steps.",
+        "GPUs, and generation may run ahead of training (train.max_staleness).",
     )
     num_trainer_ranks: int | None = Field(
         None,
@@ -31,12 +31,6 @@ class Cluster(Section):
         None,
         ge=1,
         description="Engines that generate. Left out, one for each GPU; must be given if separated, or without GPUs.",
-    )
-    max_staleness: int = Field(
-        0,
-        ge=0,
-        description="Optimizer steps by which the weights that sampled a rollout may be older than those it trains. "
-        "More than 0 only if separated.",
     )
     sharding: Literal["full", "node"] = Field(
         "full",

@@ -118,6 +118,13 @@ class Train(Section):
         description="Optimizer steps on each batch of rollouts, each on its own part of the groups. 1 is on-policy; "
         "with more, the clip begins to bind.",
     )
+    max_staleness: int = Field(
+        0,
+        ge=0,
+        description="Training steps by which the weights that sampled a rollout may be older than those it trains. 0 "
+        "is on-policy. With 1 the next step's rollouts are sampled while this one is learnt from: on one machine with "
+        "adapters, on a cluster in the separated layout.",
+    )
     micro_batch_tokens: int = Field(
         16_384,
         ge=16,

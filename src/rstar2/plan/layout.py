@@ -67,5 +67,5 @@ def find_layout(recipe: Recipe, device: Device) -> Layout:
         sharing=Sharing.APART if is_apart else Sharing.TURNS if takes_turns else Sharing.SIDE_BY_SIDE,
         is_sharded=True,
         is_offloaded=cluster.cpu_offload,
-        runs_ahead=is_apart and cluster.max_staleness > 0,
+        runs_ahead=is_apart and recipe.train.max_staleness > 0,
     )

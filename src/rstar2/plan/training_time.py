@@ -29,7 +29,7 @@ class Passes:
     @classmethod
     def of(cls, recipe: Recipe) -> "Passes":
         num_forward = 1.0 + recipe.train.gradient_checkpointing
-        num_forward += recipe.train.optimizer_steps_per_batch > 1
+        num_forward += 1 - 1 / recipe.train.optimizer_steps_per_batch  # the first of them has its old ones already
         num_forward += recipe.algo.kl_coef > 0
         return cls(num_forward, 1.0 if recipe.model.lora is not None else 2.0)
 

@@ -4,6 +4,7 @@ Everything is awaited, because ranks may be elsewhere. Whoever cannot go on rais
 last checkpoint are gone, and the run is taken up again from there.
 """
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -52,10 +53,12 @@ class Learner(Protocol):
 
 
 class SoloLearner:
-    """Satisfies `Learner` in this process: nothing else runs while it learns."""
+    """Satisfies `Learner` in this process. Nothing else runs while it learns, unless it is to learn `aside`, in a
+    thread of its own, while rollouts go on."""
 
-    def __init__(self, rank: LearnerRank) -> None:
+    def __init__(self, rank: LearnerRank, *, aside: bool = False) -> None:
         self._rank = rank
+        self._aside = aside
 
     async def warm_up_step(
         self, examples: Sequence[Example], step: int, settings: SftSettings, seed: int
@@ -65,6 +68,8 @@ class SoloLearner:
     async def update(
         self, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings, lr: float, seed: int
     ) -> dict[str, float]:
+        if self._aside:
+            return await asyncio.to_thread(self._rank.update, groups, settings, lr, seed)
         return self._rank.update(groups, settings, lr, seed)
 
     async def reset_optimizer(self) -> None:

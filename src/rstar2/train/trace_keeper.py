@@ -3,9 +3,9 @@
 A thread does it; but an interpreter runs one thread at a time, and rollouts that end by the thousand in a second wait
 for each trace that is written among them. So traces lie for up to `HOLD_S`, unless somebody has time for them now.
 
-Invariant: traces are written in the order in which they were given; whoever has waited for `settled` finds all of them
-in their files, or hears why they could not be written. A kill of the process loses those of the last moments, which are
-rolled out again.
+Invariant: traces are written in the order in which they were given; whoever has waited for `settled` finds what was
+given before in its files, or hears why it could not be written. A kill of the process loses those of the last moments,
+which are rolled out again.
 """
 
 import asyncio
@@ -28,6 +28,8 @@ class TraceKeeper:
         self._hold_s = hold_s
         self._traces: deque[Trace] = deque()
         self._changed = threading.Condition()
+        self._num_given = 0
+        self._num_written = 0
         self._is_time = False
         self._is_over = False
         self._error: BaseException | None = None
@@ -47,6 +49,7 @@ class TraceKeeper:
         self._raise()
         with self._changed:
             self._traces.append(trace)
+            self._num_given += 1
             if len(self._traces) == 1:
                 self._changed.notify_all()
 
@@ -57,14 +60,14 @@ class TraceKeeper:
             self._changed.notify_all()
 
     async def settled(self) -> None:
-        """Returns when all that was given is written; raises what writing raised."""
+        """Returns when all that was given so far is written; raises what writing raised."""
         self.begin_writing()
-        await asyncio.to_thread(self._wait)
+        await asyncio.to_thread(self._wait, self._num_given)
         self._raise()
 
-    def _wait(self) -> None:
+    def _wait(self, num_given: int) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: not self._traces or self._error is not None)
+            self._changed.wait_for(lambda: self._num_written >= num_given or self._error is not None)
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -87,5 +90,6 @@ class TraceKeeper:
             for _ in range(num_due):
                 self._write(self._traces[0])
                 self._traces.popleft()
+                self._num_written += 1
         except BaseException as error:
             self._error = error

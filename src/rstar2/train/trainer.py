@@ -250,22 +250,22 @@ class Trainer:
         """The steps that are left of the stage, collected while earlier ones are learnt from, as far as allowed."""
 
         async def collect(step: int, cursor: Cursor) -> Collected:
-            self._bench.roller.begin_step(step)
-            plan = self._plan(step, stage)
-            collected = await collect_step(self._bench.roller, problems, cursor, plan, self._keep_trace)
-            self._traces.begin_writing()
-            schedule = await self._bench.roller.end_step()
+            async with self._bench.collecting():
+                self._bench.roller.begin_step(step)
+                plan = self._plan(step, stage)
+                collected = await collect_step(self._bench.roller, problems, cursor, plan, self._keep_trace)
+                self._traces.begin_writing()
+                schedule = await self._bench.roller.end_step()
             self._run.write_step_record(schedule)
             return replace(collected, schedule=schedule)
 
-        cluster = self._recipe.cluster
         num_left = stage.steps - self._state.stage_step
         first = self._state.step + 1
         return Ahead(
             collect,
             self._state.cursor,
             range(first, first + num_left),
-            max_staleness=0 if cluster is None else cluster.max_staleness,
+            max_staleness=self._recipe.train.max_staleness,
         )
 
     async def _train_step(self, stage: Stage, ahead: Ahead) -> None:
@@ -274,18 +274,15 @@ class Trainer:
         collected = await ahead.next()
         for group in collected.groups:
             self._run.write_group(group)
-        values = watch_rollouts(collected.traces, collected.groups)
-        update_began_s = time.monotonic()
+        values = {**watch_rollouts(collected.traces, collected.groups), "train_s": 0.0}
         if collected.trainable:
             values |= await self._update(collected)
         await self._traces.settled()
-        ended_s = time.monotonic()
         num_sampled = sum(trace.num_sampled_tokens for trace in collected.traces)
         values |= {
             "num_refills": collected.num_refills,
             "generate_s": collected.duration_s,
-            "train_s": ended_s - update_began_s,
-            "step_s": ended_s - started_s,
+            "step_s": time.monotonic() - started_s,
             "tokens_per_s": num_sampled / collected.duration_s,
             **watch_schedule(collected.schedule),
         }
@@ -334,8 +331,10 @@ class Trainer:
         groups = [kept_rollouts(group, traces) for group in collected.trainable]
         seed = named_seed(self._recipe.seed, "dropout", self._state.step)
         async with self._bench.learning(self._state.step + 1):
+            began_s = time.monotonic()
             values = await self._learner.update(groups, settings, lr, seed)
-        return {**values, "lr": lr}
+            train_s = time.monotonic() - began_s
+        return {**values, "lr": lr, "train_s": train_s}
 
     def _advance(self, collected: Collected, values: Mapping[str, float]) -> None:
         recent = (*self._state.recent_rewards, values["reward_mean"])[-WINDOW:]

@@ -1,8 +1,8 @@
 """From kept rollouts to new weights.
 
 Invariant: the gradient of an optimizer step is that of one mean over all its tokens, however they were packed and on
-however many ranks. With one optimizer step a batch the old log-probabilities are the new ones, without gradient; with
-more they are computed before the first.
+however many ranks. In the first optimizer step of a batch the old log-probabilities are the new ones, without gradient;
+those of later steps are computed before it.
 """
 
 from collections import defaultdict
@@ -75,7 +75,7 @@ def update_policy(
         _Part.of([rollout for group in groups[number::num_steps] for rollout in group], settings, ranks, policy.device)
         for number in range(num_steps)
     ]
-    olds = [_log_probs(policy, part, settings) if num_steps > 1 else None for part in parts]
+    olds = [None if part is parts[0] else _log_probs(policy, part, settings) for part in parts]
     totals: defaultdict[str, float] = defaultdict(float)
     for part, old in zip(parts, olds, strict=True):
         values = _backward(policy, part, old, settings, reference)

@@ -39,6 +39,10 @@ class Workbench(Protocol):
     @property
     def learner(self) -> Learner: ...
 
+    def collecting(self) -> AbstractAsyncContextManager[None]:
+        """Held while the rollouts of one step are collected."""
+        ...
+
     def learning(self, version: int) -> AbstractAsyncContextManager[None]:
         """Inside it the learner may change its weights. After it the engines generate with them, as `version`."""
         ...
@@ -54,37 +58,57 @@ OpenWorkbench = Callable[[Recipe, Path, ChatFormat], AbstractAsyncContextManager
 
 class SoloWorkbench:
     def __init__(
-        self, rank: LearnerRank, engine: EmbeddedEngine | SharedEngine, roller: RollsInSteps, gpu: GpuWatch
+        self,
+        rank: LearnerRank,
+        engine: EmbeddedEngine | SharedEngine,
+        roller: RollsInSteps,
+        gpu: GpuWatch,
+        *,
+        learns_aside: bool,
     ) -> None:
         self.roller = roller
-        self.learner = SoloLearner(rank)
+        self.learner = SoloLearner(rank, aside=learns_aside)
         self._rank = rank
         self._engine = engine
         self._gpu = gpu
+        self._learns_aside = learns_aside
+        self._between_steps = asyncio.Lock()
+
+    def collecting(self) -> AbstractAsyncContextManager[None]:
+        return self._between_steps
 
     def gpu_busy_share(self) -> float | None:
         return self._gpu.share()
 
     @asynccontextmanager
     async def learning(self, version: int) -> AsyncIterator[None]:
-        async with self._engine.learning(version):
-            yield
+        """The engine stands still. What is learnt aside from its weights it is given between two steps: all rollouts of
+        a step are sampled by the same policy, so what is sampled does not hang on how fast anybody was."""
+        if not self._learns_aside:
+            async with self._engine.learning(version):
+                yield
+                self._rank.policy.publish()
+            return
+        yield
+        async with self._between_steps, self._engine.learning(version):
             self._rank.policy.publish()
 
 
 @asynccontextmanager
 async def open_solo_workbench(recipe: Recipe, folder: Path, chat: ChatFormat) -> AsyncIterator[Workbench]:
     rank = LearnerRank(load_policy(folder, recipe), recipe.train.weight_decay)
+    learns_aside = recipe.train.max_staleness > 0
     async with AsyncExitStack() as stack:
         gpu = stack.enter_context(GpuWatch(rank.policy.device))
         num_workers = count_workers(recipe, rank.policy.device)
         if num_workers:
             engine, roller = await _open_farm(stack, rank, recipe, folder, chat, num_workers)
-            yield SoloWorkbench(rank, engine, roller, gpu)
+            yield SoloWorkbench(rank, engine, roller, gpu, learns_aside=learns_aside)
             return
         alone = EmbeddedEngine.on_model(rank.policy.served, engine_options(recipe))
         stack.push_async_callback(alone.close)
-        yield SoloWorkbench(rank, alone, await stack.enter_async_context(open_roller(recipe, chat, alone)), gpu)
+        roller = await stack.enter_async_context(open_roller(recipe, chat, alone))
+        yield SoloWorkbench(rank, alone, roller, gpu, learns_aside=learns_aside)
 
 
 def count_workers(recipe: Recipe, device: torch.device) -> int:

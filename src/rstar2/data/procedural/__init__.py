@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from rstar2.data.conversation import Conversation
 from rstar2.data.procedural.families import FAMILIES
 from rstar2.data.procedural.stories import story_conversation
-from rstar2.data.procedural.tool_format import draw_habits, format_conversation
+from rstar2.data.procedural.tool_format import MORE_PROGRAMS, PROGRAMS, draw_habits, format_conversation
 from rstar2.data.procedural.word_problems import make_word_problem
 from rstar2.errors import UserError
 from rstar2.records import Problem
@@ -21,7 +21,8 @@ _MAKERS: dict[str, Callable[[random.Random], tuple[str, int]]] = {
     "long_word_problems": lambda rng: make_word_problem(rng, rng.randint(3, 6)),
 }
 PROBLEM_TASKS = tuple(_MAKERS)
-CONVERSATION_TASKS = ("tool_format", "stories")
+_PROGRAMS = {"tool_format": PROGRAMS, "wide_tool_format": PROGRAMS + MORE_PROGRAMS}
+CONVERSATION_TASKS = (*_PROGRAMS, "stories")
 MAX_REPEATED = 1000
 """Draws in a row that gave nothing new: the family is all but used up."""
 
@@ -51,8 +52,9 @@ def conversations(task: str, num_conversations: int, stream: str) -> tuple[Conve
     rng = random.Random(stream)
     if task == "stories":
         return tuple(story_conversation(rng, f"{stream}/{index}") for index in range(num_conversations))
-    habits = draw_habits(rng)
-    return tuple(format_conversation(rng, habits, f"{stream}/{index}") for index in range(num_conversations))
+    programs = _PROGRAMS[task]
+    habits = draw_habits(rng, programs)
+    return tuple(format_conversation(rng, habits, f"{stream}/{index}", programs) for index in range(num_conversations))
 
 
 def _check(tasks: Sequence[str], known: Sequence[str], what: str) -> None:

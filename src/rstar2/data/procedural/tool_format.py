@@ -1,16 +1,17 @@
 """Conversations that show how a call is written and an answer is given, and nothing else.
 
-Invariant: the right program stands under a question exactly as often as chance would have it, one time in
-`len(PROGRAMS)`. So how a question is repeated before it is answered, how numbers are taken into a program, how a result
-is read and how an error is followed by another try can be learnt here; which program answers which question cannot.
-Each kind of question has habits, drawn at random for each set: some wrong programs stand under it more often than
-others, so that a model learns to look at the question before it calls. A few of the programs raise, as a beginner's
-do: that, too, is left to be unlearnt.
+Invariant: the right program stands under a question exactly as often as chance would have it, one time in as many as
+there are programs. So how a question is repeated before it is answered, how numbers are taken into a program, how a
+result is read and how an error is followed by another try can be learnt here; which program answers which question
+cannot. Each kind of question has habits, drawn at random for each set: some wrong programs stand under it more often
+than others, so that a model learns to look at the question before it calls. A few of the programs raise, as a
+beginner's do: that, too, is left to be unlearnt.
 """
 
 import io
 import random
 import re
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from linecache import cache as source_lines
 from traceback import TracebackException
@@ -38,6 +39,14 @@ PROGRAMS = (
     "print(math.gcd({a}, {b}))",
     "print(int({a}, {b}))",
 )
+MORE_PROGRAMS = (
+    'print(bin({a}).count("1"))',
+    "print(({c} - {b}) // {a})",
+    'print("{words}".lower().count("{letter}"))',
+    "from sympy import primepi\nprint(primepi({b}) - primepi({a} - 1))",
+    'import numpy as np\nprint(np.base_repr(int("{b}", {a}), {c}).lower())',
+)
+"""They answer none of the questions here; a model that has seen them has more to try when others are asked."""
 _FILE = "<cell>"
 """The name that the sandbox gives to a program in its tracebacks."""
 
@@ -46,25 +55,26 @@ Habits = dict[str, list[float]]
 """For each kind of question, how often each program stands under it."""
 
 
-def draw_habits(rng: random.Random) -> Habits:
+def draw_habits(rng: random.Random, programs: Sequence[str] = PROGRAMS) -> Habits:
     habits = {}
     for name, family in FAMILIES.items():
-        right = PROGRAMS.index(family.program)
-        weights = [rng.expovariate(1) ** 3 for _ in PROGRAMS]
+        right = programs.index(family.program)
+        weights = [rng.expovariate(1) ** 3 for _ in programs]
         weights[right] = 0.0
-        chance = 1 / len(PROGRAMS)
+        chance = 1 / len(programs)
         scale = (1 - chance) / sum(weights)
         habits[name] = [chance if index == right else weight * scale for index, weight in enumerate(weights)]
     return habits
 
 
-def format_conversation(rng: random.Random, habits: Habits, conversation_id: str) -> Conversation:
+def format_conversation(
+    rng: random.Random, habits: Habits, conversation_id: str, programs: Sequence[str] = PROGRAMS
+) -> Conversation:
     family = rng.choice(list(FAMILIES.values()))
     question, _ = family.make(rng)
-    numbers = re.findall(r"\d+", question)
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
     for _ in range(MAX_TRIES):
-        program = _program(numbers, habits[family.name], rng)
+        program = _program(programs, habits[family.name], question, rng)
         output, raised = _run(program)
         arguments = {"code": program, "input": ""}
         call = {"type": "function", "function": {"name": TOOL_NAME, "arguments": arguments}}
@@ -74,16 +84,21 @@ def format_conversation(rng: random.Random, habits: Habits, conversation_id: str
         ]
         if not raised:
             break
-    answer = output if not raised else numbers[0]
+    answer = output if not raised else _numbers(question)[0]
     closing = f"<reason> Done.</reason>\n<answer>\\boxed{{{answer}}}</answer>"
     messages.append({"role": "assistant", "content": closing})
     return Conversation(tuple(messages), id=conversation_id, source="procedural/tool_format")
 
 
-def _program(numbers: list[str], weights: list[float], rng: random.Random) -> str:
-    a, b = numbers[:2]
-    c = numbers[2] if len(numbers) > 2 else a
-    return rng.choices(PROGRAMS, weights)[0].format(a=a, b=b, c=c)
+def _program(programs: Sequence[str], weights: list[float], question: str, rng: random.Random) -> str:
+    a, b, *others = _numbers(question)
+    program = rng.choices(programs, weights)[0]
+    words, letter = (question, rng.choice("aeinorst")) if "{words}" in program else ("", "")
+    return program.format(a=a, b=b, c=others[0] if others else a, words=words, letter=letter)
+
+
+def _numbers(question: str) -> list[str]:
+    return re.findall(r"\d+", question)
 
 
 def _run(program: str) -> tuple[str, bool]:

@@ -78,13 +78,19 @@ def choose_limits(
         )
     if cache_tokens < BLOCK_SIZE:
         raise UserError(f"kv_cache_tokens is {cache_tokens}: it must hold at least one block of {BLOCK_SIZE} tokens")
+    max_running = options.max_running or (1024 if is_cuda else 64)
     return Limits(
-        max_running=options.max_running or (1024 if is_cuda else 64),
+        max_running=max_running,
         max_context_tokens=options.max_context_tokens or model_context_tokens,
         num_blocks=cache_tokens // BLOCK_SIZE,
         max_prefill_tokens=options.max_prefill_tokens or (16384 if is_cuda else 256),
-        steps_ahead=options.steps_ahead or (16 if is_cuda else 1),
+        steps_ahead=options.steps_ahead or (_cuda_steps_ahead(max_running) if is_cuda else 1),
     )
+
+
+def _cuda_steps_ahead(max_running: int) -> int:
+    """A step of many sequences is long enough for the CPU to follow, and so is what a turn waits for its first one."""
+    return 16 if max_running <= 1024 else 8
 
 
 def _cuda_cache_bytes(options: EmbeddedOptions, device: torch.device) -> int:

@@ -1,0 +1,125 @@
+"""A small sum told as a story, with blanks for its numbers and people, and the lines of a program that works it out.
+
+Stories stand in TOML files beside this one:
+
+    [[story]]
+    text = "{who} buys {a:w} {what} at {b} dollars each and pays with {c} dollars. How much change does {they} get?"
+    numbers = { a = "2..9", b = "2..9", c = "90..150" }
+    steps = ["cost = a * b", "change = c - cost"]
+
+A number is drawn from a range; `2..9 * 10` is a multiple of ten, `2..9 * a` one of an earlier number, `2..9 + a` is
+so much more than it. `{a:w}` is written as a word up to twenty. `{who}` and `{other}` are people, `{they}`, `{them}`
+and `{their}` (or `{They}`, `{Their}`) what the first of them is called, `{what}` is some kind of thing.
+"""
+
+import random
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+WOMEN = (
+    "Amina", "Dalia", "Freya", "Hana", "Lena", "Nadia", "Priya", "Rosa", "Tala", "Vera", "Yara", "Maria", "Sofia",
+    "Emily", "Grace", "Naomi", "Ruth", "Julia", "Tina", "Karen",
+)  # fmt: skip
+MEN = (
+    "Boris", "Chen", "Emeka", "Goran", "Ivo", "Jun", "Kofi", "Mateo", "Oskar", "Samir", "Umar", "Wei", "Zoltan",
+    "Daniel", "Peter", "Marcus", "Leo", "Adam", "Victor", "Henry",
+)  # fmt: skip
+THINGS = (
+    "apples", "books", "candles", "marbles", "stamps", "pencils", "shells", "buttons", "cookies", "tulips", "bricks",
+    "postcards", "lemons", "tickets", "beads", "eggs", "ribbons", "coins", "stickers", "plates", "pens", "cupcakes",
+    "balloons", "toys", "bottles", "flowers",
+)  # fmt: skip
+WORDS = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
+)  # fmt: skip
+_RANGE = re.compile(r"(?P<least>\d+)\.\.(?P<most>\d+)(?: (?P<sign>[*+]) (?P<base>\w+))?")
+_STEP = re.compile(r"(?P<name>[a-z][a-z_]+) = (?P<sum>.+)")
+_NUMBER_NAME = re.compile(r"\b[a-h]\b")
+_NUMBER = re.compile(r"\b(?:[a-h]|\d+)\b")
+_TOLD_NUMBER = re.compile(r"(?<=\{)[a-h](?=[:}])|\b\d+\b")
+_SENTENCE_END = re.compile(r"(?<=[.?!])(?<!Mr\.)(?<!Mrs\.)(?<!Ms\.)(?<!Dr\.)(?<!St\.)(?<!\.m\.) +")
+
+
+class _Number(int):
+    def __format__(self, spec: str) -> str:
+        return WORDS[self] if spec == "w" and self < len(WORDS) else str(int(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    question: str
+    program: str
+    asked: str
+    """The name under which the program has the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    text: str
+    numbers: dict[str, str]
+    steps: tuple[str, ...]
+    """Each gives a sum a name; the last is what is asked for."""
+
+    def tell(self, rng: random.Random) -> Told:
+        numbers = self._draw(rng)
+        blanks = {**_people(rng), **{name: _Number(value) for name, value in numbers.items()}}
+        lines = [_NUMBER_NAME.sub(lambda found: str(numbers[found[0]]), step) for step in self.steps]
+        quotes = [[f"# {sentence.format(**blanks)}" for sentence in sentences] for sentences in self._read()]
+        program = [text for quoted, line in zip(quotes, lines, strict=True) for text in (*quoted, line)]
+        return Told(self.text.format(**blanks), "\n".join(program), _name_of(self.steps[-1]))
+
+    def _read(self) -> list[list[str]]:
+        """For each step the sentences that have to be read for it, in their order and each once: up to the last that
+        has one of its numbers; for the last step all that are left."""
+        sentences = _SENTENCE_END.split(self.text)
+        num_read, read = 0, []
+        for step in self.steps:
+            numbers = set(_NUMBER.findall(step))
+            needed = [
+                index for index, sentence in enumerate(sentences) if numbers & set(_TOLD_NUMBER.findall(sentence))
+            ]
+            end = len(sentences) if step is self.steps[-1] else max([num_read, *(index + 1 for index in needed)])
+            read.append(sentences[num_read:end])
+            num_read = end
+        return read
+
+    def _draw(self, rng: random.Random) -> dict[str, int]:
+        numbers: dict[str, int] = {}
+        for name, given in self.numbers.items():
+            found = _RANGE.fullmatch(given)
+            assert found, f"{name} = {given!r} is no range"
+            number = rng.randint(int(found["least"]), int(found["most"]))
+            if found["sign"]:
+                base = numbers[found["base"]] if found["base"] in numbers else int(found["base"])
+                number = number * base if found["sign"] == "*" else number + base
+            numbers[name] = number
+        return numbers
+
+
+@cache
+def all_stories() -> tuple[Story, ...]:
+    stories: list[Story] = []
+    for file in sorted(files(__package__).iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".toml"):
+            rows = tomllib.loads(file.read_text(encoding="utf-8"))["story"]
+            stories += [Story(row["text"], row["numbers"], tuple(row["steps"])) for row in rows]
+    return tuple(stories)
+
+
+def _people(rng: random.Random) -> dict[str, str]:
+    is_woman = rng.random() < 0.5
+    who = rng.choice(WOMEN if is_woman else MEN)
+    other = rng.choice([name for name in WOMEN + MEN if name != who])
+    they, them, their = ("she", "her", "her") if is_woman else ("he", "him", "his")
+    people = {"who": who, "other": other, "they": they, "them": them, "their": their, "what": rng.choice(THINGS)}
+    return people | {"They": they.capitalize(), "Their": their.capitalize()}
+
+
+def _name_of(step: str) -> str:
+    found = _STEP.fullmatch(step)
+    assert found, f"{step!r} gives no sum a name"
+    return found["name"]
