@@ -1,5 +1,6 @@
 """Sequences packed end to end give what transformers gives for each of them alone: log-probabilities and gradients."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rstar2.train import packed
-from rstar2.train.packed import Pack, token_log_probs, use_packed_attention
+from rstar2.train.packed import Pack, token_log_probs, use_fused_norms, use_packed_attention
 
 pytestmark = pytest.mark.property
 
@@ -119,3 +120,18 @@ def test_computing_activations_again_changes_no_gradient(what: str, monkeypatch:
     assert num_calls == {"head": 2 * 3, "layers": 2 * 2}[what], "it was computed again"
     for got, wanted in zip(found, plain_gradients, strict=True):
         torch.testing.assert_close(got, wanted, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_fused_norms_change_nothing_but_rounding(architecture: str) -> None:
+    model = make_model(architecture, True)
+    pack = Pack.of([[3, 1, 4, 1, 5], [2, 7]], [[False, True, False, True, True], [False, True]], torch.device("cpu"))
+    expected, _ = token_log_probs(model, pack)
+    fused = copy.deepcopy(model)
+    use_fused_norms(fused)
+    norms = [module for module in fused.modules() if type(module).__name__.endswith("RMSNorm")]
+    assert norms and all("forward" in vars(module) for module in norms)
+    found, _ = token_log_probs(fused, pack)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    for got, wanted in zip(gradients(fused, found.sum()), gradients(model, expected.sum()), strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-5 * max(1.0, float(wanted.abs().max())), rtol=0)

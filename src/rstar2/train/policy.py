@@ -22,7 +22,7 @@ from rstar2.engine.embedded.weights import load_model
 from rstar2.errors import UserError
 from rstar2.train.adapters import adapter_settings, add_adapters
 from rstar2.train.merged import MergedAdapters
-from rstar2.train.packed import Pack, token_log_probs, use_packed_attention
+from rstar2.train.packed import Pack, token_log_probs, use_fused_norms, use_packed_attention
 from rstar2.train.served import is_adapted, merged_weight, served_state
 
 
@@ -78,6 +78,8 @@ def load_policy(folder: Path, recipe: Recipe) -> Policy:
         network, adapters = add_adapters(network, recipe), adapter_settings(recipe)
         publish = _publisher(network, served)
     use_packed_attention(network)
+    if device.type == "cuda":
+        use_fused_norms(network)
     compute_again(network, recipe)
     return Policy(network, served, device, dtype, adapters, _publish=publish)
 
