@@ -169,7 +169,7 @@ def fill(file: Path) -> None:
 
 async def test_generation_may_run_ahead_as_far_as_it_is_allowed(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    recipe = load_recipe(write_cluster_recipe(tmp_path), ["train.max_staleness=1"])
+    recipe = load_recipe(write_cluster_recipe(tmp_path), ["train.max_staleness=1", "algo.tis_cap=2.0"])
     await train_on_cluster(prepare_new(recipe, run, check_cluster), Watcher())
     assert len(losses(run)) == NUM_STEPS
     lags = [

@@ -20,7 +20,7 @@ async def test_rollouts_run_ahead_of_learning_by_one_step_and_no_further(tmp_pat
     text = write_recipe(tmp_path).read_text()
     await train(prepare_new(warm_up_alone(text), tmp_path / "warm"), Observers())
     text = adapted(text, tmp_path / "warm" / "final").replace("steps = 2", f"steps = {NUM_STEPS}", 1)
-    text = text.replace("[train]\n", "[train]\nmax_staleness = 1\n")
+    text = text.replace("[train]\n", "[train]\nmax_staleness = 1\n").replace("[algo]\n", "[algo]\ntis_cap = 2.0\n")
     for num_workers in (0, 2):
         run = tmp_path / f"run-{num_workers}"
         recipe = parse_recipe(text.replace("[rollout]\n", f"[rollout]\nnum_workers = {num_workers}\n"))

@@ -32,6 +32,8 @@ def slow_loss(
             advantage, ratio = advantages[row], math.exp(new[row][t] - old[row][t])
             low, high = 1 - settings.clip_low, 1 + settings.clip_high
             objective = min(ratio * advantage, min(max(ratio, low), high) * advantage)
+            if settings.clip_dual is not None and advantage < 0:
+                objective = max(objective, settings.clip_dual * advantage)
             if settings.tis_cap is not None:
                 objective *= min(math.exp(old[row][t] - engine[row][t]), settings.tis_cap)
             difference = ref[row][t] - new[row][t]
@@ -49,6 +51,7 @@ def slow_loss(
         LossSettings(),
         LossSettings(kl_coef=0.05),
         LossSettings(tis_cap=1.1),
+        LossSettings(tis_cap=1.1, clip_dual=1.4),
         LossSettings(clip_low=0.1, clip_high=0.5, kl_coef=1.0, tis_cap=2.0),
     ],
 )
@@ -160,6 +163,17 @@ def test_the_clip_binds_from_the_second_optimizer_step_on() -> None:
     assert 0.65 < ratios[1] < 0.8
     assert free_ratios[0] > 1.6
     assert free_ratios[1] < 0.4
+
+
+def test_a_token_of_negative_advantage_beyond_the_dual_clip_has_no_gradient() -> None:
+    old = torch.log(torch.tensor([0.1, 0.1, 0.1]))
+    new = torch.log(torch.tensor([0.25, 0.35, 0.35])).requires_grad_()
+    advantages = torch.tensor([-1.0, -1.0, 1.0])
+    result = policy_loss(new, old, advantages, torch.ones(3), num_tokens=3, settings=LossSettings(clip_dual=3.0))
+    result.loss.backward()
+    assert result.metrics["clip_dual_share"].item() == pytest.approx(1 / 3)
+    assert new.grad is not None and (new.grad != 0).tolist() == [True, False, False]
+    assert result.metrics["loss"].item() == pytest.approx((2.5 + 3.0 - 1.28) / 3)
 
 
 def test_entropy_is_averaged_over_kept_tokens() -> None:

@@ -198,12 +198,16 @@ def test_faulty_values(addition: str, complaint: str) -> None:
             "of 9 is more than the 8 GPUs of the cluster",
         ),
         (
-            ["cluster={num_nodes = 1, gpus_per_node = 8}", "train.max_staleness=1"],
+            ["cluster={num_nodes = 1, gpus_per_node = 8}", "train.max_staleness=1", "algo.tis_cap=2.0"],
             "train.max_staleness must be 0 in the colocated",
         ),
         (
-            ["train.max_staleness=1"],
+            ["train.max_staleness=1", "algo.tis_cap=2.0"],
             "train.max_staleness above 0 needs model.lora",
+        ),
+        (
+            ["train.max_staleness=1", "model.lora={rank = 8}"],
+            "train.max_staleness above 0 needs algo.tis_cap",
         ),
         (
             ["cluster={num_nodes = 1, gpus_per_node = 8}", "model.device=cpu"],

@@ -157,6 +157,7 @@ def test_layouts_follow_the_recipe() -> None:
                 "num_engines": 4,
             },
             train={"max_staleness": 1},
+            algo={"tis_cap": 2.0},
         )
     )
     assert (apart.num_ranks, apart.num_engines, apart.num_devices) == (2, 4, 6)

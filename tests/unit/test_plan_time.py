@@ -111,7 +111,9 @@ def test_generation_that_runs_ahead_takes_the_longer_of_both() -> None:
         "num_trainer_ranks": 2,
         "num_engines": 2,
     }
-    plan = make_plan(make_recipe(cluster=cluster, train={"max_staleness": 1}), find_device("h100"), ASSUMED)
+    plan = make_plan(
+        make_recipe(cluster=cluster, train={"max_staleness": 1}, algo={"tis_cap": 2.0}), find_device("h100"), ASSUMED
+    )
     assert plan.run_time is not None
     step = plan.run_time.stages[0].mean
     assert step.total_s == pytest.approx(max(step.generate_s + step.tools_s, step.train_s) + step.sync_s)

@@ -27,6 +27,8 @@ class LossSettings:
     """Weight of the KL term against the reference policy. 0: no such term."""
     tis_cap: float | None = None
     """Cap of the importance weight that corrects for engine and trainer disagreeing. None: no correction."""
+    clip_dual: float | None = None
+    """The ratio beyond which a token of negative advantage loses its gradient too. None: it never does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,10 @@ def policy_loss(
         "ratio_deviation": (ratio - 1).abs(),
         "old_policy_kl": _k3(log_ratio),
     }
+    if settings.clip_dual is not None:
+        is_beyond = (ratio > settings.clip_dual) & (advantage < 0)
+        losses = torch.where(is_beyond, -settings.clip_dual * advantage, losses)
+        seen["clip_dual_share"] = is_beyond
     if engine_log_probs is not None:
         log_mismatch = _bounded(old - _select(engine_log_probs, kept).detach())
         seen |= {"mismatch": log_mismatch.abs(), "mismatch_kl": _k3(log_mismatch)}

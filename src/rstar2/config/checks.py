@@ -251,6 +251,13 @@ def _stages(recipe: "Recipe") -> Iterator[Impossibility]:
 
 def _cluster(recipe: "Recipe") -> Iterator[Impossibility]:
     cluster = recipe.cluster
+    if recipe.train.max_staleness > 0 and recipe.algo.tis_cap is None:
+        yield _no(
+            "above 0 needs algo.tis_cap (2 is common): rollouts of an older policy, taken for the present one's, make "
+            "training collapse",
+            "train.max_staleness",
+            "algo.tis_cap",
+        )
     if cluster is None:
         if recipe.train.max_staleness > 0 and recipe.model.lora is None:
             yield _no(

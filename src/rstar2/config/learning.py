@@ -46,6 +46,12 @@ class Algo(Section):
         description="How far above 1 the ratio may rise before it is clipped. The report's: higher than clip_low, so "
         "that rare tokens can gain and entropy lasts.",
     )
+    clip_dual: float | None = Field(
+        None,
+        gt=1,
+        description="The ratio beyond which a token of negative advantage is clipped too, whose loss would else grow "
+        "without bound; 3 is common. It matters with several optimizer steps a batch. The report names none.",
+    )
     kl_coef: float = Field(
         0.0, ge=0, description="Weight of the KL term against the starting policy. 0, as in the report: no such term."
     )

@@ -92,7 +92,7 @@ def _ends(model: Any, hidden: Tensor) -> int:
 
 def _head(head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
     """Log-probabilities and entropies, as the trainer computes them."""
-    log_probs: Tensor = (head(hidden).float() / 1.0).log_softmax(-1)
+    log_probs: Tensor = head(hidden).float().log_softmax(-1)
     with torch.no_grad():
         torch.special.entr(log_probs.exp()).sum(-1)
     return log_probs.gather(-1, targets[:, None])[:, 0]

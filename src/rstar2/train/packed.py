@@ -111,13 +111,15 @@ def token_log_probs(model: Any, pack: Pack, *, temperature: float = 1.0) -> tupl
 
 
 def _head(head: Any, hidden_SH: Tensor, targets_S: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    logits_SV = head(hidden_SH).float()
-    if temperature != 1:  # a pass over all of them
-        logits_SV = logits_SV / temperature
-    log_probs_SV = logits_SV.log_softmax(-1)
+    log_probs_SV = _scaled(head(hidden_SH).float(), temperature).log_softmax(-1)
     with torch.no_grad():
         entropy_S = torch.special.entr(log_probs_SV.exp()).sum(-1)
     return log_probs_SV.gather(-1, targets_S[:, None])[:, 0], entropy_S
+
+
+def _scaled(logits_SV: Tensor, temperature: float) -> Tensor:
+    """Dividing by 1 would be a pass over all of them for nothing."""
+    return logits_SV if temperature == 1 else logits_SV / temperature
 
 
 def _packed_attention(

@@ -322,7 +322,7 @@ class Trainer:
         traces = {trace.id: trace for trace in collected.traces}
         lr = train.lr * warmup_factor(self._state.steps_since_reset, train.warmup_steps)
         settings = UpdateSettings(
-            loss=LossSettings(algo.clip_low, algo.clip_high, algo.kl_coef, algo.tis_cap),
+            loss=LossSettings(algo.clip_low, algo.clip_high, algo.kl_coef, algo.tis_cap, algo.clip_dual),
             temperature=self._recipe.rollout.temperature,
             micro_batch_tokens=train.micro_batch_tokens,
             num_optimizer_steps=train.optimizer_steps_per_batch,

@@ -36,6 +36,11 @@ WORDS = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
     "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
 )  # fmt: skip
+_IN_WORDS = {word: str(number) for number, word in enumerate(WORDS)} | {
+    "half": "2", "halves": "2", "twice": "2", "double": "2", "doubled": "2", "both": "2", "pair": "2", "pairs": "2",
+    "third": "3", "thirds": "3", "triple": "3", "tripled": "3", "quarter": "4", "quarters": "4", "fifth": "5",
+    "fifths": "5", "sixth": "6", "week": "7", "weekly": "7", "eighth": "8", "tenth": "10", "dozen": "12", "year": "12",
+}  # fmt: skip
 _RANGE = re.compile(r"(?P<least>\d+)\.\.(?P<most>\d+)(?: (?P<sign>[*+]) (?P<base>\w+))?")
 _STEP = re.compile(r"(?P<name>[a-z][a-z_]+) = (?P<sum>.+)")
 _NUMBER_NAME = re.compile(r"\b[a-h]\b")
@@ -74,15 +79,16 @@ class Story:
 
     def _read(self) -> list[list[str]]:
         """For each step the sentences that have to be read for it, in their order and each once: up to the last that
-        has one of its numbers; for the last step all that are left."""
+        tells one of its numbers; for the last step all that are left."""
         sentences = _SENTENCE_END.split(self.text)
+        told_at: dict[str, int] = {}
+        for index, sentence in enumerate(sentences):
+            for number in _numbers_told(sentence):
+                told_at.setdefault(number, index)
         num_read, read = 0, []
         for step in self.steps:
-            numbers = set(_NUMBER.findall(step))
-            needed = [
-                index for index, sentence in enumerate(sentences) if numbers & set(_TOLD_NUMBER.findall(sentence))
-            ]
-            end = len(sentences) if step is self.steps[-1] else max([num_read, *(index + 1 for index in needed)])
+            ends = [told_at[number] + 1 for number in _NUMBER.findall(step) if number in told_at]
+            end = len(sentences) if step is self.steps[-1] else max([num_read, *ends])
             read.append(sentences[num_read:end])
             num_read = end
         return read
@@ -108,6 +114,12 @@ def all_stories() -> tuple[Story, ...]:
             rows = tomllib.loads(file.read_text(encoding="utf-8"))["story"]
             stories += [Story(row["text"], row["numbers"], tuple(row["steps"])) for row in rows]
     return tuple(stories)
+
+
+def _numbers_told(sentence: str) -> set[str]:
+    """Names of drawn ones, and others as they stand in a program, whether they are written in digits or in words."""
+    words = re.findall(r"[a-z]+", sentence.lower())
+    return {*_TOLD_NUMBER.findall(sentence), *(_IN_WORDS[word] for word in words if word in _IN_WORDS)}
 
 
 def _people(rng: random.Random) -> dict[str, str]:
