@@ -59,12 +59,13 @@ class DecodeHandle:
     def wait(self) -> Sampled:
         if self.event is not None:
             self.event.synchronize()
-        token_ids, log_probs, entropies = self.output_3AB.numpy()[:, :, : self.num_rows].transpose(0, 2, 1)
-        counts = (token_ids >= 0).sum(-1).tolist()
+        rows_3BA = np.ascontiguousarray(self.output_3AB.numpy()[:, :, : self.num_rows].transpose(0, 2, 1))
+        counts_B = (rows_3BA[0] >= 0).sum(-1)
+        ended = [(row, int(counts_B[row])) for row in np.flatnonzero(counts_B < rows_3BA.shape[2])]
         return Sampled(
-            _cut_rows(token_ids.astype(np.int64).tolist(), counts),
-            _cut_rows(log_probs.tolist(), counts),
-            _cut_rows(entropies.tolist(), counts) if self.has_entropies else [[]] * self.num_rows,
+            _cut(rows_3BA[0].astype(np.int64).tolist(), ended),
+            _cut(rows_3BA[1].tolist(), ended),
+            _cut(rows_3BA[2].tolist(), ended) if self.has_entropies else [[]] * self.num_rows,
         )
 
 
@@ -262,5 +263,8 @@ def _batch_size(num_rows: int) -> int:
     return -(-num_rows // _BATCH_STEP) * _BATCH_STEP
 
 
-def _cut_rows(rows: list[list[_T]], counts: list[int]) -> list[list[_T]]:
-    return [row[:count] for row, count in zip(rows, counts, strict=True)]
+def _cut(rows: list[list[_T]], ended: Sequence[tuple[int, int]]) -> list[list[_T]]:
+    """Those that ended, to as many values as they have: most rows have all of theirs."""
+    for row, count in ended:
+        del rows[row][count:]
+    return rows
