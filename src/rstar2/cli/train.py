@@ -142,8 +142,10 @@ def _run(prepared: "Prepared", observer: "Observer", cluster: str | None) -> Non
     import asyncio
 
     if cluster is None:
+        from rstar2.engine.process.collector import look_rarely_for_cycles
         from rstar2.train import train
 
+        look_rarely_for_cycles()
         asyncio.run(train(prepared, observer, argv=sys.argv))
         return
     from rstar2.cluster.connect import connected

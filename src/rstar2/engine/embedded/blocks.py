@@ -82,10 +82,11 @@ class BlockManager:
 
     def free(self, blocks: Sequence[int]) -> None:
         """Gives back one reference to each. The end of a sequence is reused before its start."""
+        num_references = self._num_references
         for block in reversed(blocks):
-            assert self._num_references[block] > 0, f"block {block} was freed twice"
-            self._num_references[block] -= 1
-            if self._num_references[block] == 0:
+            num_references[block] -= 1
+            assert num_references[block] >= 0, f"block {block} was freed twice"
+            if num_references[block] == 0:
                 self._retire(block)
 
     def _retire(self, block: int) -> None:

@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from rstar2.engine.embedded import openmp
 from rstar2.engine.embedded.blocks import BlockManager
 from rstar2.engine.embedded.options import MAX_STOP_TOKENS, EmbeddedOptions, choose_device, choose_limits
-from rstar2.engine.embedded.runner import DecodeHandle, Runner
+from rstar2.engine.embedded.runner import DecodeHandle, Runner, Sampled
 from rstar2.engine.embedded.scheduler import Scheduler
 from rstar2.engine.embedded.sequence import Sequence
 from rstar2.engine.embedded.weights import Weights, load_model, share_weights
@@ -50,16 +51,23 @@ class _Turn:
     sequence: Sequence
     loop: asyncio.AbstractEventLoop
     items: "asyncio.Queue[_Item]" = field(default_factory=asyncio.Queue)
-    token_ids: list[int] = field(default_factory=list)
-    """Sampled and not yet handed over; the log-probabilities and entropies beside them."""
-    log_probs: list[float] = field(default_factory=list)
-    entropies: list[float] = field(default_factory=list)
+    num_handed_over: int = 0
+    """Of the sequence's tokens; its prompt counts as such."""
+    runs: list[tuple[Sampled, int]] = field(default_factory=list)
+    """Those that made the others, and the sequence's row in each."""
+
+    @property
+    def num_new_tokens(self) -> int:
+        return len(self.sequence.token_ids) - self.num_handed_over
 
     def take_chunk(self, stop_reason: StopReason | None, policy_version: int) -> Chunk:
-        entropies = tuple(self.entropies) if self.sequence.sampling.entropies else ()
-        chunk = Chunk(tuple(self.token_ids), tuple(self.log_probs), entropies, stop_reason, policy_version)
-        self.token_ids, self.log_probs, self.entropies = [], [], []
-        return chunk
+        token_ids = tuple(self.sequence.token_ids[self.num_handed_over :])
+        pieces = [sampled.of_row(row) for sampled, row in self.runs]
+        log_probs, entropies = np.concatenate(pieces, axis=1).tolist() if pieces else ((), ())
+        self.num_handed_over += len(token_ids)
+        self.runs = []
+        wanted = tuple(entropies) if self.sequence.sampling.entropies else ()
+        return Chunk(token_ids, tuple(log_probs), wanted, stop_reason, policy_version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +140,8 @@ class EmbeddedEngine:
         self, session: str, token_ids: Ids[int], sampling: Sampling, max_tokens: int
     ) -> AsyncIterator[Chunk]:
         self._check(token_ids, sampling, max_tokens)
-        turn = _Turn(session, self._new_sequence(token_ids, sampling, max_tokens), asyncio.get_running_loop())
+        sequence = self._new_sequence(token_ids, sampling, max_tokens)
+        turn = _Turn(session, sequence, asyncio.get_running_loop(), num_handed_over=len(token_ids))
         if not self._post(lambda: self._submit(turn)):
             raise InfrastructureError("the embedded engine is closed")
         has_ended = False
@@ -191,7 +200,7 @@ class EmbeddedEngine:
             self._weights.check_shared()
             self._runner.weights_changed()
             for turn in self._turns.values():
-                if turn.token_ids:
+                if turn.num_new_tokens:
                     self._outbox[turn.loop].append((turn, turn.take_chunk(None, self._policy_version)))
             self._hand_over()
             self._policy_version = policy_version
@@ -337,20 +346,17 @@ class EmbeddedEngine:
         num_running = len(run.sequences)
         is_crowd = num_running > _MANY_SEQUENCES
         chunk_tokens = max(_MIN_CHUNK_TOKENS, num_running // _CHUNKS_PER_STEP) if is_crowd else 1
-        for row, sequence in enumerate(run.sequences):
+        for row, (sequence, token_ids) in enumerate(zip(run.sequences, sampled.token_ids, strict=True)):
             turn = self._turns.get(sequence)
             if turn is None:  # cancelled, or ended in the run before
                 continue
-            token_ids = sampled.token_ids[row]
             sequence.append(token_ids, self._limits.steps_ahead)
             self._num_generated_tokens += len(token_ids)
-            turn.token_ids += token_ids
-            turn.log_probs += sampled.log_probs[row]
-            turn.entropies += sampled.entropies[row]
+            turn.runs.append((sampled, row))
             stop_reason = _stop_reason(sequence)
             if stop_reason is not None:
                 self._remove(sequence)
-            if stop_reason is not None or len(turn.token_ids) >= chunk_tokens:
+            if stop_reason is not None or turn.num_new_tokens >= chunk_tokens:
                 self._outbox[turn.loop].append((turn, turn.take_chunk(stop_reason, run.policy_version)))
         self._load = self._measure_load()
 

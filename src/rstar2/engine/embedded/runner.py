@@ -12,7 +12,7 @@ Suffixes as in `architecture`; Z: slots, A: steps ahead, X: several columns.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from rstar2.engine.embedded.sequence import Sequence as Rollout
 from rstar2.engine.embedded.slots import SlotTables
 from rstar2.engine.embedded.weights import Weights
 
-_T = TypeVar("_T")
 _SMALL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
 _BATCH_STEP = 256
 """Beyond the small sizes. Rows of padding cost little: their attention ends at once."""
@@ -38,12 +37,15 @@ _BATCH_STEP = 256
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a run of decode steps made: for each row, as many values as it has tokens."""
+    """What a run of decode steps made: for each row its ids, and as many log-probabilities and entropies. These stay in
+    one array until somebody wants them: thousands of rows a run are too many to take apart each time."""
 
     token_ids: list[list[int]]
-    log_probs: list[list[float]]
-    entropies: list[list[float]]
-    """Empty unless one of the sequences asks for them."""
+    log_probs_entropies_2BA: "np.ndarray[Any, np.dtype[np.float64]]"
+
+    def of_row(self, row: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
+        """Its log-probabilities, and its entropies."""
+        return self.log_probs_entropies_2BA[:, row, : len(self.token_ids[row])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,6 @@ class DecodeHandle:
     """Steps that are queued, and where their output will be."""
 
     num_rows: int
-    has_entropies: bool
     output_3AB: Tensor
     event: Any
     """None where the steps were done at once."""
@@ -61,12 +62,10 @@ class DecodeHandle:
             self.event.synchronize()
         rows_3BA = np.ascontiguousarray(self.output_3AB.numpy()[:, :, : self.num_rows].transpose(0, 2, 1))
         counts_B = (rows_3BA[0] >= 0).sum(-1)
-        ended = [(row, int(counts_B[row])) for row in np.flatnonzero(counts_B < rows_3BA.shape[2])]
-        return Sampled(
-            _cut(rows_3BA[0].astype(np.int64).tolist(), ended),
-            _cut(rows_3BA[1].tolist(), ended),
-            _cut(rows_3BA[2].tolist(), ended) if self.has_entropies else [[]] * self.num_rows,
-        )
+        token_ids = rows_3BA[0].astype(np.int64).tolist()
+        for row in np.flatnonzero(counts_B < rows_3BA.shape[2]).tolist():
+            del token_ids[row][counts_B[row] :]
+        return Sampled(token_ids, rows_3BA[1:])
 
 
 class Runner:
@@ -132,8 +131,7 @@ class Runner:
             else:
                 self._decode_step(batch_size, is_cut, num_columns)
         self._rows.put_back(self._slots, slots_B)
-        has_entropies = any(sequence.sampling.entropies for sequence in sequences)
-        return DecodeHandle(num_rows, has_entropies, *self._rows.fetch_output())
+        return DecodeHandle(num_rows, *self._rows.fetch_output())
 
     def warm_up(self, num_sequences: Iterable[int]) -> None:
         """Records the decode step for these batch sizes now rather than at first use."""
@@ -261,10 +259,3 @@ def _batch_size(num_rows: int) -> int:
         if num_rows <= size:
             return size
     return -(-num_rows // _BATCH_STEP) * _BATCH_STEP
-
-
-def _cut(rows: list[list[_T]], ended: Sequence[tuple[int, int]]) -> list[list[_T]]:
-    """Those that ended, to as many values as they have: most rows have all of theirs."""
-    for row, count in ended:
-        del rows[row][count:]
-    return rows

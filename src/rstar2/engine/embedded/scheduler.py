@@ -38,7 +38,7 @@ class Scheduler:
         self.blocks = blocks
         self.steps_ahead = steps_ahead
         self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.running: dict[Sequence, None] = {}
         """In the order of admission: the last one gives way first."""
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
@@ -72,12 +72,12 @@ class Scheduler:
     def _reserve_decode_steps(self) -> bool:
         """Room for the next steps of each decoding sequence, the oldest first; the youngest give way."""
         num_preemptions_before = self.num_preemptions
-        for sequence in self.running.copy():
+        for sequence in list(self.running):
             if not (sequence.is_running and sequence.can_decode):
                 continue
             num_missing = self._num_missing_blocks(sequence)
             while num_missing > self.blocks.num_free and sequence.is_running:
-                self._preempt(self.running[-1])
+                self._preempt(next(reversed(self.running)))
             if sequence.is_running and num_missing > 0:
                 sequence.blocks += self.blocks.allocate(num_missing)
         return self.num_preemptions > num_preemptions_before
@@ -122,7 +122,7 @@ class Scheduler:
         sequence.slot = self._free_slots.pop()
         self.num_recomputed_tokens += max(0, sequence.num_lost_tokens - sequence.num_computed)
         sequence.num_lost_tokens = 0
-        self.running.append(self.waiting.popleft())
+        self.running[self.waiting.popleft()] = None
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -134,7 +134,7 @@ class Scheduler:
 
     def _vacate(self, sequence: Sequence) -> None:
         self.blocks.free(sequence.blocks)
-        self.running.remove(sequence)
+        del self.running[sequence]
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
         sequence.blocks = []

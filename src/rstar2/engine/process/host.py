@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from rstar2.engine.process.collector import look_rarely_for_cycles
 from rstar2.engine.process.framing import read_frame, write_frame
 from rstar2.engine.protocol import Engine
 from rstar2.engine.remote import EngineHost
@@ -30,7 +31,8 @@ async def serve(
     make_host: Callable[[ServedEngine], EngineHost] = EngineHost,
     guests: Sequence[socket.socket] = (),
 ) -> None:
-    """Says whether the engine could be loaded, then serves it to its owner and his guests until he is gone."""
+    """Says whether the engine could be loaded, then serves it to its owner and his guests until he is gone. The process
+    is taken to be the engine's alone."""
     reader, writer = await asyncio.open_connection(sock=connection)
     try:
         engine = load_engine()
@@ -38,6 +40,7 @@ async def serve(
         write_frame(writer, {"error": encode_error(error)})
         await writer.drain()
         return
+    look_rarely_for_cycles()
     visits = [asyncio.create_task(_serve_guest(engine, guest)) for guest in guests]
     # A connection that breaks while something is written to it is an owner that is gone.
     with suppress(ConnectionError):

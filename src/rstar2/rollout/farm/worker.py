@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from rstar2.engine import Engine
+from rstar2.engine.process.collector import look_rarely_for_cycles
 from rstar2.engine.process.guest import join_engine
 from rstar2.engine.process.pipe import SocketChannel
 from rstar2.engine.remote.wire import Frame, encode_error
@@ -37,6 +38,7 @@ async def _work(connection: socket.socket, engine_connection: socket.socket, ope
     joining = asyncio.create_task(join_engine(engine_connection))
     try:
         async with open_roller(joining) as roller:
+            look_rarely_for_cycles()
             owner.send({"error": None})
             await _Desk(owner, roller).serve()
         await (await joining).close()
