@@ -159,6 +159,7 @@ def test_the_chosen_penalty_decides_which_successes_are_kept(penalty: Penalty, k
     assert {i for i in range(6) if group.selections[i] is Selection.KEPT} == kept
     assert group.error_penalties[:6] == (1.0, 1.0, 0.0, 0.0, 0.5, 0.5)
     assert group.format_penalties[:6] == (0.0, 0.0, 1.0, 1.0, 0.25, 0.25)
+    assert group.penalty == penalty
 
 
 def test_rollouts_of_two_problems_are_refused() -> None:

@@ -1,6 +1,7 @@
 """The viewer's pure pieces: cells, reasons, statistics, schedules, vocabularies, who may ask."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,8 @@ def test_the_reason_says_what_the_group_shows() -> None:
     )
     assert why(item, 3) == "Kept: 1 of 2 wrong rollouts were kept. Penalties play no part among wrong ones."
     assert why(item, 5).startswith("Not scored")
+    by_format = replace(item, penalty="format")
+    assert why(by_format, 1).endswith("Its penalty is 0.00: 0 right ones have a lower, 0 a higher one.")
     assert "every kept rollout has the reward 1" in why(group((1.0, 1.0), (0.0, 0.0), EQUAL, LEFT), 0)
 
 

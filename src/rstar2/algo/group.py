@@ -88,6 +88,7 @@ def decide_group(
         rewards=tuple(rewards),
         error_penalties=tuple(penalty.error if penalty else None for penalty in penalties),
         format_penalties=tuple(penalty.format if penalty else None for penalty in penalties),
+        penalty=settings.penalty,
         advantages=tuple(None if np.isnan(advantage) else float(advantage) for advantage in choice.advantages),
         selections=_selections(rewards, choice),
     )

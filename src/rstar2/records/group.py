@@ -31,6 +31,8 @@ class Group:
     format_penalties: tuple[float | None, ...]
     advantages: tuple[float | None, ...]
     selections: tuple[Selection, ...]
+    penalty: str = "both"
+    """Which of the two penalties weighed against a success: `both`, `errors` or `format`."""
     schema_version: int = GROUP_SCHEMA_VERSION
 
     def __post_init__(self) -> None:

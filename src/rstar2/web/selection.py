@@ -1,5 +1,6 @@
 """Why a rollout was kept or left out, in a sentence that says only what its group shows. Pure."""
 
+from rstar2.algo.penalties import Penalty, TracePenalty
 from rstar2.records import Group, Selection
 
 
@@ -8,8 +9,9 @@ def is_right(reward: float | None) -> bool:
 
 
 def penalty_of(group: Group, index: int) -> float | None:
+    """The one that weighed against it, or would have."""
     error, form = group.error_penalties[index], group.format_penalties[index]
-    return None if error is None or form is None else error + form
+    return None if error is None or form is None else Penalty(group.penalty).of(TracePenalty(error, form))
 
 
 def why(group: Group, index: int) -> str:
