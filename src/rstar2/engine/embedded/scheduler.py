@@ -40,6 +40,8 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: dict[Sequence, None] = {}
         """In the order of admission: the last one gives way first."""
+        self._unread: dict[Sequence, None] = {}
+        """Of those that run: their prompt is not computed yet."""
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self.num_prefill_tokens = 0
@@ -62,25 +64,28 @@ class Scheduler:
         return kept
 
     def plan(self) -> Plan:
-        has_preempted = self._reserve_decode_steps()
-        chunks = self._plan_prefill(may_admit=not has_preempted)
-        decode = tuple(sequence for sequence in self.running if sequence.can_decode)
+        num_preemptions_before = self.num_preemptions
+        decode = self._reserve_decode_steps()
+        chunks = self._plan_prefill(may_admit=self.num_preemptions == num_preemptions_before)
+        decode += self._take_read()
         for sequence in decode:
             sequence.num_steps_in_flight += self.steps_ahead
-        return Plan(tuple(chunks), decode)
+        return Plan(tuple(chunks), tuple(decode))
 
-    def _reserve_decode_steps(self) -> bool:
-        """Room for the next steps of each decoding sequence, the oldest first; the youngest give way."""
-        num_preemptions_before = self.num_preemptions
+    def _reserve_decode_steps(self) -> list[Sequence]:
+        """Room for the next steps of each decoding sequence, the oldest first; the youngest give way. Those that got
+        theirs."""
+        reserved = []
         for sequence in list(self.running):
             if not (sequence.is_running and sequence.can_decode):
                 continue
             num_missing = self._num_missing_blocks(sequence)
-            while num_missing > self.blocks.num_free and sequence.is_running:
+            while num_missing > self.blocks.num_free and sequence in self.running:
                 self._preempt(next(reversed(self.running)))
-            if sequence.is_running and num_missing > 0:
-                sequence.blocks += self.blocks.allocate(num_missing)
-        return self.num_preemptions > num_preemptions_before
+            if sequence in self.running:
+                sequence.blocks += self.blocks.allocate(max(0, num_missing))
+                reserved.append(sequence)
+        return reserved
 
     def _num_missing_blocks(self, sequence: Sequence) -> int:
         num_tokens = sequence.num_tokens_after(self.steps_ahead)
@@ -89,7 +94,7 @@ class Scheduler:
     def _plan_prefill(self, *, may_admit: bool) -> list[PrefillChunk]:
         budget = self._max_prefill_tokens
         chunks: list[PrefillChunk] = []
-        for sequence in self.running:
+        for sequence in self._unread:
             budget -= self._prefill(sequence, budget, chunks)
         while may_admit and self.waiting and self._free_slots and budget > 0:
             sequence = self.waiting[0]
@@ -97,6 +102,13 @@ class Scheduler:
                 break
             budget -= self._prefill(sequence, budget, chunks)
         return chunks
+
+    def _take_read(self) -> list[Sequence]:
+        """Those whose prompt is computed now."""
+        read = [sequence for sequence in self._unread if sequence.can_decode]
+        for sequence in read:
+            del self._unread[sequence]
+        return read
 
     def _prefill(self, sequence: Sequence, budget: int, chunks: list[PrefillChunk]) -> int:
         num_tokens = min(budget, sequence.num_to_prefill)
@@ -122,7 +134,8 @@ class Scheduler:
         sequence.slot = self._free_slots.pop()
         self.num_recomputed_tokens += max(0, sequence.num_lost_tokens - sequence.num_computed)
         sequence.num_lost_tokens = 0
-        self.running[self.waiting.popleft()] = None
+        self.waiting.popleft()
+        self.running[sequence] = self._unread[sequence] = None
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -135,6 +148,7 @@ class Scheduler:
     def _vacate(self, sequence: Sequence) -> None:
         self.blocks.free(sequence.blocks)
         del self.running[sequence]
+        self._unread.pop(sequence, None)
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
         sequence.blocks = []
