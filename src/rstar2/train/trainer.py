@@ -2,7 +2,8 @@
 
 Invariant: between two checkpoints everything is a function of the first of them and of the recipe. So a run that is
 killed at any moment and taken up again goes through the same states, and on a CPU ends with the same weights, bit for
-bit, as one that was never killed.
+bit, as one that was never killed. Where rollouts run ahead (`train.max_staleness`), the first step after a start is
+another.
 """
 
 import asyncio
