@@ -20,6 +20,7 @@ from rstar2.algo.penalties import Penalty
 from rstar2.config import Recipe, Stage
 from rstar2.config.emit import to_toml
 from rstar2.engine import Sampling
+from rstar2.engine.process.collector import look_for_cycles_if_rare
 from rstar2.errors import UserError
 from rstar2.evals import Protocol, evaluate
 from rstar2.models.card import CARD_NAME
@@ -291,6 +292,7 @@ class Trainer:
             values["gpu_busy_share"] = busy_share
         self._advance(collected, values)
         self._write_metrics(step, stage.name, values)
+        look_for_cycles_if_rare()
         await self._stop_if_hopeless(stage, values)
 
     def _plan(self, step: int, stage: Stage) -> StepPlan:
