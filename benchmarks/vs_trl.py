@@ -1,6 +1,7 @@
 """Samples trained a second: rstar2's trainer and TRL's GRPOTrainer with its own tool loop, the same work, one machine.
 
-    python benchmarks/vs_trl.py [--device cuda|cpu] [--model FOLDER] [--trl-python PYTHON] [--trl-vllm] [--json]
+    python benchmarks/vs_trl.py [--device cuda|cpu] [--model FOLDER] [--trl-python PYTHON] [--json]
+        [--contenders rstar2 rstar2-paper trl trl-continuous trl-vllm]
 
 A sample is one rollout that was generated, graded and trained on. Both train the same weights on the same prompts, to
 the token and in the same order, with the same group size, limits on response tokens and tool turns, Python tool in the
@@ -8,7 +9,7 @@ same sandbox, judge, learning rate, clipping, one optimizer step a batch and no 
 float32 on a CPU; all groups are trained on, those of equal rewards too. rstar2 runs as `rstar2 train` does, once with
 `selection = "off"`, which is the same work, and once with `paper`, where twice as many are generated as are trained on.
 TRL runs as installed, with the settings of `config_of` in trl_contender.py, which are printed: batched
-`transformers.generate`; with `--trl-continuous` also continuous batching, with `--trl-vllm` also vLLM in its process.
+`transformers.generate`; where asked for, continuous batching (`trl-continuous`) and vLLM in its process (`trl-vllm`).
 
 Wall time of `--steps` steps after `--warm-up-steps` that do not count, checkpoints left out. The two sample
 their own rollouts, so how long those are and how often they call the tool is told as well, and it is said where the
@@ -77,7 +78,7 @@ def main() -> None:
         folder = model_folder(options, scratch)
         recipe, problems = lay_out(options, folder)
         load_before = os.getloadavg()[0]
-        for name in contenders(options):
+        for name in options.contenders:
             say(f"running {LABELS[name]}")
             try:
                 if name.startswith("rstar2"):
@@ -92,11 +93,6 @@ def main() -> None:
 
 def say(what: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {what}", file=sys.stderr, flush=True)
-
-
-def contenders(options: argparse.Namespace) -> list[str]:
-    is_asked = {"trl-continuous": options.trl_continuous, "trl-vllm": options.trl_vllm}
-    return [name for name in LABELS if name.startswith(options.only or "") and is_asked.get(name, True)]
 
 
 # The task: one recipe, one model, the prompts in the order in which rstar2 takes them.
@@ -308,7 +304,7 @@ def report(
         print("  " + ", ".join(f"{key}={setting}" for key, setting in value["settings"].items()))
     head = ("samples/s", "step s", "generate s", "tokens/s", "response", "calls", "reward")
     print(f"\n{'trainer':36}" + "".join(f"{title:>11}" for title in head))
-    for name in contenders(options):
+    for name in options.contenders:
         if name in failed:
             print(f"{LABELS[name]:36} {failed[name]}")
             continue
@@ -386,10 +382,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-batch", type=int, default=2048, help="rollouts that rstar2 decodes at the same time")
     parser.add_argument("--micro-batch-tokens", type=int, help="of rstar2's update; 32768 on a GPU, 8192 on a CPU")
     parser.add_argument("--trl-batch", type=int, help="per_device_train_batch_size: samples in one of TRL's passes")
-    parser.add_argument("--only", choices=("rstar2", "trl"))
+    parser.add_argument("--contenders", nargs="+", choices=LABELS, default=["rstar2", "rstar2-paper", "trl"])
     parser.add_argument("--trl-python", metavar="PYTHON", help="of an environment that has TRL and rstar2")
-    parser.add_argument("--trl-vllm", action="store_true", help="TRL with vLLM in its process, too")
-    parser.add_argument("--trl-continuous", action="store_true", help="TRL with continuous batching, too")
     parser.add_argument("--num-threads", type=int, help="of a CPU")
     parser.add_argument("--deadline-s", type=float, default=600.0, help="of each contender, loading included")
     parser.add_argument("--seed", type=int, default=0)
