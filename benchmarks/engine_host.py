@@ -60,15 +60,21 @@ def make_engine(num_concurrent: int) -> EmbeddedEngine:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.set_num_threads(1)
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
-    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, max_position_embeddings=2048))  # type: ignore[arg-type]
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=2048,
+    )
     options = EmbeddedOptions(
         max_running=num_concurrent,
         kv_cache_tokens=500 * num_concurrent,
         max_prefill_tokens=16384,
         steps_ahead=STEPS_AHEAD,
     )
-    engine = EmbeddedEngine.on_model(model, options)
+    engine = EmbeddedEngine.on_model(LlamaForCausalLM(config), options)
     engine._runner = FreeRunner(engine)  # type: ignore[assignment]
     return engine
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from rstar2.data.conversation import Conversation
 from rstar2.data.procedural import PROBLEM_TASKS, conversations, generate
 from rstar2.data.procedural.families import FAMILIES
 from rstar2.data.procedural.tool_format import _run
@@ -48,9 +49,11 @@ def test_tasks_come_in_turn() -> None:
     assert Counter(problem.source for problem in problems) == {"procedural/gcd": 5, "procedural/lcm": 5}
 
 
-def test_format_conversations_show_calls_and_answers_and_seldom_a_right_one() -> None:
-    found = conversations("tool_format", 400, "s")
-    assert found == conversations("tool_format", 400, "s")
+@pytest.mark.parametrize(("task", "num_programs"), [("tool_format", 13), ("wide_tool_format", 18)])
+def test_format_conversations_show_calls_and_answers_and_seldom_a_right_one(task: str, num_programs: int) -> None:
+    found = conversations(task, 400, "s")
+    assert found == conversations(task, 400, "s")
+    assert len({_program_in(talk) for talk in found}) == num_programs
     num_right = num_raised = 0
     for conversation in found:
         question, *turns, last = conversation.messages
@@ -63,6 +66,12 @@ def test_format_conversations_show_calls_and_answers_and_seldom_a_right_one() ->
         num_right += answer in {str(solve(*numbers)) for solve in _may_ask(question["content"])}
     assert num_raised > 20, "errors, and what comes after them, are shown"
     assert num_right < 0.25 * len(found), "which program answers which question is not"
+
+
+def _program_in(conversation: Conversation) -> str:
+    """Of its first call, without what it takes from the question."""
+    code = conversation.messages[1]["tool_calls"][0]["function"]["arguments"]["code"]
+    return re.sub(r"\d+", "#", re.sub(r'print\(".*', "print(words)", code))
 
 
 def _may_ask(question: str) -> list[Callable[..., int]]:

@@ -43,7 +43,7 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
 
 def impossibilities(recipe: "Recipe") -> Iterator[Impossibility]:
     """Everything about the recipe that cannot work."""
-    for check in (_model, _engine, _sandbox, _algo, _names, _lengths, _stages, _cluster):
+    for check in (_model, _engine, _sandbox, _algo, _names, _lengths, _stages, _staleness, _cluster):
         yield from check(recipe)
 
 
@@ -249,23 +249,26 @@ def _stages(recipe: "Recipe") -> Iterator[Impossibility]:
             )
 
 
+def _staleness(recipe: "Recipe") -> Iterator[Impossibility]:
+    if recipe.train.max_staleness == 0:
+        return
+    if recipe.algo.tis_cap is None:
+        why = "rollouts of an older policy, taken for the present one's, make training collapse"
+        yield _no(f"above 0 needs algo.tis_cap (2 is common): {why}", "train.max_staleness", "algo.tis_cap")
+    if recipe.cluster is None and recipe.model.lora is None:
+        why = "without adapters the engine reads the very weights that training changes"
+        yield _no(f"above 0 needs model.lora on one machine: {why}", "train.max_staleness", "model.lora")
+    if recipe.cluster is not None and recipe.cluster.layout == "colocated":
+        yield _no(
+            'must be 0 in the colocated layout, which never runs ahead; or set cluster.layout to "separated"',
+            "train.max_staleness",
+            "cluster.layout",
+        )
+
+
 def _cluster(recipe: "Recipe") -> Iterator[Impossibility]:
     cluster = recipe.cluster
-    if recipe.train.max_staleness > 0 and recipe.algo.tis_cap is None:
-        yield _no(
-            "above 0 needs algo.tis_cap (2 is common): rollouts of an older policy, taken for the present one's, make "
-            "training collapse",
-            "train.max_staleness",
-            "algo.tis_cap",
-        )
     if cluster is None:
-        if recipe.train.max_staleness > 0 and recipe.model.lora is None:
-            yield _no(
-                "above 0 needs model.lora on one machine: without adapters the engine reads the very weights that "
-                "training changes",
-                "train.max_staleness",
-                "model.lora",
-            )
         return
     parts = {"num_trainer_ranks": cluster.num_trainer_ranks, "num_engines": cluster.num_engines}
     sizes = ("cluster.num_nodes", "cluster.gpus_per_node")
@@ -285,12 +288,6 @@ def _cluster(recipe: "Recipe") -> Iterator[Impossibility]:
             "cluster.num_engines",
             "cluster.layout",
             *sizes,
-        )
-    if cluster.layout == "colocated" and recipe.train.max_staleness > 0:
-        yield _no(
-            'must be 0 in the colocated layout, which never runs ahead; or set cluster.layout to "separated"',
-            "train.max_staleness",
-            "cluster.layout",
         )
     if cluster.num_gpus > 0 and recipe.model.device == "cpu":
         yield _no(

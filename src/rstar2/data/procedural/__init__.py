@@ -54,7 +54,7 @@ def conversations(task: str, num_conversations: int, stream: str) -> tuple[Conve
         return tuple(story_conversation(rng, f"{stream}/{index}") for index in range(num_conversations))
     programs = _PROGRAMS[task]
     habits = draw_habits(rng, programs)
-    return tuple(format_conversation(rng, habits, f"{stream}/{index}", programs) for index in range(num_conversations))
+    return tuple(format_conversation(rng, programs, habits, f"{stream}/{index}") for index in range(num_conversations))
 
 
 def _check(tasks: Sequence[str], known: Sequence[str], what: str) -> None:

@@ -55,7 +55,7 @@ Habits = dict[str, list[float]]
 """For each kind of question, how often each program stands under it."""
 
 
-def draw_habits(rng: random.Random, programs: Sequence[str] = PROGRAMS) -> Habits:
+def draw_habits(rng: random.Random, programs: Sequence[str]) -> Habits:
     habits = {}
     for name, family in FAMILIES.items():
         right = programs.index(family.program)
@@ -68,7 +68,7 @@ def draw_habits(rng: random.Random, programs: Sequence[str] = PROGRAMS) -> Habit
 
 
 def format_conversation(
-    rng: random.Random, habits: Habits, conversation_id: str, programs: Sequence[str] = PROGRAMS
+    rng: random.Random, programs: Sequence[str], habits: Habits, conversation_id: str
 ) -> Conversation:
     family = rng.choice(list(FAMILIES.values()))
     question, _ = family.make(rng)

@@ -50,9 +50,9 @@ class _Turn:
     session: str
     sequence: Sequence
     loop: asyncio.AbstractEventLoop
-    items: "asyncio.Queue[_Item]" = field(default_factory=asyncio.Queue)
-    num_handed_over: int = 0
+    num_handed_over: int
     """Of the sequence's tokens; its prompt counts as such."""
+    items: "asyncio.Queue[_Item]" = field(default_factory=asyncio.Queue)
     runs: list[tuple[Sampled, int]] = field(default_factory=list)
     """Those that made the others, and the sequence's row in each."""
 

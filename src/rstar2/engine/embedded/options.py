@@ -89,7 +89,7 @@ def choose_limits(
 
 
 def _cuda_steps_ahead(max_running: int) -> int:
-    """A step of many sequences is long enough for the CPU to follow, and so is what a turn waits for its first one."""
+    """With many sequences a step is long: half as many keep the CPU out of the way as well, and a turn waits less."""
     return 16 if max_running <= 1024 else 8
 
 
