@@ -39,6 +39,19 @@ async def test_order_cursors_and_lag(max_staleness: int) -> None:
     assert collect.begun == [(1, 10), (2, 11), (3, 13), (4, 16), (5, 20), (6, 25)]
 
 
+@pytest.mark.parametrize("max_staleness", [0, 1, 3])
+async def test_what_may_run_ahead_begins_as_soon_as_a_step_is_learnt(max_staleness: int) -> None:
+    collect = Collector()
+    async with Ahead(collect, Cursor(), range(1, 9), max_staleness=max_staleness) as ahead:
+        await ahead.next()
+        ahead.go_on()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        newest = max(begun for begun, _ in collect.begun)
+        assert newest == (2 + max_staleness if max_staleness else 1), "without it, nothing that was not asked for"
+        assert (await ahead.next()).cursor.position == 1 + 2
+
+
 async def test_what_is_not_wanted_any_more_is_left() -> None:
     collect = Collector()
     async with Ahead(collect, Cursor(), range(1, 100), max_staleness=2) as ahead:

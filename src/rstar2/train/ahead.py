@@ -41,12 +41,20 @@ class Ahead:
 
     async def next(self) -> Collected:
         """The next step's rollouts. To ask for them says that all earlier ones were learnt from."""
-        while len(self._begun) < 1 + self._max_staleness and (step := next(self._steps, None)) is not None:
-            self._newest = asyncio.create_task(self._collect_after(self._newest, step))
-            self._begun.append(self._newest)
+        self._begin()
         collected = await self._begun[0]
         self._begun.popleft()
         return collected
+
+    def go_on(self) -> None:
+        """All that was taken so far is learnt from: nobody need wait for `next` to hear it."""
+        if self._max_staleness:
+            self._begin()
+
+    def _begin(self) -> None:
+        while len(self._begun) < 1 + self._max_staleness and (step := next(self._steps, None)) is not None:
+            self._newest = asyncio.create_task(self._collect_after(self._newest, step))
+            self._begun.append(self._newest)
 
     async def _collect_after(self, previous: "asyncio.Task[Collected] | None", step: int) -> Collected:
         return await self._collect(step, self._cursor if previous is None else (await previous).cursor)

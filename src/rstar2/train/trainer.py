@@ -279,6 +279,7 @@ class Trainer:
         values = {**watch_rollouts(collected.traces, collected.groups), "train_s": 0.0}
         if collected.trainable:
             values |= await self._update(collected)
+        ahead.go_on()
         await self._traces.settled()
         num_sampled = sum(trace.num_sampled_tokens for trace in collected.traces)
         values |= {

@@ -13,6 +13,9 @@ from collections.abc import Iterable, Sequence
 _ROOT = 0
 _Key = tuple[int, tuple[int, ...]]
 """The content that comes before, and the ids of the block itself."""
+Offered = tuple[int, int]
+"""How many of a sequence's blocks were offered, and the content that the last of them is found by."""
+NOTHING_OFFERED: Offered = (0, _ROOT)
 
 
 class BlockManager:
@@ -56,6 +59,10 @@ class BlockManager:
             parent = self._content_by_block[block]
         return blocks
 
+    def offered(self, matched: Sequence[int]) -> Offered:
+        """For whoever goes on from these: nothing of them need be offered again."""
+        return (len(matched), self._content_by_block[matched[-1]]) if matched else NOTHING_OFFERED
+
     def num_unused(self, blocks: Iterable[int]) -> int:
         """How many of them `take` would remove from the free ones."""
         return sum(self._num_references[block] == 0 for block in blocks)
@@ -96,11 +103,14 @@ class BlockManager:
         else:
             (self._kept if content in self._num_keepers else self._idle)[block] = None
 
-    def offer(self, token_ids: Sequence[int], blocks: Sequence[int], num_computed: int) -> None:
-        """Makes the full blocks among the first `num_computed` tokens findable. Where another block already holds the
-        same prefix, that one stays the findable one."""
-        parent = _ROOT
-        for index in range(num_computed // self.block_size):
+    def offer(
+        self, token_ids: Sequence[int], blocks: Sequence[int], num_computed: int, offered: Offered = NOTHING_OFFERED
+    ) -> Offered:
+        """Makes the full blocks among the first `num_computed` tokens findable, those that were `offered` before left
+        out. Where another block already holds the same prefix, that one stays the findable one."""
+        num_offered, parent = offered
+        num_full = num_computed // self.block_size
+        for index in range(num_offered, num_full):
             start = index * self.block_size
             key = (parent, tuple(token_ids[start : start + self.block_size]))
             block = self._block_by_key.get(key)
@@ -113,6 +123,7 @@ class BlockManager:
                 self._content_by_block[block] = self._last_content
                 self._block_by_content[self._last_content] = block
             parent = self._content_by_block[block]
+        return max(num_full, num_offered), parent
 
     def _forget_content(self, block: int) -> None:
         key = self._key_by_block.pop(block, None)

@@ -346,14 +346,15 @@ class EmbeddedEngine:
         num_running = len(run.sequences)
         is_crowd = num_running > _MANY_SEQUENCES
         chunk_tokens = max(_MIN_CHUNK_TOKENS, num_running // _CHUNKS_PER_STEP) if is_crowd else 1
+        turns, steps_ahead = self._turns, self._limits.steps_ahead
         for row, (sequence, token_ids) in enumerate(zip(run.sequences, sampled.token_ids, strict=True)):
-            turn = self._turns.get(sequence)
+            turn = turns.get(sequence)
             if turn is None:  # cancelled, or ended in the run before
                 continue
-            sequence.append(token_ids, self._limits.steps_ahead)
-            self._num_generated_tokens += len(token_ids)
+            sequence.append(token_ids, steps_ahead)
             turn.runs.append((sampled, row))
-            stop_reason = _stop_reason(sequence)
+            self._num_generated_tokens += len(token_ids)
+            stop_reason = sequence.stop_reason()
             if stop_reason is not None:
                 self._remove(sequence)
             if stop_reason is not None or turn.num_new_tokens >= chunk_tokens:
@@ -413,12 +414,6 @@ class EmbeddedEngine:
             num_prefill_tokens=self._scheduler.num_prefill_tokens,
             num_generated_tokens=self._num_generated_tokens,
         )
-
-
-def _stop_reason(sequence: Sequence) -> StopReason | None:
-    if sequence.is_stopped:
-        return StopReason.END_OF_TURN
-    return StopReason.TOKEN_LIMIT if sequence.is_full else None
 
 
 def _put_all(pairs: list[tuple[_Turn, _Item]]) -> None:

@@ -33,6 +33,9 @@ from rstar2.engine.embedded.weights import Weights
 _SMALL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
 _BATCH_STEP = 256
 """Beyond the small sizes. Rows of padding cost little: their attention ends at once."""
+NUM_DECIMALS = 6
+"""Of log-probabilities and entropies: what a float32 holds of them. All 17 digits of the float64 would be twice the
+work, and twice the room, for everyone who writes them down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class DecodeHandle:
         token_ids = rows_3BA[0].astype(np.int64).tolist()
         for row in np.flatnonzero(counts_B < rows_3BA.shape[2]).tolist():
             del token_ids[row][counts_B[row] :]
-        return Sampled(token_ids, rows_3BA[1:])
+        return Sampled(token_ids, rows_3BA[1:].round(NUM_DECIMALS))
 
 
 class Runner:

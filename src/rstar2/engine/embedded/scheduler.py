@@ -14,7 +14,7 @@ that arrive together compute their common prompt once.
 from collections import deque
 from dataclasses import dataclass
 
-from rstar2.engine.embedded.blocks import BlockManager
+from rstar2.engine.embedded.blocks import NOTHING_OFFERED, BlockManager
 from rstar2.engine.embedded.sequence import Sequence
 
 
@@ -74,18 +74,26 @@ class Scheduler:
 
     def _reserve_decode_steps(self) -> list[Sequence]:
         """Room for the next steps of each decoding sequence, the oldest first; the youngest give way. Those that got
-        theirs."""
+        theirs. Each run comes by here for thousands that need no block: they must cost next to nothing."""
         reserved = []
+        block_size, steps_ahead = self.blocks.block_size, self.steps_ahead
         for sequence in list(self.running):
-            if not (sequence.is_running and sequence.can_decode):
+            num_planned = len(sequence.token_ids) + sequence.num_steps_in_flight
+            if sequence.slot < 0 or num_planned >= sequence.max_total_tokens or sequence in self._unread:
                 continue
-            num_missing = self._num_missing_blocks(sequence)
-            while num_missing > self.blocks.num_free and sequence in self.running:
-                self._preempt(next(reversed(self.running)))
-            if sequence in self.running:
-                sequence.blocks += self.blocks.allocate(max(0, num_missing))
+            has_room = num_planned - 1 + steps_ahead <= len(sequence.blocks) * block_size
+            if has_room or self._make_room(sequence):
                 reserved.append(sequence)
         return reserved
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """False if it had to give way itself."""
+        num_missing = self._num_missing_blocks(sequence)
+        while num_missing > self.blocks.num_free and sequence.is_running:
+            self._preempt(next(reversed(self.running)))
+        if sequence.is_running and num_missing > 0:
+            sequence.blocks += self.blocks.allocate(num_missing)
+        return sequence.is_running
 
     def _num_missing_blocks(self, sequence: Sequence) -> int:
         num_tokens = sequence.num_tokens_after(self.steps_ahead)
@@ -130,6 +138,7 @@ class Scheduler:
         self.blocks.take(cached)
         sequence.blocks = cached + self.blocks.allocate(num_missing)
         sequence.num_computed = len(cached) * self.blocks.block_size
+        sequence.offered = self.blocks.offered(cached)
         sequence.cache_epoch = self.blocks.epoch
         sequence.slot = self._free_slots.pop()
         self.num_recomputed_tokens += max(0, sequence.num_lost_tokens - sequence.num_computed)
@@ -152,8 +161,11 @@ class Scheduler:
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
         sequence.blocks = []
+        sequence.offered = NOTHING_OFFERED
         sequence.num_computed = 0
 
     def _offer(self, sequence: Sequence) -> None:
         if sequence.cache_epoch == self.blocks.epoch:
-            self.blocks.offer(sequence.token_ids, sequence.blocks, sequence.num_computed)
+            sequence.offered = self.blocks.offer(
+                sequence.token_ids, sequence.blocks, sequence.num_computed, sequence.offered
+            )

@@ -6,7 +6,9 @@ the last one and appends what it samples. So sampling happens in one place, and 
 
 from dataclasses import dataclass, field
 
+from rstar2.engine.embedded.blocks import NOTHING_OFFERED, Offered
 from rstar2.engine.protocol import Sampling
+from rstar2.records import StopReason
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +23,8 @@ class Sequence:
     """Leading tokens whose keys and values are in `blocks`, or will be once the planned work has run."""
     slot: int = -1
     """Its row in the runner's tables while it runs, else -1."""
+    offered: Offered = NOTHING_OFFERED
+    """Of `blocks`, to whoever has the same prefix."""
     cache_epoch: int = -1
     """The cache epoch its keys and values belong to: after a weight update they are nobody else's."""
     num_steps_in_flight: int = 0
@@ -52,9 +56,11 @@ class Sequence:
         if self.is_running:
             self.num_computed = len(self.token_ids) - 1
 
-    @property
-    def is_stopped(self) -> bool:
-        return self.token_ids[-1] in self.sampling.stop_token_ids
+    def stop_reason(self) -> StopReason | None:
+        """None while it goes on."""
+        if self.token_ids[-1] in self.sampling.stop_token_ids:
+            return StopReason.END_OF_TURN
+        return StopReason.TOKEN_LIMIT if self.is_full else None
 
     @property
     def is_full(self) -> bool:
