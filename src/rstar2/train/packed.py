@@ -20,6 +20,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
+from rstar2.train.head_cuda import LogProbs
+
 ATTENTION_NAME = "rstar2_packed"
 HEAD_PIECE_TOKENS = 4096
 """Tokens whose logits stand in memory at one time: 0.8 GB of float32 for a vocabulary of 50,000."""
@@ -111,7 +113,11 @@ def token_log_probs(model: Any, pack: Pack, *, temperature: float = 1.0) -> tupl
 
 
 def _head(head: Any, hidden_SH: Tensor, targets_S: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    log_probs_SV = _scaled(head(hidden_SH).float(), temperature).log_softmax(-1)
+    logits_SV = head(hidden_SH)
+    if logits_SV.is_cuda and len(logits_SV):
+        log_prob_S, entropy_S = LogProbs.apply(logits_SV, targets_S, temperature)  # type: ignore[no-untyped-call]
+        return log_prob_S, entropy_S
+    log_probs_SV = _scaled(logits_SV.float(), temperature).log_softmax(-1)
     with torch.no_grad():
         entropy_S = torch.special.entr(log_probs_SV.exp()).sum(-1)
     return log_probs_SV.gather(-1, targets_S[:, None])[:, 0], entropy_S
