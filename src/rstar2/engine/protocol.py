@@ -4,9 +4,9 @@ A session is one rollout. It comes back after each tool call with a longer promp
 already seen, so an engine may keep its cache between turns; `release` says that it will not come back.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rstar2.records import StopReason
 
@@ -73,3 +73,24 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class PushingEngine(Protocol):
+    """An engine that can also be used without a task for each turn, by whoever serves thousands of them."""
+
+    def begin(
+        self,
+        session: str,
+        token_ids: Sequence[int],
+        sampling: Sampling,
+        max_tokens: int,
+        give: Callable[[Chunk | BaseException], None],
+    ) -> Callable[[], None]:
+        """As `generate`, but each chunk is given, in the event loop that this is called in; if the engine is lost, an
+        InfrastructureError in place of the last one. What is returned leaves the turn before its end."""
+        ...
+
+    def forget(self, session: str) -> None:
+        """As `release`."""
+        ...

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from collections.abc import Sequence as Ids
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -50,9 +51,10 @@ class _Turn:
     session: str
     sequence: Sequence
     loop: asyncio.AbstractEventLoop
+    give: Callable[[_Item], None]
+    """To be called there."""
     num_handed_over: int
     """Of the sequence's tokens; its prompt counts as such."""
-    items: "asyncio.Queue[_Item]" = field(default_factory=asyncio.Queue)
     runs: list[tuple[Sampled, int]] = field(default_factory=list)
     """Those that made the others, and the sequence's row in each."""
 
@@ -139,22 +141,33 @@ class EmbeddedEngine:
     async def generate(
         self, session: str, token_ids: Ids[int], sampling: Sampling, max_tokens: int
     ) -> AsyncIterator[Chunk]:
-        self._check(token_ids, sampling, max_tokens)
-        sequence = self._new_sequence(token_ids, sampling, max_tokens)
-        turn = _Turn(session, sequence, asyncio.get_running_loop(), num_handed_over=len(token_ids))
-        if not self._post(lambda: self._submit(turn)):
-            raise InfrastructureError("the embedded engine is closed")
+        items: asyncio.Queue[_Item] = asyncio.Queue()
+        leave = self.begin(session, token_ids, sampling, max_tokens, items.put_nowait)
         has_ended = False
         try:
             while not has_ended:
-                item = await turn.items.get()
+                item = await items.get()
                 if isinstance(item, BaseException):
-                    raise InfrastructureError(f"the embedded engine failed: {item}") from item
+                    raise item
                 has_ended = item.stop_reason is not None
                 yield item
         finally:
             if not has_ended:
-                self._post(lambda: self._cancel_turn(turn))
+                leave()
+
+    def begin(
+        self, session: str, token_ids: Ids[int], sampling: Sampling, max_tokens: int, give: Callable[[_Item], None]
+    ) -> Callable[[], None]:
+        self._check(token_ids, sampling, max_tokens)
+        sequence = self._new_sequence(token_ids, sampling, max_tokens)
+        turn = _Turn(session, sequence, asyncio.get_running_loop(), give, num_handed_over=len(token_ids))
+        if not self._post(partial(self._submit, turn)):
+            raise InfrastructureError("the embedded engine is closed")
+
+        def leave() -> None:
+            self._post(partial(self._cancel_turn, turn))
+
+        return leave
 
     def load(self) -> EngineLoad:
         return self._load
@@ -163,6 +176,9 @@ class EmbeddedEngine:
         await self._ask(lambda: self._cancel_session(session))
 
     async def release(self, session: str) -> None:
+        self.forget(session)
+
+    def forget(self, session: str) -> None:
         self._post(lambda: self._blocks.unkeep(self._kept.pop(session, ())))
 
     async def close(self) -> None:
@@ -398,7 +414,9 @@ class EmbeddedEngine:
             with suppress(Exception):
                 message()
         for turn in list(self._turns.values()):
-            self._outbox[turn.loop].append((turn, error))
+            failure = InfrastructureError(f"the embedded engine failed: {error}")
+            failure.__cause__ = error
+            self._outbox[turn.loop].append((turn, failure))
         self._hand_over()
 
     def _measure_load(self) -> EngineLoad:
@@ -418,4 +436,4 @@ class EmbeddedEngine:
 
 def _put_all(pairs: list[tuple[_Turn, _Item]]) -> None:
     for turn, item in pairs:
-        turn.items.put_nowait(item)
+        turn.give(item)

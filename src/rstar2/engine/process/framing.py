@@ -1,9 +1,11 @@
-"""Frames on a socket: four bytes of length, then one pickled value. Both ends are this program, and nobody else has
-the socket; thousands of log-probabilities a second would take JSON longer to write than the engine to sample."""
+"""Frames on a socket, several in one piece: four bytes of length, then a pickled list of them. Both ends are this
+program, and nobody else has the socket; thousands of log-probabilities a second would take JSON longer to write than
+the engine to sample."""
 
 import asyncio
 import pickle
 import struct
+from collections.abc import Sequence
 
 from rstar2.engine.remote.wire import Frame
 
@@ -32,24 +34,20 @@ class FrameWriter:
 
     def _flush(self) -> None:
         frames, self._frames = self._frames, []
-        if not self._writer.is_closing():
-            self._writer.writelines([piece for frame in frames for piece in _pieces(frame)])
+        if frames and not self._writer.is_closing():
+            write_frames(self._writer, frames)
 
 
-def write_frame(writer: asyncio.StreamWriter, frame: Frame) -> None:
-    writer.writelines(_pieces(frame))
+def write_frames(writer: asyncio.StreamWriter, frames: Sequence[Frame]) -> None:
+    body = pickle.dumps(list(frames), pickle.HIGHEST_PROTOCOL)
+    writer.writelines((_LENGTH.pack(len(body)), body))
 
 
-def _pieces(frame: Frame) -> tuple[bytes, bytes]:
-    body = pickle.dumps(frame, pickle.HIGHEST_PROTOCOL)
-    return _LENGTH.pack(len(body)), body
-
-
-async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
-    """None when the other side is gone, in the middle of a frame or between two."""
+async def read_frames(reader: asyncio.StreamReader) -> list[Frame] | None:
+    """The next piece; None when the other side is gone, in the middle of one or between two."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        frame: Frame = pickle.loads(await reader.readexactly(length))
+        frames: list[Frame] = pickle.loads(await reader.readexactly(length))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-    return frame
+    return frames

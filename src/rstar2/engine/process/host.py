@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from rstar2.engine.process.collector import look_rarely_for_cycles
-from rstar2.engine.process.framing import read_frame, write_frame
+from rstar2.engine.process.framing import read_frames, write_frames
 from rstar2.engine.protocol import Engine
 from rstar2.engine.remote import EngineHost
 from rstar2.engine.remote.wire import Frame, encode_error, encode_load
@@ -37,7 +37,7 @@ async def serve(
     try:
         engine = load_engine()
     except UserError as error:
-        write_frame(writer, {"error": encode_error(error)})
+        write_frames(writer, [{"error": encode_error(error)}])
         await writer.drain()
         return
     look_rarely_for_cycles()
@@ -57,17 +57,18 @@ async def _serve_guest(engine: Engine, connection: socket.socket) -> None:
 
 async def _serve(host: EngineHost, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Until the other side is gone."""
-    write_frame(writer, {"error": None, "load": encode_load(host.load)})
+    write_frames(writer, [{"error": None, "load": encode_load(host.load)}])
 
     async def keep_sending() -> None:
         while True:
-            write_frame(writer, await host.next_frame())
+            write_frames(writer, [await host.next_frame()])
             await writer.drain()
 
     sender = asyncio.create_task(keep_sending())
     try:
-        while (frame := await read_frame(reader)) is not None:
-            host.act(frame)
+        while (frames := await read_frames(reader)) is not None:
+            for frame in frames:
+                host.act(frame)
     finally:
         sender.cancel()
         await asyncio.gather(sender, host.close(), return_exceptions=True)

@@ -2,10 +2,11 @@
 
 import asyncio
 import socket
+from collections import deque
 from contextlib import suppress
 from typing import Protocol
 
-from rstar2.engine.process.framing import FrameWriter, read_frame
+from rstar2.engine.process.framing import FrameWriter, read_frames
 from rstar2.engine.remote.wire import Frame, decode_error
 from rstar2.errors import InfrastructureError
 
@@ -33,6 +34,7 @@ class SocketChannel:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = FrameWriter(writer)
+        self._arrived: deque[Frame] = deque()
 
     @classmethod
     async def on(cls, connection: socket.socket) -> "SocketChannel":
@@ -42,7 +44,9 @@ class SocketChannel:
         self._writer.write(frame)
 
     async def receive(self) -> Frame | None:
-        return await read_frame(self._reader)
+        if not self._arrived:
+            self._arrived.extend(await read_frames(self._reader) or ())
+        return self._arrived.popleft() if self._arrived else None
 
     async def drain(self) -> None:
         await self._writer.drain()

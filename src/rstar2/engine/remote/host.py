@@ -8,9 +8,11 @@ every `HEARTBEAT_S`: by its silence the owner knows an engine that hangs.
 import asyncio
 import time
 from collections import defaultdict
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
-from rstar2.engine.protocol import Chunk, Engine, EngineLoad
+from rstar2.engine.protocol import Chunk, Engine, EngineLoad, PushingEngine
 from rstar2.engine.remote.wire import Frame, decode_sampling, encode_chunk, encode_error, encode_load, joined
 from rstar2.errors import InfrastructureError
 
@@ -22,6 +24,9 @@ HEARTBEAT_S = 1.0
 class EngineHost:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._pushing = engine if isinstance(engine, PushingEngine) else None
+        self._leaves: dict[int, Callable[[], None]] = {}
+        """By turn of a pushing engine."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._chunks: defaultdict[int, list[Chunk]] = defaultdict(list)
         self._replies: list[Frame] = []
@@ -36,18 +41,25 @@ class EngineHost:
     def act(self, frame: Frame) -> None:
         number = frame["number"]
         match frame["ask"]:
+            case "generate" if self._pushing is not None:
+                self._begin(self._pushing, number, frame)
             case "generate":
-                self._tasks[number] = asyncio.create_task(self._generate(number, frame))
+                self._start(number, self._generate(number, frame))
             case "leave":
-                task = self._tasks.get(number)
-                if task is not None:
-                    task.cancel()
+                if number in self._leaves:
+                    self._leaves.pop(number)()
+                elif number in self._tasks:
+                    self._tasks[number].cancel()
+            case "release" if self._pushing is not None:
+                self._pushing.forget(frame["session"])
             case "release":
-                self._tasks[number] = asyncio.create_task(self._release(frame["session"]))
+                self._start(number, self._release(frame["session"]))
             case _:
-                self._tasks[number] = asyncio.create_task(self._answer(number, frame))
-        if number in self._tasks:
-            self._tasks[number].add_done_callback(lambda _: self._tasks.pop(number, None))
+                self._start(number, self._answer(number, frame))
+
+    def _start(self, number: int, what: Coroutine[Any, Any, None]) -> None:
+        self._tasks[number] = task = asyncio.create_task(what)
+        task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
     async def next_frame(self) -> Frame:
         """Waits until there is something to say, or it is time to say that it is there."""
@@ -69,19 +81,41 @@ class EngineHost:
 
     async def close(self) -> None:
         """Turns that run are left. The engine itself stays open."""
+        for leave in self._leaves.values():
+            leave()
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self, engine: PushingEngine, number: int, frame: Frame) -> None:
+        def give(item: Chunk | BaseException) -> None:
+            if isinstance(item, Chunk):
+                self._take(number, item)
+            else:
+                self._leaves.pop(number, None)
+                self._reply({"number": number, "error": encode_error(item)})
+
+        sampling = decode_sampling(frame["sampling"])
+        try:
+            leave = engine.begin(frame["session"], frame["token_ids"], sampling, frame["max_tokens"], give)
+        except Exception as error:
+            self._reply({"number": number, "error": encode_error(error)})
+        else:
+            self._leaves[number] = leave
+
+    def _take(self, number: int, chunk: Chunk) -> None:
+        self._chunks[number].append(chunk)
+        if chunk.stop_reason is not None:
+            self._leaves.pop(number, None)
+            self._is_urgent.set()
 
     async def _generate(self, number: int, frame: Frame) -> None:
         sampling = decode_sampling(frame["sampling"])
         try:
             turn = self._engine.generate(frame["session"], frame["token_ids"], sampling, frame["max_tokens"])
             async for chunk in turn:
-                self._chunks[number].append(chunk)
-                if chunk.stop_reason is not None:
-                    self._is_urgent.set()
+                self._take(number, chunk)
         except Exception as error:
             self._reply({"number": number, "error": encode_error(error)})
 

@@ -43,7 +43,7 @@ def decode_load(frame: Frame) -> EngineLoad:
     return EngineLoad(**frame)
 
 
-def encode_error(error: Exception) -> list[str]:
+def encode_error(error: BaseException) -> list[str]:
     return ["user" if isinstance(error, UserError) else "infrastructure", str(error)]
 
 
