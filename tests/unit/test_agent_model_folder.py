@@ -1,5 +1,6 @@
 """A model that was trained here is asked as it was trained."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -30,7 +31,19 @@ def test_what_it_was_told_in_training_is_told_again(folder: Path, words: str) ->
     assert load_chat(folder).system_words == SYSTEM_TEXT
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"system_text": 3}'])
+def test_tags_are_spelled_again_as_in_training(folder: Path) -> None:
+    as_token, as_text = load_chat(folder), load_chat(folder, tool_tags="text")
+    assert as_token.tokenizer.encode("<tool_call>") != as_text.tokenizer.encode("<tool_call>")
+    write_format(folder, as_text)
+    assert load_chat(folder).tokenizer.encode("<tool_call>") == as_text.tokenizer.encode("<tool_call>")
+    given = load_chat(folder, tool_tags="token")
+    assert given.tokenizer.encode("<tool_call>") == as_token.tokenizer.encode("<tool_call>")
+    write_format(folder, as_token)
+    assert json.loads((folder / FORMAT_FILE).read_text()).keys() == {"system_text"}
+    (folder / FORMAT_FILE).unlink()
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"system_text": 3}', '{"system_text": "", "tool_tags": "both"}'])
 def test_a_damaged_file_is_said(folder: Path, content: str) -> None:
     (folder / FORMAT_FILE).write_text(content)
     with pytest.raises(UserError, match=FORMAT_FILE):

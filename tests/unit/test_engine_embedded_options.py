@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rstar2.engine.embedded.options import BLOCK_SIZE, EmbeddedOptions, choose_limits
+from rstar2.engine.embedded.options import CUDA_BLOCK_SIZE, EmbeddedOptions, choose_limits
 from rstar2.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -21,7 +21,8 @@ def test_the_cache_is_the_share_of_the_gpu_as_far_as_it_is_free(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free_gib * GIB, 100 * GIB))
     limits = choose_limits(EmbeddedOptions(gpu_memory_share=share), torch.device("cuda"), 4096, BYTES_PER_TOKEN)
-    assert limits.num_blocks == cache_gib * GIB // BYTES_PER_TOKEN // BLOCK_SIZE
+    assert limits.num_blocks == cache_gib * GIB // BYTES_PER_TOKEN // CUDA_BLOCK_SIZE
+    assert limits.block_size == CUDA_BLOCK_SIZE
 
 
 @pytest.mark.parametrize("share", [0.0, 1.1, -0.5])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from rstar2.agent.chat_template import QWEN_TEMPLATE
+from rstar2.agent.tool_tags import TOOL_TAGS, ToolTags, spell_tags
 from rstar2.engine.tokenizer import Message
 from rstar2.errors import UserError
 
@@ -16,7 +17,15 @@ TemplateName = Literal["model", "qwen"]
 class HfTokenizer:
     """Satisfies `ChatTokenizer`."""
 
-    def __init__(self, tokenizer: Any, *, name: str, template: TemplateName = "model", stop_ids: Sequence[int] = ()):
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        name: str,
+        template: TemplateName = "model",
+        tool_tags: ToolTags = "token",
+        stop_ids: Sequence[int] = (),
+    ) -> None:
         if template == "qwen":
             tokenizer.chat_template = QWEN_TEMPLATE
         if not tokenizer.chat_template:
@@ -27,13 +36,23 @@ class HfTokenizer:
         self._tokenizer = tokenizer
         self._backend = _plain_backend(tokenizer)
         self._name = name
-        added = tokenizer.added_tokens_decoder
-        self.control_tokens = tuple(token.content for token in added.values() if token.special)
+        self.tool_tags = tool_tags
+        added = tokenizer.added_tokens_decoder.values()
+        spelled = TOOL_TAGS.intersection(token.content for token in added) if tool_tags == "text" else frozenset()
+        if spelled:
+            if self._backend is None:
+                raise UserError(
+                    f'agent.tool_tags cannot be "text" for model {name}: its tokenizer is none of the tokenizers '
+                    f"library (tokenizer.json), and no other can be made to spell {min(spelled)}"
+                )
+            self._backend = spell_tags(self._backend, spelled)
+        control = (token.content for token in added if token.special)
+        self.control_tokens = tuple(token for token in control if token not in spelled)
         eos_id = tokenizer.eos_token_id
         self.stop_token_ids = tuple(dict.fromkeys([*([] if eos_id is None else [eos_id]), *stop_ids]))
 
     @classmethod
-    def load(cls, folder: Path, template: TemplateName = "model") -> Self:
+    def load(cls, folder: Path, template: TemplateName = "model", tool_tags: ToolTags = "token") -> Self:
         """UserError if the folder holds no tokenizer, or one without a chat template."""
         try:
             from transformers import AutoTokenizer
@@ -44,7 +63,8 @@ class HfTokenizer:
         except (OSError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise UserError(f"{folder} holds no tokenizer that can be loaded: {reason}") from None
-        return cls(tokenizer, name=folder.name, template=template, stop_ids=_generation_stops(folder))
+        stop_ids = _generation_stops(folder)
+        return cls(tokenizer, name=folder.name, template=template, tool_tags=tool_tags, stop_ids=stop_ids)
 
     @property
     def template_text(self) -> str:

@@ -84,6 +84,13 @@ class Agent(Section):
         description="What the model is told before the question, in place of the report's words; the tool's schema "
         "follows it. Empty, there is no system turn at all: for a model that knows its one tool from the warm-up.",
     )
+    tool_tags: Literal["token", "text"] | None = Field(
+        None,
+        description="How <tool_call> and the other tags of a call become tokens. token: as the tokenizer has them, one "
+        "each where it knows them. text: spelled in ordinary tokens, for models that have a token for them which was "
+        "never trained, such as Qwen2.5-Coder; adapters cannot teach it. Left out, as the model was trained, else "
+        "token.",
+    )
     max_tool_output_tokens: int = Field(
         1024,
         ge=16,

@@ -50,7 +50,7 @@ async def open_shared_roller(
     recipe: Recipe, folder: Path, share: Share, joining: Awaitable[Engine]
 ) -> AsyncIterator[Roller]:
     """As a process of a farm opens it."""
-    chat = load_chat(folder, recipe.agent.template, recipe.agent.system_text)
+    chat = load_chat(folder, recipe.agent.template, recipe.agent.system_text, recipe.agent.tool_tags)
     async with _open_executor(recipe, share.num_in_all) as executor:
         yield _roller_on(await joining, recipe, executor, chat, share)
 

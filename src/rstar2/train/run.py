@@ -22,6 +22,7 @@ from rstar2.train.problems import Curriculum, load_curriculum
 from rstar2.train.render import conversation_texts
 from rstar2.train.seeds import named_seed
 from rstar2.train.sizes import check_solo
+from rstar2.train.tags import require_learnable_tags
 from rstar2.train.trainer import Trainer, find_checkpoint, rewind_to
 from rstar2.train.workbench import OpenWorkbench, open_solo_workbench
 
@@ -72,7 +73,8 @@ async def train(
         recipe = prepared.recipe
         folder = _model_folder(recipe, prepared.curriculum.conversations, run)
         _keep_tokenizer(folder, run)
-        chat = load_chat(folder, recipe.agent.template, recipe.agent.system_text)
+        chat = load_chat(folder, recipe.agent.template, recipe.agent.system_text, recipe.agent.tool_tags)
+        require_learnable_tags(recipe, folder, chat)
         async with open_workbench(recipe, folder, chat) as bench:
             if prepared.is_resumed:
                 bench.roller.remember(_finished_rollouts(prepared))

@@ -19,13 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 
 from rstar2.engine.embedded import openmp
 from rstar2.engine.embedded.blocks import BlockManager
 from rstar2.engine.embedded.options import MAX_STOP_TOKENS, EmbeddedOptions, choose_device, choose_limits
-from rstar2.engine.embedded.runner import DecodeHandle, Runner, Sampled
+from rstar2.engine.embedded.runner import DecodeHandle, Runner
 from rstar2.engine.embedded.scheduler import Scheduler
 from rstar2.engine.embedded.sequence import Sequence
 from rstar2.engine.embedded.weights import Weights, load_model, share_weights
@@ -55,8 +54,9 @@ class _Turn:
     """To be called there."""
     num_handed_over: int
     """Of the sequence's tokens; its prompt counts as such."""
-    runs: list[tuple[Sampled, int]] = field(default_factory=list)
-    """Those that made the others, and the sequence's row in each."""
+    log_probs: list[float] = field(default_factory=list)
+    """Of the others; and so the next."""
+    entropies: list[float] = field(default_factory=list)
 
     @property
     def num_new_tokens(self) -> int:
@@ -64,12 +64,11 @@ class _Turn:
 
     def take_chunk(self, stop_reason: StopReason | None, policy_version: int) -> Chunk:
         token_ids = tuple(self.sequence.token_ids[self.num_handed_over :])
-        pieces = [sampled.of_row(row) for sampled, row in self.runs]
-        log_probs, entropies = np.concatenate(pieces, axis=1).tolist() if pieces else ((), ())
+        wanted = tuple(self.entropies) if self.sequence.sampling.entropies else ()
+        chunk = Chunk(token_ids, tuple(self.log_probs), wanted, stop_reason, policy_version)
         self.num_handed_over += len(token_ids)
-        self.runs = []
-        wanted = tuple(entropies) if self.sequence.sampling.entropies else ()
-        return Chunk(token_ids, tuple(log_probs), wanted, stop_reason, policy_version)
+        self.log_probs, self.entropies = [], []
+        return chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,12 +362,14 @@ class EmbeddedEngine:
         is_crowd = num_running > _MANY_SEQUENCES
         chunk_tokens = max(_MIN_CHUNK_TOKENS, num_running // _CHUNKS_PER_STEP) if is_crowd else 1
         turns, steps_ahead = self._turns, self._limits.steps_ahead
-        for row, (sequence, token_ids) in enumerate(zip(run.sequences, sampled.token_ids, strict=True)):
+        rows = zip(run.sequences, sampled.token_ids, sampled.log_probs, sampled.entropies, strict=True)
+        for sequence, token_ids, log_probs, entropies in rows:
             turn = turns.get(sequence)
             if turn is None:  # cancelled, or ended in the run before
                 continue
             sequence.append(token_ids, steps_ahead)
-            turn.runs.append((sampled, row))
+            turn.log_probs += log_probs
+            turn.entropies += entropies
             self._num_generated_tokens += len(token_ids)
             stop_reason = sequence.stop_reason()
             if stop_reason is not None:

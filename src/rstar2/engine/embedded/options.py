@@ -8,6 +8,8 @@ from rstar2.errors import UserError
 
 BLOCK_SIZE = 16
 """Tokens in one block of the cache: small, so that little is lost at the end of each sequence."""
+CUDA_BLOCK_SIZE = 32
+"""Beside a GPU it is the interpreter that books blocks for thousands of sequences who has no time to lose."""
 PREFILL_TILE = 64
 """Query tokens that one program of the GPU's prefill attention takes."""
 MAX_STOP_TOKENS = 8
@@ -76,15 +78,17 @@ def choose_limits(
             f"max_context_tokens is {options.max_context_tokens}, but the model was made for {model_context_tokens}: "
             f"lower it"
         )
-    if cache_tokens < BLOCK_SIZE:
-        raise UserError(f"kv_cache_tokens is {cache_tokens}: it must hold at least one block of {BLOCK_SIZE} tokens")
+    block_size = CUDA_BLOCK_SIZE if is_cuda else BLOCK_SIZE
+    if cache_tokens < block_size:
+        raise UserError(f"kv_cache_tokens is {cache_tokens}: it must hold at least one block of {block_size} tokens")
     max_running = options.max_running or (1024 if is_cuda else 64)
     return Limits(
         max_running=max_running,
         max_context_tokens=options.max_context_tokens or model_context_tokens,
-        num_blocks=cache_tokens // BLOCK_SIZE,
+        num_blocks=cache_tokens // block_size,
         max_prefill_tokens=options.max_prefill_tokens or (16384 if is_cuda else 256),
         steps_ahead=options.steps_ahead or (_cuda_steps_ahead(max_running) if is_cuda else 1),
+        block_size=block_size,
     )
 
 

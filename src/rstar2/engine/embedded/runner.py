@@ -40,15 +40,11 @@ work, and twice the room, for everyone who writes them down."""
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a run of decode steps made: for each row its ids, and as many log-probabilities and entropies. These stay in
-    one array until somebody wants them: thousands of rows a run are too many to take apart each time."""
+    """What a run of decode steps made: for each row its ids, and as many log-probabilities and entropies."""
 
     token_ids: list[list[int]]
-    log_probs_entropies_2BA: "np.ndarray[Any, np.dtype[np.float64]]"
-
-    def of_row(self, row: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
-        """Its log-probabilities, and its entropies."""
-        return self.log_probs_entropies_2BA[:, row, : len(self.token_ids[row])]
+    log_probs: list[list[float]]
+    entropies: list[list[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +62,11 @@ class DecodeHandle:
         rows_3BA = np.ascontiguousarray(self.output_3AB.numpy()[:, :, : self.num_rows].transpose(0, 2, 1))
         counts_B = (rows_3BA[0] >= 0).sum(-1)
         token_ids = rows_3BA[0].astype(np.int64).tolist()
+        log_probs, entropies = rows_3BA[1:].round(NUM_DECIMALS).tolist()
         for row in np.flatnonzero(counts_B < rows_3BA.shape[2]).tolist():
-            del token_ids[row][counts_B[row] :]
-        return Sampled(token_ids, rows_3BA[1:].round(NUM_DECIMALS))
+            for values in (token_ids, log_probs, entropies):
+                del values[row][counts_B[row] :]
+        return Sampled(token_ids, log_probs, entropies)
 
 
 class Runner:
