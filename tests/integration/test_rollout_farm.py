@@ -22,13 +22,12 @@ from rstar2.train.workbench import agent_limits, open_solo_workbench
 pytestmark = pytest.mark.integration
 
 
-async def test_workers_do_what_one_process_does_and_one_that_is_killed_is_named(tmp_path: Path) -> None:
+async def test_two_workers_do_what_one_process_does_and_one_that_is_killed_is_named(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     text = write_recipe(tmp_path).read_text()
-    recipe = parse_recipe(text.replace("[rollout]\n", "[rollout]\nnum_workers = 3\n"))
-    on_two_engines = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"num_processes": 2})})
+    recipe = parse_recipe(text.replace("[rollout]\n", "[rollout]\nnum_workers = 2\n"))
     await train(prepare_new(parse_recipe(text), tmp_path / "alone"), Observers())
-    await train(prepare_new(on_two_engines, tmp_path / "farm"), Observers())
+    await train(prepare_new(recipe, tmp_path / "farm"), Observers())
     alone, farm = RunView(tmp_path / "alone"), RunView(tmp_path / "farm")
     assert alone.trace_steps() == farm.trace_steps() != []
     for step in alone.trace_steps():
@@ -36,8 +35,7 @@ async def test_workers_do_what_one_process_does_and_one_that_is_killed_is_named(
     for step in alone.schedule_steps():
         (mine,), (theirs,) = alone.step_records(step), farm.step_records(step)
         assert mine.num_rollouts == theirs.num_rollouts
-        assert [use.engine for use in theirs.engines] == ["embedded-0", "embedded-1"] and theirs.critical_path
-        assert sum(use.num_generated_tokens for use in theirs.engines) == mine.engines[0].num_generated_tokens > 0
+        assert theirs.engines[0].num_generated_tokens > 0 and theirs.critical_path
     await expect_loss(recipe, tmp_path / "farm" / "final")
 
 

@@ -159,16 +159,6 @@ def test_faulty_values(addition: str, complaint: str) -> None:
             "model.context_tokens of 32768",
         ),
         (["engine.kv_cache_tokens=4096"], "more than engine.kv_cache_tokens of 4096"),
-        (
-            ["engine.kv_cache_tokens=40000", "engine.num_processes=8"],
-            "more than engine.kv_cache_tokens of 5000",
-        ),
-        (["engine.num_processes=3", "rollout.num_workers=2"], "rollout.num_workers must be at least 3"),
-        (["engine.num_processes=3", "engine.max_batch=2"], "engine.max_batch must be at least engine.num_processes"),
-        (
-            ["engine.num_processes=2", "cluster={num_nodes = 1, gpus_per_node = 8}"],
-            "engine.num_processes must be 1 on a cluster",
-        ),
         (["train.micro_batch_tokens=6000"], "more than train.micro_batch_tokens of 6000"),
         (["agent.max_tool_output_tokens=2048"], "is used up by a single tool result"),
         (["stages.1.name=concise"], 'stages.1.name is "concise", as of an earlier stage'),

@@ -67,17 +67,3 @@ def test_work_adds_up_and_what_an_engine_says_of_itself_does_not() -> None:
     (sample,) = both.samples
     assert (sample.num_turns, sample.num_running) == (10, 9)
     assert merged([RECORD]) is RECORD
-
-
-def test_engines_that_only_some_of_them_share_are_told_apart() -> None:
-    other = replace(
-        RECORD,
-        engines=(replace(USE, engine="f", num_generated_tokens=7),),
-        samples=(EngineSample(0.5, "f", 3, 3, 0, 0.1, 1, 2),),
-    )
-    all_three = merged([RECORD, other, RECORD])
-    assert [(use.engine, use.num_new_tokens, use.num_generated_tokens) for use in all_three.engines] == [
-        ("e", 200, 300),
-        ("f", 100, 7),
-    ]
-    assert [(sample.engine, sample.num_turns) for sample in all_three.samples] == [("f", 3), ("e", 10)]

@@ -103,27 +103,6 @@ def _engine(recipe: "Recipe") -> Iterator[Impossibility]:
         yield _no(f"has no meaning for the {engine.kind} engine; remove it", "engine.script", "engine.kind")
     if engine.kind not in ("embedded", "vllm") and engine.kv_cache_tokens is not None:
         yield _no(f"has no meaning for the {engine.kind} engine; remove it", "engine.kv_cache_tokens", "engine.kind")
-    yield from _engine_processes(recipe)
-
-
-def _engine_processes(recipe: "Recipe") -> Iterator[Impossibility]:
-    engine, num_workers = recipe.engine, recipe.rollout.num_workers
-    if engine.num_processes == 1:
-        return
-    if engine.kind != "embedded":
-        yield _no(f"must be 1 for the {engine.kind} engine", "engine.num_processes", "engine.kind")
-    if recipe.cluster is not None:
-        yield _no(
-            "must be 1 on a cluster: cluster.num_engines says how many there are", "engine.num_processes", "cluster"
-        )
-    if num_workers is not None and num_workers < engine.num_processes:
-        yield _no(
-            f"must be at least {engine.num_processes}: each process of the engine serves workers of its own",
-            "rollout.num_workers",
-            "engine.num_processes",
-        )
-    if engine.max_batch < engine.num_processes:
-        yield _no("must be at least engine.num_processes", "engine.max_batch", "engine.num_processes")
 
 
 def _sandbox(recipe: "Recipe") -> Iterator[Impossibility]:
@@ -219,11 +198,10 @@ def _lengths(recipe: "Recipe") -> Iterator[Impossibility]:
     if recipe.eval.benchmarks:
         responses.append((("eval", "max_response_tokens"), recipe.eval.max_response_tokens))
     prompt, output = recipe.rollout.max_prompt_tokens, recipe.agent.max_tool_output_tokens
-    cache, num_processes = recipe.engine.kv_cache_tokens, recipe.engine.num_processes
     for path, response in responses:
         rooms: list[tuple[str, int | None]] = [
             ("model.context_tokens", recipe.model.context_tokens),
-            ("engine.kv_cache_tokens", cache and cache // num_processes),
+            ("engine.kv_cache_tokens", recipe.engine.kv_cache_tokens),
         ]
         if path[0] == "stages":
             rooms.append(("train.micro_batch_tokens", recipe.train.micro_batch_tokens))

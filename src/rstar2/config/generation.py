@@ -51,13 +51,6 @@ class Engine(Section):
         ge=1,
         description="Rollouts that one engine decodes in the same step. High, since the KV cache is the real limit.",
     )
-    num_processes: int = Field(
-        1,
-        ge=1,
-        description="Processes that serve the same weights on the same device, each with its share of kv_cache_tokens, "
-        "of max_batch and of rollout.num_workers. Several where a GPU makes tokens faster than one interpreter can "
-        "book them: a small model with a thousand rollouts or more. On one machine, with the embedded engine.",
-    )
     prefill_chunk_tokens: int = Field(
         4096,
         ge=1,

@@ -3,7 +3,7 @@
 import os
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rstar2.agent import ChatFormat, JupyterTool, PythonTool, Tool, load_chat
@@ -31,28 +31,17 @@ PROBE_DEADLINE_S = 120.0
 async def open_roller(recipe: Recipe, chat: ChatFormat, engine: Engine) -> AsyncIterator[Roller]:
     """On a single engine of this process's own."""
     async with _open_executor(recipe) as executor:
-        yield _roller_on(engine, recipe, executor, chat, Share())
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What one process of a farm has of the machine."""
-
-    engine: str = ENGINE_NAME
-    num_at_engine: int = 1
-    """Processes that share that engine's cache; this one counts."""
-    num_in_all: int = 1
-    """Processes that share everything else."""
+        yield _roller_on(engine, recipe, executor, chat)
 
 
 @asynccontextmanager
 async def open_shared_roller(
-    recipe: Recipe, folder: Path, share: Share, joining: Awaitable[Engine]
+    recipe: Recipe, folder: Path, num_sharers: int, joining: Awaitable[Engine]
 ) -> AsyncIterator[Roller]:
-    """As a process of a farm opens it."""
+    """As a process of a farm opens it: the engine's cache, like the machine's cores, is shared among as many."""
     chat = load_chat(folder, recipe.agent.template, recipe.agent.system_text, recipe.agent.tool_tags)
-    async with _open_executor(recipe, share.num_in_all) as executor:
-        yield _roller_on(await joining, recipe, executor, chat, share)
+    async with _open_executor(recipe, num_sharers) as executor:
+        yield _roller_on(await joining, recipe, executor, chat, num_sharers)
 
 
 @asynccontextmanager
@@ -65,10 +54,10 @@ async def _open_executor(recipe: Recipe, num_sharers: int = 1) -> AsyncIterator[
         await executor.close()
 
 
-def _roller_on(engine: Engine, recipe: Recipe, executor: Executor, chat: ChatFormat, share: Share) -> Roller:
-    driver = make_driver(recipe, share.num_in_all)
+def _roller_on(engine: Engine, recipe: Recipe, executor: Executor, chat: ChatFormat, num_sharers: int = 1) -> Roller:
+    driver = make_driver(recipe, num_sharers)
     load = engine.load()
-    driver.add_engine(share.engine, engine, ENGINE_SPEED, load.num_blocks * load.block_size // share.num_at_engine)
+    driver.add_engine(ENGINE_NAME, engine, ENGINE_SPEED, load.num_blocks * load.block_size // num_sharers)
     return make_roller(recipe, driver, executor, chat)
 
 

@@ -5,10 +5,9 @@ Here they are all on one machine: the engine reads the trainer's own weights, th
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -19,14 +18,14 @@ from rstar2.config import Recipe, Stage
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.engine.process.shared import SharedEngine
 from rstar2.records import Problem
-from rstar2.rollout.farm import OpenRoller, RollerFarm
+from rstar2.rollout.farm import RollerFarm
 from rstar2.rollout.request import RollsInSteps
 from rstar2.sandbox.local import usable_cores
 from rstar2.train.gpu_use import GpuWatch
 from rstar2.train.learner import Learner, SoloLearner
 from rstar2.train.learner_rank import LearnerRank
 from rstar2.train.policy import load_policy
-from rstar2.train.rolling import ENGINE_NAME, Share, open_roller, open_shared_roller
+from rstar2.train.rolling import open_roller, open_shared_roller
 
 CORES_PER_WORKER = 2
 """Beside a GPU: as many again are for the sandbox, which is busy when they wait, for the engine and the learner."""
@@ -61,7 +60,7 @@ class SoloWorkbench:
     def __init__(
         self,
         rank: LearnerRank,
-        engines: Sequence[EmbeddedEngine | SharedEngine],
+        engine: EmbeddedEngine | SharedEngine,
         roller: RollsInSteps,
         gpu: GpuWatch,
         *,
@@ -70,7 +69,7 @@ class SoloWorkbench:
         self.roller = roller
         self.learner = SoloLearner(rank, aside=learns_aside)
         self._rank = rank
-        self._engines = engines
+        self._engine = engine
         self._gpu = gpu
         self._learns_aside = learns_aside
         self._between_steps = asyncio.Lock()
@@ -83,23 +82,16 @@ class SoloWorkbench:
 
     @asynccontextmanager
     async def learning(self, version: int) -> AsyncIterator[None]:
-        """Engines stand still. What is learnt aside from their weights they are given between two steps: all rollouts
-        of a step are sampled by the same policy, so what is sampled does not hang on how fast anybody was."""
+        """The engine stands still. What is learnt aside from its weights it is given between two steps: all rollouts of
+        a step are sampled by the same policy, so what is sampled does not hang on how fast anybody was."""
         if not self._learns_aside:
-            async with self._standing_still(version):
+            async with self._engine.learning(version):
                 yield
                 self._rank.policy.publish()
             return
         yield
-        async with self._between_steps, self._standing_still(version):
+        async with self._between_steps, self._engine.learning(version):
             self._rank.policy.publish()
-
-    @asynccontextmanager
-    async def _standing_still(self, version: int) -> AsyncIterator[None]:
-        async with AsyncExitStack() as stack:
-            for engine in self._engines:
-                await stack.enter_async_context(engine.learning(version))
-            yield
 
 
 @asynccontextmanager
@@ -110,65 +102,51 @@ async def open_solo_workbench(recipe: Recipe, folder: Path, chat: ChatFormat) ->
         gpu = stack.enter_context(GpuWatch(rank.policy.device))
         num_workers = count_workers(recipe, rank.policy.device)
         if num_workers:
-            engines, farm = await _open_farm(stack, rank, recipe, folder, chat, num_workers)
-            yield SoloWorkbench(rank, engines, farm, gpu, learns_aside=learns_aside)
+            engine, roller = await _open_farm(stack, rank, recipe, folder, chat, num_workers)
+            yield SoloWorkbench(rank, engine, roller, gpu, learns_aside=learns_aside)
             return
         alone = EmbeddedEngine.on_model(rank.policy.served, engine_options(recipe))
         stack.push_async_callback(alone.close)
         roller = await stack.enter_async_context(open_roller(recipe, chat, alone))
-        yield SoloWorkbench(rank, [alone], roller, gpu, learns_aside=learns_aside)
+        yield SoloWorkbench(rank, alone, roller, gpu, learns_aside=learns_aside)
 
 
 def count_workers(recipe: Recipe, device: torch.device) -> int:
     """Beside a GPU the interpreter is what everybody waits for: the engine gets one of its own, and so do rollouts."""
     if recipe.rollout.num_workers is not None:
         return recipe.rollout.num_workers
-    num_processes = recipe.engine.num_processes
     if device.type != "cuda":
-        return num_processes if num_processes > 1 else 0
-    return max(num_processes, min(MAX_WORKERS, usable_cores() // CORES_PER_WORKER))
+        return 0
+    return max(1, min(MAX_WORKERS, usable_cores() // CORES_PER_WORKER))
 
 
 async def _open_farm(
     stack: AsyncExitStack, rank: LearnerRank, recipe: Recipe, folder: Path, chat: ChatFormat, num_workers: int
-) -> tuple[Sequence[SharedEngine], RollerFarm]:
-    """Engines and the processes of rollouts, which are started at the same time."""
-    num_engines = recipe.engine.num_processes
-    parties: list[list[socket.socket]] = [[] for _ in range(num_engines)]
-    places: list[tuple[OpenRoller, socket.socket]] = []
-    for number in range(num_workers):
-        ours, theirs = socket.socketpair()
-        parties[number % num_engines].append(theirs)
-        share = _share_of(number, num_workers, num_engines)
-        places.append((partial(open_shared_roller, recipe, folder, share), ours))
+) -> tuple[SharedEngine, RollsInSteps]:
+    """The engine and the processes of rollouts, which are started at the same time."""
+    pairs = [socket.socketpair() for _ in range(num_workers)]
+    guests = [theirs for _, theirs in pairs]
 
-    async def start_engines() -> Sequence[SharedEngine]:
+    async def start_engine() -> SharedEngine:
         try:
-            engines = await SharedEngine.start_several(rank.policy.served, engine_options(recipe, num_engines), parties)
+            engine = await SharedEngine.start(rank.policy.served, engine_options(recipe), guests)
         finally:
-            for guest in chain.from_iterable(parties):  # the engine's from now on: should it end, workers must see it
+            for guest in guests:  # the engine's from now on: should it end, the workers must see it
                 guest.close()
-        for engine in engines:
-            stack.push_async_callback(engine.close)
-        return engines
+        stack.push_async_callback(engine.close)
+        return engine
 
     def count_prompt_tokens(problem: Problem) -> int:
         return len(Transcript.start(chat, problem.problem, [PYTHON_TOOLS[recipe.agent.tool].schema]).prompt_ids)
 
-    opening = stack.enter_async_context(RollerFarm.opened(places, count_prompt_tokens))
-    engines, farm = await asyncio.gather(start_engines(), opening, return_exceptions=True)
-    for started in (engines, farm):
+    make = partial(open_shared_roller, recipe, folder, num_workers)
+    farm = RollerFarm.opened(make, [ours for ours, _ in pairs], count_prompt_tokens)
+    engine, roller = await asyncio.gather(start_engine(), stack.enter_async_context(farm), return_exceptions=True)
+    for started in (engine, roller):
         if isinstance(started, BaseException):
             raise started
-    assert not isinstance(engines, BaseException) and not isinstance(farm, BaseException)
-    return engines, farm
-
-
-def _share_of(number: int, num_workers: int, num_engines: int) -> Share:
-    """Workers go to engines in turn."""
-    engine = number % num_engines
-    name = ENGINE_NAME if num_engines == 1 else f"{ENGINE_NAME}-{engine}"
-    return Share(name, len(range(engine, num_workers, num_engines)), num_workers)
+    assert isinstance(engine, SharedEngine) and isinstance(roller, RollerFarm)
+    return engine, roller
 
 
 def agent_limits(recipe: Recipe, stage: Stage) -> AgentLimits:
@@ -186,14 +164,12 @@ def tool_deadline_s(recipe: Recipe) -> float:
     return recipe.sandbox.queue_s + recipe.sandbox.limits.wall_s + 30.0
 
 
-def engine_options(recipe: Recipe, num_sharers: int = 1) -> EmbeddedOptions:
-    """Of one of so many engines that share a device."""
-    engine = recipe.engine
+def engine_options(recipe: Recipe) -> EmbeddedOptions:
     return EmbeddedOptions(
-        max_running=engine.max_batch // num_sharers,
+        max_running=recipe.engine.max_batch,
         max_context_tokens=recipe.model.context_tokens,
-        kv_cache_tokens=engine.kv_cache_tokens and engine.kv_cache_tokens // num_sharers,
-        gpu_memory_share=engine.gpu_memory_share / num_sharers,
-        max_prefill_tokens=engine.prefill_chunk_tokens,
+        kv_cache_tokens=recipe.engine.kv_cache_tokens,
+        gpu_memory_share=recipe.engine.gpu_memory_share,
+        max_prefill_tokens=recipe.engine.prefill_chunk_tokens,
         seed=recipe.seed,
     )

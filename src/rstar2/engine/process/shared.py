@@ -47,33 +47,12 @@ class SharedEngine(RemoteEngine):
     ) -> Self:
         """On a loaded `transformers` model, whose parameters must stay where they are. Whoever has the other end of a
         guest's socket is served as well, by `join_engine`."""
-        (engine,) = await cls.start_several(model, options, [guests], silence_s)
-        return engine
-
-    @classmethod
-    async def start_several(
-        cls,
-        model: Any,
-        options: EmbeddedOptions,
-        guests: Sequence[Sequence[socket.socket]],
-        silence_s: float = SILENCE_S,
-    ) -> list[Self]:
-        """On the same parameters, one for each party of guests, all with the same options. All of them or none."""
-        channels: list[Pipe] = []
-        try:
-            for party in guests:  # one after the other, because sharing a CPU's memory moves it
-                arguments = (replace(share_weights(model), model=None), options, torch.get_num_threads(), party)
-                context = torch.multiprocessing.get_context("spawn")
-                channels.append(await spawn(_serve_shared, *arguments, context=context))
-            hellos = await asyncio.gather(*(channel.hello("the engine's process") for channel in channels))
-        except BaseException:
-            await asyncio.gather(*(channel.kill() for channel in channels))
-            raise
+        arguments = (replace(share_weights(model), model=None), options, torch.get_num_threads(), guests)
+        channel = await spawn(_serve_shared, *arguments, context=torch.multiprocessing.get_context("spawn"))
+        # Sharing a CPU's memory has moved it.
         weights = share_weights(model)
-        return [
-            cls(channel, decode_load(hello["load"]), weights, silence_s)
-            for channel, hello in zip(channels, hellos, strict=True)
-        ]
+        hello = await channel.hello("the engine's process")
+        return cls(channel, decode_load(hello["load"]), weights, silence_s)
 
     @asynccontextmanager
     async def learning(self, policy_version: int) -> AsyncIterator[None]:

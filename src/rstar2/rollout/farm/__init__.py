@@ -5,6 +5,5 @@ an `InfrastructureError` to whoever waits for its rollouts, and no worker outliv
 """
 
 from rstar2.rollout.farm.farm import RollerFarm
-from rstar2.rollout.farm.worker import OpenRoller
 
-__all__ = ["OpenRoller", "RollerFarm"]
+__all__ = ["RollerFarm"]

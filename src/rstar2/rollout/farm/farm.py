@@ -33,12 +33,13 @@ class RollerFarm:
     @asynccontextmanager
     async def opened(
         cls,
-        places: Sequence[tuple[OpenRoller, socket.socket]],
+        open_roller: OpenRoller,
+        engine_connections: Sequence[socket.socket],
         count_prompt_tokens: Callable[[Problem], int],
     ) -> AsyncIterator[Self]:
-        """One worker for each place. Its connection to an engine is its own from then on."""
+        """One worker for each connection to the engine, which is its own from then on."""
         async with AsyncExitStack() as stack:
-            starting = [Worker.start(open_roller, connection) for open_roller, connection in places]
+            starting = [Worker.start(open_roller, connection) for connection in engine_connections]
             started = await asyncio.gather(*starting, return_exceptions=True)
             for worker in started:
                 if isinstance(worker, Worker):

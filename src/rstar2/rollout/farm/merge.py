@@ -1,17 +1,13 @@
-"""One step that several processes drove, as one record. Pure.
+"""One step that several processes drove on the same engines, as one record. Pure.
 
-What an engine says of itself is the same in the records of all who share it; what was sent there adds up. It is busy
-while any of them has a turn there: that is at least the longest of what each saw.
+What an engine says of itself is the same in all of the records; what was sent there adds up. An engine is busy while
+any of them has a turn there: that is at least the longest of what each saw.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from rstar2.records import EngineSample, EngineUse, RolloutSpan, StepRecord
-
-Seen = TypeVar("Seen", EngineUse, EngineSample)
 
 
 def merged(records: Sequence[StepRecord]) -> StepRecord:
@@ -33,27 +29,11 @@ def merged(records: Sequence[StepRecord]) -> StepRecord:
         num_cancels=sum(record.num_cancels for record in records),
         num_evictions=sum(record.num_evictions for record in records),
         num_engines_lost=max(record.num_engines_lost for record in records),
-        engines=tuple(_use(uses) for uses in _same([record.engines for record in records])),
+        engines=tuple(_use(uses) for uses in zip(*(record.engines for record in records), strict=False)),
         critical_rollout=last.critical_rollout,
         critical_path=_shifted(last.critical_path, last.started - first.started),
-        samples=tuple(
-            sorted(
-                (_sample(samples) for samples in _same([record.samples for record in records])),
-                key=lambda sample: sample.at_s,
-            )
-        ),
+        samples=tuple(_sample(samples) for samples in zip(*(record.samples for record in records), strict=False)),
     )
-
-
-def _same(several: Sequence[Sequence[Seen]]) -> list[list[Seen]]:
-    """What each of them saw of the same engine, for the first, the second, the n-th time."""
-    seen: dict[tuple[str, int], list[Seen]] = {}
-    for items in several:
-        counts: Counter[str] = Counter()
-        for item in items:
-            seen.setdefault((item.engine, counts[item.engine]), []).append(item)
-            counts[item.engine] += 1
-    return list(seen.values())
 
 
 def _end_of_last_rollout(record: StepRecord) -> float:
