@@ -14,11 +14,14 @@ import random
 import socket
 import time
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
+from rstar2.engine.embedded import options as limits_of_engines
+from rstar2.engine.embedded.options import CUDA_BLOCK_SIZE
 from rstar2.engine.embedded.runner import DecodeHandle
 from rstar2.engine.process.collector import look_rarely_for_cycles
 from rstar2.engine.process.guest import join_engine
@@ -74,7 +77,8 @@ def make_engine(num_concurrent: int) -> EmbeddedEngine:
         max_prefill_tokens=16384,
         steps_ahead=STEPS_AHEAD,
     )
-    engine = EmbeddedEngine.on_model(LlamaForCausalLM(config), options)
+    with patch.object(limits_of_engines, "BLOCK_SIZE", CUDA_BLOCK_SIZE):  # as beside a GPU
+        engine = EmbeddedEngine.on_model(LlamaForCausalLM(config), options)
     engine._runner = FreeRunner(engine)  # type: ignore[assignment]
     return engine
 
