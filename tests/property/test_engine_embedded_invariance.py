@@ -120,9 +120,9 @@ class Server:
             self._runner.prefill(plan.prefill)
         if plan.decode:
             sampled = self._runner.start_decode(plan.decode).wait()
-            for row, (sequence, ids) in enumerate(zip(plan.decode, sampled.token_ids, strict=True)):
+            for sequence, ids, log_probs in zip(plan.decode, sampled.token_ids, sampled.log_probs, strict=True):
                 sequence.append(ids, self._steps_ahead)
-                traces[sequence] += zip(ids, sampled.of_row(row)[0].tolist(), strict=True)
+                traces[sequence] += zip(ids, log_probs, strict=True)
 
 
 @cache

@@ -128,6 +128,13 @@ def test_the_trainers_own_micro_batch_peaks_where_the_plan_says(tmp_path: Path, 
     assert packed.HEAD_PIECE_TOKENS == HEAD_PIECE_TOKENS
 
 
+def test_the_head_of_a_gpu_holds_logits_and_their_gradient_alone() -> None:
+    model = make_model(make_recipe(), is_on_gpu=True)
+    logits_bytes = 512 * model.config.vocab_size * model.dtype.itemsize
+    on_gpu, on_cpu = (ActivationMeter(replace(model, is_on_gpu=is_it)).measure(512).ends for is_it in (True, False))
+    assert 2 * logits_bytes < on_gpu < 3 * logits_bytes < 6 * logits_bytes < on_cpu
+
+
 def test_checkpointing_keeps_the_inputs_of_layers_alone() -> None:
     model = make_model(make_recipe(), is_on_gpu=True)
     kept = ActivationMeter(model).measure(512).kept_layers

@@ -118,18 +118,7 @@ class OpenAIEngine:
 
     def load(self) -> EngineLoad:
         """What this side knows: the server's cache is out of sight."""
-        return EngineLoad(
-            block_size=1,
-            num_blocks=0,
-            num_free_blocks=0,
-            num_cached_blocks=0,
-            num_running=len(self._running),
-            num_waiting=0,
-            num_preemptions=0,
-            num_recomputed_tokens=0,
-            num_prefill_tokens=self._num_prefill_tokens,
-            num_generated_tokens=self._num_generated_tokens,
-        )
+        return EngineLoad.out_of_sight(len(self._running), self._num_prefill_tokens, self._num_generated_tokens)
 
     async def cancel(self, session: str) -> None:
         if session in self._running:

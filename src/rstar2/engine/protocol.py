@@ -6,7 +6,7 @@ already seen, so an engine may keep its cache between turns; `release` says that
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 from rstar2.records import StopReason
 
@@ -52,6 +52,22 @@ class EngineLoad:
     num_recomputed_tokens: int
     num_prefill_tokens: int
     num_generated_tokens: int
+
+    @classmethod
+    def out_of_sight(cls, num_running: int, num_prefill_tokens: int, num_generated_tokens: int) -> Self:
+        """Of an engine whose cache and queues only others know."""
+        return cls(
+            block_size=1,
+            num_blocks=0,
+            num_free_blocks=0,
+            num_cached_blocks=0,
+            num_running=num_running,
+            num_waiting=0,
+            num_preemptions=0,
+            num_recomputed_tokens=0,
+            num_prefill_tokens=num_prefill_tokens,
+            num_generated_tokens=num_generated_tokens,
+        )
 
 
 class Engine(Protocol):

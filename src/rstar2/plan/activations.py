@@ -5,6 +5,7 @@ tensors without data, and every byte that operators make is counted while it liv
 is layers times one layer, and the larger of what a layer and what the head need beyond that while they run.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ class ActivationBytes:
     one_layer: int
     """More, while one layer is computed: what checkpointing computes again, and gradients of activations."""
     ends: int
-    """More, while the head is computed: logits of a piece, their log-softmax and gradients."""
+    """More, while the head is computed: logits of a piece and their gradients; on a CPU their log-softmax as well."""
 
     @property
     def total(self) -> int:
@@ -54,7 +55,9 @@ class ActivationMeter:
         return ActivationBytes(
             kept_layers=hidden.nbytes + plan.num_layers * kept,
             one_layer=layer_peak - kept,
-            ends=_ends(self._model, hidden[0].detach().requires_grad_()),
+            ends=_ends(
+                self._model, hidden[0].detach().requires_grad_(), _head_of_gpu if plan.is_on_gpu else _head_of_cpu
+            ),
         )
 
 
@@ -74,7 +77,7 @@ def _layer(model: Any, hidden: Tensor) -> tuple[int, int]:
     return kept, live.peak_bytes(without=_gradients(model))
 
 
-def _ends(model: Any, hidden: Tensor) -> int:
+def _ends(model: Any, hidden: Tensor, apply_head: Callable[[Any, Tensor, Tensor], Tensor]) -> int:
     model.zero_grad(set_to_none=True)
     targets = torch.zeros(hidden.shape[0], dtype=torch.long, device=hidden.device)
     live = LiveBytes()
@@ -83,15 +86,37 @@ def _ends(model: Any, hidden: Tensor) -> int:
         is_cut = len(targets) > HEAD_PIECE_TOKENS
         pieces = zip(torch.split(normed, HEAD_PIECE_TOKENS), torch.split(targets, HEAD_PIECE_TOKENS), strict=True)
         outcomes = [
-            checkpoint(_head, model.lm_head, *piece, use_reentrant=False) if is_cut else _head(model.lm_head, *piece)
+            checkpoint(apply_head, model.lm_head, *piece, use_reentrant=False)
+            if is_cut
+            else apply_head(model.lm_head, *piece)
             for piece in pieces
         ]
         torch.cat(outcomes).sum().backward()  # type: ignore[no-untyped-call]
     return live.peak_bytes(without=_gradients(model))
 
 
-def _head(head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Log-probabilities and entropies, as the trainer computes them."""
+def _head_of_gpu(head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
+    """As the trainer's kernels on a GPU: of the logits there is nothing but themselves, and later their gradient."""
+    log_probs: Tensor = _KernelOfGpu.apply(head(hidden), targets)  # type: ignore[no-untyped-call]
+    return log_probs
+
+
+class _KernelOfGpu(torch.autograd.Function):
+    """Makes and keeps what `LogProbs` of the trainer does, and computes nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        ctx.save_for_backward(logits)
+        return torch.empty(len(targets), dtype=torch.float32, device=logits.device)
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: Tensor) -> tuple[Tensor, None]:
+        (logits,) = ctx.saved_tensors
+        return torch.empty_like(logits), None
+
+
+def _head_of_cpu(head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
+    """Log-probabilities and entropies, as the trainer computes them there."""
     log_probs: Tensor = head(hidden).float().log_softmax(-1)
     with torch.no_grad():
         torch.special.entr(log_probs.exp()).sum(-1)

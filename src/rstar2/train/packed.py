@@ -113,11 +113,10 @@ def token_log_probs(model: Any, pack: Pack, *, temperature: float = 1.0) -> tupl
 
 
 def _head(head: Any, hidden_SH: Tensor, targets_S: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    logits_SV = head(hidden_SH)
-    if logits_SV.is_cuda and len(logits_SV):
-        log_prob_S, entropy_S = LogProbs.apply(logits_SV, targets_S, temperature)  # type: ignore[no-untyped-call]
+    if hidden_SH.is_cuda and len(hidden_SH):
+        log_prob_S, entropy_S = LogProbs.apply(head(hidden_SH), targets_S, temperature)  # type: ignore[no-untyped-call]
         return log_prob_S, entropy_S
-    log_probs_SV = _scaled(logits_SV.float(), temperature).log_softmax(-1)
+    log_probs_SV = _scaled(head(hidden_SH).float(), temperature).log_softmax(-1)
     with torch.no_grad():
         entropy_S = torch.special.entr(log_probs_SV.exp()).sum(-1)
     return log_probs_SV.gather(-1, targets_S[:, None])[:, 0], entropy_S

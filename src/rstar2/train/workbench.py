@@ -16,6 +16,7 @@ import torch
 from rstar2.agent import PYTHON_TOOLS, AgentLimits, ChatFormat, Transcript
 from rstar2.config import Recipe, Stage
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
+from rstar2.engine.embedded.options import choose_device
 from rstar2.engine.process.shared import SharedEngine
 from rstar2.records import Problem
 from rstar2.rollout.farm import RollerFarm
@@ -96,19 +97,24 @@ class SoloWorkbench:
 
 @asynccontextmanager
 async def open_solo_workbench(recipe: Recipe, folder: Path, chat: ChatFormat) -> AsyncIterator[Workbench]:
-    rank = LearnerRank(load_policy(folder, recipe), recipe.train.weight_decay)
+    device = choose_device(recipe.model.device)
     learns_aside = recipe.train.max_staleness > 0
+    num_workers = count_workers(recipe, device)
     async with AsyncExitStack() as stack:
-        gpu = stack.enter_context(GpuWatch(rank.policy.device))
-        num_workers = count_workers(recipe, rank.policy.device)
+        gpu = stack.enter_context(GpuWatch(device))
         if num_workers:
-            engine, roller = await _open_farm(stack, rank, recipe, folder, chat, num_workers)
-            yield SoloWorkbench(rank, engine, roller, gpu, learns_aside=learns_aside)
+            rank, engine, farm = await _open_farm(stack, recipe, folder, chat, num_workers)
+            yield SoloWorkbench(rank, engine, farm, gpu, learns_aside=learns_aside)
             return
+        rank = _load_rank(folder, recipe)
         alone = EmbeddedEngine.on_model(rank.policy.served, engine_options(recipe))
         stack.push_async_callback(alone.close)
         roller = await stack.enter_async_context(open_roller(recipe, chat, alone))
         yield SoloWorkbench(rank, alone, roller, gpu, learns_aside=learns_aside)
+
+
+def _load_rank(folder: Path, recipe: Recipe) -> LearnerRank:
+    return LearnerRank(load_policy(folder, recipe), recipe.train.weight_decay)
 
 
 def count_workers(recipe: Recipe, device: torch.device) -> int:
@@ -121,32 +127,33 @@ def count_workers(recipe: Recipe, device: torch.device) -> int:
 
 
 async def _open_farm(
-    stack: AsyncExitStack, rank: LearnerRank, recipe: Recipe, folder: Path, chat: ChatFormat, num_workers: int
-) -> tuple[SharedEngine, RollsInSteps]:
-    """The engine and the processes of rollouts, which are started at the same time."""
+    stack: AsyncExitStack, recipe: Recipe, folder: Path, chat: ChatFormat, num_workers: int
+) -> tuple[LearnerRank, SharedEngine, RollerFarm]:
+    """The learner, its engine, and the processes of rollouts, which get ready while the model is read."""
     pairs = [socket.socketpair() for _ in range(num_workers)]
     guests = [theirs for _, theirs in pairs]
 
-    async def start_engine() -> SharedEngine:
+    async def load() -> tuple[LearnerRank, SharedEngine]:
         try:
+            rank = await asyncio.to_thread(_load_rank, folder, recipe)
             engine = await SharedEngine.start(rank.policy.served, engine_options(recipe), guests)
         finally:
             for guest in guests:  # the engine's from now on: should it end, the workers must see it
                 guest.close()
         stack.push_async_callback(engine.close)
-        return engine
+        return rank, engine
 
     def count_prompt_tokens(problem: Problem) -> int:
         return len(Transcript.start(chat, problem.problem, [PYTHON_TOOLS[recipe.agent.tool].schema]).prompt_ids)
 
     make = partial(open_shared_roller, recipe, folder, num_workers)
-    farm = RollerFarm.opened(make, [ours for ours, _ in pairs], count_prompt_tokens)
-    engine, roller = await asyncio.gather(start_engine(), stack.enter_async_context(farm), return_exceptions=True)
-    for started in (engine, roller):
-        if isinstance(started, BaseException):
-            raise started
-    assert isinstance(engine, SharedEngine) and isinstance(roller, RollerFarm)
-    return engine, roller
+    opening = RollerFarm.opened(make, [ours for ours, _ in pairs], count_prompt_tokens)
+    loaded, farm = await asyncio.gather(load(), stack.enter_async_context(opening), return_exceptions=True)
+    if isinstance(loaded, BaseException):
+        raise loaded
+    if isinstance(farm, BaseException):
+        raise farm
+    return *loaded, farm
 
 
 def agent_limits(recipe: Recipe, stage: Stage) -> AgentLimits:
