@@ -9,10 +9,12 @@ import json
 from collections.abc import Collection
 from typing import Any, Literal
 
+from rstar2.agent.parse import CLOSE, OPEN
+
 ToolTags = Literal["token", "text"]
 """token: as the tokenizer has them. text: in ordinary tokens."""
 
-TOOL_TAGS = frozenset({"<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"})
+TOOL_TAGS = frozenset({OPEN, CLOSE, "<tool_response>", "</tool_response>"})
 
 
 def spell_tags(backend: Any, tags: Collection[str]) -> Any:
