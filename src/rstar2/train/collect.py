@@ -5,7 +5,7 @@ included; what was lost through our fault is sampled again, under an id of its o
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,8 +57,10 @@ class _OpenGroup:
     problem: Problem
     index: int
     """Of the problem among all of the step."""
+    id: str
     traces: list[Trace] = field(default_factory=list)
     num_attempts: int = 0
+    decided: Group | None = None
 
 
 async def collect_step(
@@ -68,31 +70,50 @@ async def collect_step(
     plan: StepPlan,
     on_trace: Callable[[Trace], None],
 ) -> Collected:
+    """A group is chosen from the moment its last rollout ends, not when all have: others are still on their way."""
     started_s = time.monotonic()
     stream = f"{plan.seed}/{plan.stage}"
-    groups: list[_OpenGroup] = []
-    decided: list[Group] = []
+    groups: dict[str, _OpenGroup] = {}
+
+    def take_in(trace: Trace) -> None:
+        on_trace(trace)
+        group = groups[trace.group_id]
+        group.traces.append(trace)
+        if len(group.traces) == group.num_attempts:
+            group.traces.sort(key=lambda trace: trace.sample_index)
+            group.decided = _decide(group, plan)
+
     num_rounds = 0
     while True:
-        num_missing = num_missing_groups(decided, plan.num_groups)
-        indices, cursor = take(cursor, num_missing, len(problems), stream)
-        groups += [_OpenGroup(problems[index], len(groups) + place) for place, index in enumerate(indices)]
-        requests = [request for group in groups for request in _requests(group, plan)]
+        indices, cursor = take(cursor, _num_missing(groups, plan), len(problems), stream)
+        for index in indices:
+            group = _OpenGroup(problems[index], len(groups), f"s{plan.step:06d}-{len(groups):04d}")
+            groups[group.id] = group
+        requests = [request for group in groups.values() for request in _requests(group, plan)]
         if requests:
-            traces = await roller.run(requests, plan.limits, plan.sampling, on_trace)
-            by_group = {group.index: group for group in groups}
-            for request, trace in zip(requests, traces, strict=True):
-                by_group[int(request.group_id.rpartition("-")[2])].traces.append(trace)
-        decided = [_decide(group, plan) for group in groups]
+            await roller.run(requests, plan.limits, plan.sampling, take_in)
         num_rounds += 1
-        if num_rounds > plan.max_refills or not _lacks_something(groups, decided, plan):
+        if num_rounds > plan.max_refills or not _lacks_something(groups, plan):
             break
-    traces = [trace for group in groups for trace in group.traces]
-    return Collected(tuple(decided), tuple(traces), cursor, num_rounds - 1, time.monotonic() - started_s)
+    return Collected(
+        groups=tuple(_decided(groups)),
+        traces=tuple(trace for group in groups.values() for trace in group.traces),
+        cursor=cursor,
+        num_refills=num_rounds - 1,
+        duration_s=time.monotonic() - started_s,
+    )
 
 
-def _lacks_something(groups: Sequence[_OpenGroup], decided: Sequence[Group], plan: StepPlan) -> bool:
-    return num_missing_groups(decided, plan.num_groups) > 0 or any(_num_lost(group, plan) for group in groups)
+def _decided(groups: Mapping[str, _OpenGroup]) -> list[Group]:
+    return [group.decided for group in groups.values() if group.decided is not None]
+
+
+def _num_missing(groups: Mapping[str, _OpenGroup], plan: StepPlan) -> int:
+    return num_missing_groups(_decided(groups), plan.num_groups)
+
+
+def _lacks_something(groups: Mapping[str, _OpenGroup], plan: StepPlan) -> bool:
+    return _num_missing(groups, plan) > 0 or any(_num_lost(group, plan) for group in groups.values())
 
 
 def _num_lost(group: _OpenGroup, plan: StepPlan) -> int:
@@ -105,12 +126,11 @@ def _requests(group: _OpenGroup, plan: StepPlan) -> list[RolloutRequest]:
     for _ in range(_num_lost(group, plan)):
         number = group.num_attempts
         group.num_attempts += 1
-        group_id = f"s{plan.step:06d}-{group.index:04d}"
         requests.append(
             RolloutRequest(
                 problem=group.problem,
-                trace_id=f"{group_id}-{number:03d}",
-                group_id=group_id,
+                trace_id=f"{group.id}-{number:03d}",
+                group_id=group.id,
                 sample_index=number,
                 step=plan.step,
                 stage=plan.stage,
@@ -126,6 +146,6 @@ def _decide(group: _OpenGroup, plan: StepPlan) -> Group:
         [count_answer_blocks(trace.response_text) for trace in group.traces],
         plan.settings,
         np.random.default_rng(named_seed(plan.seed, "choice", plan.step, group.index)),
-        group_id=f"s{plan.step:06d}-{group.index:04d}",
+        group_id=group.id,
         step=plan.step,
     )

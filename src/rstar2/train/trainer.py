@@ -274,11 +274,7 @@ class Trainer:
         step = self._state.step + 1
         started_s = time.monotonic()
         collected = await ahead.next()
-        for group in collected.groups:
-            self._run.write_group(group)
-        values = {**watch_rollouts(collected.traces, collected.groups), "train_s": 0.0}
-        if collected.trainable:
-            values |= await self._update(collected)
+        values = await self._learn_from(collected)
         ahead.go_on()
         await self._traces.settled()
         num_sampled = sum(trace.num_sampled_tokens for trace in collected.traces)
@@ -293,7 +289,6 @@ class Trainer:
             values["gpu_busy_share"] = busy_share
         self._advance(collected, values)
         self._write_metrics(step, stage.name, values)
-        look_for_cycles_if_rare()
         await self._stop_if_hopeless(stage, values)
 
     def _plan(self, step: int, stage: Stage) -> StepPlan:
@@ -321,7 +316,10 @@ class Trainer:
         has_entropies = self._recipe.engine.kind == "embedded"  # vLLM reports none
         return Sampling(temperature=self._recipe.rollout.temperature, entropies=has_entropies)
 
-    async def _update(self, collected: Collected) -> dict[str, float]:
+    async def _learn_from(self, collected: Collected) -> dict[str, float]:
+        """What was learnt, and what was seen of the rollouts."""
+        if not collected.trainable:
+            return {**self._look_at(collected), "train_s": 0.0}
         algo, train = self._recipe.algo, self._recipe.train
         traces = {trace.id: trace for trace in collected.traces}
         lr = train.lr * warmup_factor(self._state.steps_since_reset, train.warmup_steps)
@@ -336,9 +334,18 @@ class Trainer:
         seed = named_seed(self._recipe.seed, "dropout", self._state.step)
         async with self._bench.learning(self._state.step + 1):
             began_s = time.monotonic()
-            values = await self._learner.update(groups, settings, lr, seed)
+            learnt = await self._learner.update(groups, settings, lr, seed)
             train_s = time.monotonic() - began_s
-        return {**values, "lr": lr, "train_s": train_s}
+            # Now, because the end of `learning` may wait for rollouts, and then rollouts wait for this process.
+            seen = self._look_at(collected)
+        return {**seen, **learnt, "lr": lr, "train_s": train_s}
+
+    def _look_at(self, collected: Collected) -> dict[str, float]:
+        for group in collected.groups:
+            self._run.write_group(group)
+        values = watch_rollouts(collected.traces, collected.groups)
+        look_for_cycles_if_rare()
+        return values
 
     def _advance(self, collected: Collected, values: Mapping[str, float]) -> None:
         recent = (*self._state.recent_rewards, values["reward_mean"])[-WINDOW:]
