@@ -30,8 +30,8 @@ class Line:
 
 
 class Calculator(Peer):
-    async def ask(self, value: int) -> Any:
-        return await self._ask("double", {"value": value})
+    def ask(self, value: int) -> asyncio.Future[Any]:
+        return self._ask("double", {"value": value})
 
     def _take(self, frame: Frame) -> None:
         if "bad" in frame:
@@ -42,8 +42,8 @@ class Calculator(Peer):
 async def test_answers_come_under_their_numbers_in_any_order() -> None:
     line = Line()
     peer = Calculator(line, "it")
-    asked = [asyncio.create_task(peer.ask(value)) for value in (1, 2)]
-    await asyncio.sleep(0)
+    asked = [peer.ask(value) for value in (1, 2)]
+    assert [frame["value"] for frame in line.sent] == [1, 2], "on their way before anybody waits"
     for frame in reversed(line.sent):
         line.coming.put_nowait({"number": frame["number"], "result": 2 * frame["value"]})
     assert await asyncio.gather(*asked) == [2, 4]
@@ -61,12 +61,22 @@ async def test_answers_come_under_their_numbers_in_any_order() -> None:
 async def test_who_waits_hears_why_there_is_none(last: Any, error: type[Exception], message: str) -> None:
     line = Line()
     peer = Calculator(line, "it", 0.01 if last == "silence" else 60.0)
-    asked = asyncio.create_task(peer.ask(1))
-    await asyncio.sleep(0)
+    asked = peer.ask(1)
     if last != "silence":
         line.coming.put_nowait(last)
     with pytest.raises(error, match=message):
         await asyncio.wait_for(asked, 10)
     with pytest.raises(InfrastructureError):
         await peer.ask(2)
+    await peer.close()
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_is_dropped() -> None:
+    line = Line()
+    peer = Calculator(line, "it")
+    given_up, wanted = peer.ask(1), peer.ask(2)
+    given_up.cancel()
+    for frame in line.sent:
+        line.coming.put_nowait({"number": frame["number"], "result": 2 * frame["value"]})
+    assert await wanted == 4
     await peer.close()

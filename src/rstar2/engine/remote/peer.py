@@ -60,15 +60,14 @@ class Peer:
         if self._end is None:
             self._channel.send({"ask": what, "number": next(self._numbers) if number is None else number, **request})
 
-    async def _ask(self, what: str, request: Frame, number: int | None = None) -> Any:
+    def _ask(self, what: str, request: Frame, number: int | None = None) -> "asyncio.Future[Any]":
+        """The answer; the question is on its way whether or not anybody waits for it yet."""
         self._check_alive()
         number = next(self._numbers) if number is None else number
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(lambda _: self._answers.pop(number))
         self._tell(what, request, number)
-        try:
-            return await answer
-        finally:
-            del self._answers[number]
+        return answer
 
     def _settle(self, number: int, result: Any, error: Exception | None) -> None:
         answer = self._answers.get(number)

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Self
 
@@ -110,15 +110,15 @@ class Worker(Peer):
         await channel.hello("a process of rollouts")
         return cls(channel)
 
-    async def run(
+    def run(
         self, requests: Sequence[RolloutRequest], limits: AgentLimits, sampling: Sampling, on_trace: OnTrace
-    ) -> None:
+    ) -> Awaitable[None]:
+        """Its end. The requests are on their way at once: whoever asks may be busy when it is time to wait."""
         number = next(self._numbers)
+        ended = self._ask("run", {"requests": requests, "limits": limits, "sampling": sampling}, number)
         self._readers[number] = on_trace
-        try:
-            await self._ask("run", {"requests": requests, "limits": limits, "sampling": sampling}, number)
-        finally:
-            del self._readers[number]
+        ended.add_done_callback(lambda _: self._readers.pop(number))
+        return ended
 
     def begin_step(self, step: int) -> None:
         self._tell("begin_step", {"step": step})
