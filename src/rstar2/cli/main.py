@@ -11,6 +11,7 @@ from rstar2.cli import (
     data,
     doctor,
     eval,
+    export,
     models,
     plan,
     recipe,
@@ -52,6 +53,7 @@ app.command("doctor")(doctor.doctor_command)
 app.command("solve")(solve.solve_command)
 app.command("chat")(chat.chat_command)
 app.command("train")(train.train_command)
+app.command("export")(export.export_command)
 app.command("eval")(eval.eval_command)
 app.command("analyze")(analyze.analyze_command)
 app.command("view")(view.view_command)

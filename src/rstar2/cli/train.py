@@ -49,7 +49,7 @@ def train_command(
         assert recipe is not None
         print_resolved(recipe, overrides or [])
         return
-    _require_torch()
+    require_torch()
     if cluster is None:
         _train(_prepare(recipe, overrides or [], run, resume), num_threads)
     elif is_driver:
@@ -182,7 +182,7 @@ def _shown() -> "Iterator[Observer]":
         yield progress
 
 
-def _require_torch() -> None:
+def require_torch() -> None:
     try:
         import torch  # noqa: F401
         import transformers  # noqa: F401

@@ -87,6 +87,15 @@ class CheckpointFolder:
         found = self._finished()
         return _read(found[-1]) if found else None
 
+    def named(self, name: str | None) -> Checkpoint:
+        """None: the newest. UserError names those that there are."""
+        found = {path.name: path for path in self._finished()}
+        if not found:
+            raise UserError(f"{self._folder} holds no checkpoint yet")
+        if name is not None and name not in found:
+            raise UserError(f"there is no checkpoint {name!r} in {self._folder}; it has {', '.join(found)}")
+        return _read(found[name or max(found)])
+
     def _finished(self) -> list[Path]:
         return sorted(path for path in self._folder.glob("[0-9]*-step-*") if (path / "state.json").is_file())
 
@@ -112,7 +121,7 @@ def write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except _FAILED_WRITES as error:
-        raise InfrastructureError(f"cannot write {path}: {error}. Free some space and resume the run") from error
+        raise InfrastructureError(f"cannot write {path}: {error}. Free some space and try again") from error
 
 
 def _read(path: Path) -> Checkpoint:

@@ -1,16 +1,49 @@
 """The trained model as a Hugging Face folder; and what adapters learnt, as a small folder of its own."""
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rstar2.agent import ChatFormat, write_format
+from rstar2.models.card import CARD_NAME
+from rstar2.train.checkpoint import write_errors
 from rstar2.train.policy import Policy
 from rstar2.train.served import ADAPTER
 from rstar2.train.whole import whole
 
 ADAPTER_FOLDER = "adapter"
 """Inside the model's."""
+
+
+@contextmanager
+def agent_folder(target: Path, source: Path, chat: ChatFormat) -> Iterator[Path]:
+    """Where a model is written becomes `target`, whole: with all that the model it was trained from has but weights,
+    and with what an agent must know to use it. Left by an exception, `target` is as it was."""
+    unfinished = target.with_name(f".{target.name}")
+    with write_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        try:
+            yield unfinished
+            _copy_all_but_weights(source, unfinished)
+            for folder in (unfinished, unfinished / ADAPTER_FOLDER):
+                if folder.is_dir():
+                    write_format(folder, chat)
+            shutil.rmtree(target, ignore_errors=True)
+            unfinished.rename(target)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _copy_all_but_weights(source: Path, target: Path) -> None:
+    for file in source.iterdir():
+        is_described = file.suffix != ".safetensors" and file.name != CARD_NAME
+        if is_described and file.is_file() and not (target / file.name).exists():
+            shutil.copy(file, target / file.name)
 
 
 def write_model(folder: Path, policy: Policy, *, is_writer: bool = True) -> None:

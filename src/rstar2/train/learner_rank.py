@@ -57,10 +57,10 @@ class LearnerRank:
         """Weights and optimizer into a folder that exists. CannotWrite on all ranks if one of them cannot."""
         write_shards(folder, self._optimizer.state_dict(), self._ranks)
 
-    def load(self, folder: Path) -> None:
-        """What any number of ranks saved."""
+    def load(self, folder: Path, *, weights_only: bool = False) -> None:
+        """What any number of ranks saved; without the optimizer's moments, if nothing more is to be learnt."""
         shapes = stored_shapes(folder)
-        room = self._optimizer.room_for(shapes)
+        room = self._optimizer.room_for(() if weights_only else shapes)
         _require_same_model(shapes, room)
         read_shards(folder, room, self._ranks)
         self._optimizer.load_state_dict(room)

@@ -113,9 +113,17 @@ def token_log_probs(model: Any, pack: Pack, *, temperature: float = 1.0) -> tupl
 
 
 def _head(head: Any, hidden_SH: Tensor, targets_S: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    if hidden_SH.is_cuda and len(hidden_SH):
-        log_prob_S, entropy_S = LogProbs.apply(head(hidden_SH), targets_S, temperature)  # type: ignore[no-untyped-call]
-        return log_prob_S, entropy_S
+    has_kernels = hidden_SH.is_cuda and len(hidden_SH) > 0
+    return (kernel_head if has_kernels else plain_head)(head, hidden_SH, targets_S, temperature)
+
+
+def kernel_head(head: Any, hidden_SH: Tensor, targets_S: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """On a GPU: a quarter of the time of `plain_head` (benchmarks/update_head.py)."""
+    log_prob_S, entropy_S = LogProbs.apply(head(hidden_SH), targets_S, temperature)  # type: ignore[no-untyped-call]
+    return log_prob_S, entropy_S
+
+
+def plain_head(head: Any, hidden_SH: Tensor, targets_S: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     log_probs_SV = _scaled(head(hidden_SH).float(), temperature).log_softmax(-1)
     with torch.no_grad():
         entropy_S = torch.special.entr(log_probs_SV.exp()).sum(-1)

@@ -115,7 +115,7 @@ def _model_folder(recipe: Recipe, conversations: Sequence[Conversation], run: Ru
         return resolve(recipe.model.name)
     if not conversations:
         raise UserError(f"{recipe.model.name} is built from nothing and learns its words from [sft]: give it data")
-    folder, tiny = run.layout.path / "model", recipe.model.tiny
+    folder, tiny = tiny_folder(run.layout), recipe.model.tiny
     sizes = TinySizes(
         num_layers=tiny.num_layers,
         hidden_size=tiny.hidden_size,
@@ -128,6 +128,11 @@ def _model_folder(recipe: Recipe, conversations: Sequence[Conversation], run: Ru
     with write_errors(folder):
         build_tiny(folder, architecture, sizes, conversation_texts(conversations), named_seed(recipe.seed, "model"))
     return folder
+
+
+def tiny_folder(layout: RunLayout) -> Path:
+    """Where a run has the tiny model that it started from."""
+    return layout.path / "model"
 
 
 def _keep_tokenizer(folder: Path, run: RunDirectory) -> None:

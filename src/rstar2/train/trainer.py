@@ -8,13 +8,12 @@ another.
 
 import asyncio
 import hashlib
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from rstar2.agent import ChatFormat, write_format
+from rstar2.agent import ChatFormat
 from rstar2.algo import LossSettings, Mode, RocSettings
 from rstar2.algo.penalties import Penalty
 from rstar2.config import Recipe, Stage
@@ -23,16 +22,15 @@ from rstar2.engine import Sampling
 from rstar2.engine.process.collector import look_for_cycles_if_rare
 from rstar2.errors import UserError
 from rstar2.evals import Protocol, evaluate
-from rstar2.models.card import CARD_NAME
 from rstar2.records import Problem, RunDirectory, Trace
 from rstar2.records.rewind import mark, rewind
 from rstar2.records.run_layout import RunLayout
 from rstar2.train.ahead import Ahead
-from rstar2.train.checkpoint import Checkpoint, CheckpointFolder, write_errors
+from rstar2.train.checkpoint import Checkpoint, CheckpointFolder
 from rstar2.train.collect import Collected, StepPlan, collect_step
 from rstar2.train.cursor import Cursor
 from rstar2.train.difficulty import hard_problems
-from rstar2.train.export import ADAPTER_FOLDER
+from rstar2.train.export import agent_folder
 from rstar2.train.observer import Observer
 from rstar2.train.optimizer import warmup_factor
 from rstar2.train.problems import Curriculum, require_short_prompts
@@ -124,16 +122,8 @@ class Trainer:
     async def export(self, source: Path) -> Path:
         """The trained model as a folder that `rstar2 solve --model` and everybody else can read."""
         target = self._run.layout.path / "final"
-        unfinished = target.with_name(".final")
-        with write_errors(target):
-            shutil.rmtree(unfinished, ignore_errors=True)
+        with agent_folder(target, source, self._chat) as unfinished:
             await self._learner.export(unfinished)
-            _copy_all_but_weights(source, unfinished)
-            for folder in (unfinished, unfinished / ADAPTER_FOLDER):
-                if folder.is_dir():
-                    write_format(folder, self._chat)
-            shutil.rmtree(target, ignore_errors=True)
-            unfinished.rename(target)
         return target
 
     # The warm-up.
@@ -449,10 +439,3 @@ class Trainer:
             await self._learner.load(checkpoint.path)
         self._state = checkpoint.state
         self._say(f"resumed at step {self._state.step} from {checkpoint.path.name}")
-
-
-def _copy_all_but_weights(source: Path, target: Path) -> None:
-    for file in source.iterdir():
-        is_described = file.suffix != ".safetensors" and file.name != CARD_NAME
-        if is_described and file.is_file() and not (target / file.name).exists():
-            shutil.copy(file, target / file.name)
