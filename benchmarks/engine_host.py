@@ -1,10 +1,12 @@
 """What an embedded engine costs beside its device: CPU seconds of its two threads for tokens that cost nothing to make.
 
-    python benchmarks/engine_host.py [--rollouts 4096] [--concurrent 2048] [--every-cycle]
+    python benchmarks/engine_host.py [--rollouts 4096] [--concurrent 2048] [--clients 8] [--run-ms 30] [--tool-ms 30]
+        [--every-cycle]
 
-The real scheduler, cache bookkeeping and sockets, with a runner that draws random ids: each turn has 70 tokens in the
-mean, each rollout two turns and a tool's answer of 40 tokens in between, asked for by other processes as a farm of
-rollouts does. A GPU that makes tokens faster than this waits. `--every-cycle` leaves Python's collector as it is.
+The real scheduler, cache bookkeeping and sockets, with a runner that draws random ids, eight for each row every
+`--run-ms`, as a GPU would. Each turn has 70 tokens in the mean, each rollout two turns, and in between a tool's answer
+of 40 tokens that takes `--tool-ms` in the mean. They are asked for by other processes, as a farm of rollouts does. A
+GPU that makes tokens faster than this waits. `--every-cycle` leaves Python's collector as it is.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import multiprocessing
 import random
 import socket
 import time
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -31,7 +34,16 @@ from rstar2.engine.protocol import Sampling
 STOP_ID, VOCABULARY = 2, 1000
 PROMPT_TOKENS, MEAN_TURN_TOKENS, TOOL_TOKENS, NUM_TURNS = 60, 70, 40, 2
 STEPS_AHEAD = 8
-NUM_CLIENTS = 2
+
+
+@dataclass(frozen=True)
+class Due:
+    """As the engine uses a CUDA event."""
+
+    at_s: float
+
+    def synchronize(self) -> None:
+        time.sleep(max(0.0, self.at_s - time.monotonic()))
 
 
 class FreeRunner:
@@ -39,9 +51,11 @@ class FreeRunner:
 
     is_asynchronous = True
 
-    def __init__(self, engine: EmbeddedEngine) -> None:
+    def __init__(self, engine: EmbeddedEngine, run_s: float) -> None:
         self._slots = engine._runner._slots
         self._rng = np.random.default_rng(0)
+        self._run_s = run_s
+        self._done_s = 0.0
 
     def prefill(self, chunks: Any) -> None:
         pass
@@ -56,10 +70,11 @@ class FreeRunner:
             last = ends_AB[:, row].argmax()
             output_3AB[0, last, row] = STOP_ID
             output_3AB[0, last + 1 :, row] = -1
-        return DecodeHandle(num_rows, torch.from_numpy(output_3AB), None)
+        self._done_s = max(self._done_s, time.monotonic()) + self._run_s
+        return DecodeHandle(num_rows, torch.from_numpy(output_3AB), Due(self._done_s))
 
 
-def make_engine(num_concurrent: int) -> EmbeddedEngine:
+def make_engine(num_concurrent: int, run_s: float) -> EmbeddedEngine:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.set_num_threads(1)
@@ -79,16 +94,16 @@ def make_engine(num_concurrent: int) -> EmbeddedEngine:
     )
     with patch.object(limits_of_engines, "BLOCK_SIZE", CUDA_BLOCK_SIZE):  # as beside a GPU
         engine = EmbeddedEngine.on_model(LlamaForCausalLM(config), options)
-    engine._runner = FreeRunner(engine)  # type: ignore[assignment]
+    engine._runner = FreeRunner(engine, run_s)  # type: ignore[assignment]
     return engine
 
 
-def roll_out(connection: socket.socket, num_rollouts: int, num_concurrent: int) -> None:
+def roll_out(connection: socket.socket, num_rollouts: int, num_concurrent: int, tool_s: float) -> None:
     """A client's process."""
-    asyncio.run(_roll_out(connection, num_rollouts, num_concurrent))
+    asyncio.run(_roll_out(connection, num_rollouts, num_concurrent, tool_s))
 
 
-async def _roll_out(connection: socket.socket, num_rollouts: int, num_concurrent: int) -> None:
+async def _roll_out(connection: socket.socket, num_rollouts: int, num_concurrent: int, tool_s: float) -> None:
     engine = await join_engine(connection)
     rng, places = random.Random(0), asyncio.Semaphore(num_concurrent)
     sampling = Sampling(temperature=1.0, stop_token_ids=(STOP_ID,), entropies=True)
@@ -99,6 +114,7 @@ async def _roll_out(connection: socket.socket, num_rollouts: int, num_concurrent
             for _ in range(NUM_TURNS):
                 async for chunk in engine.generate(f"s{number}", ids, sampling, 400):
                     ids += chunk.token_ids
+                await asyncio.sleep(tool_s * rng.expovariate(1.0))
                 ids += rng.choices(range(STOP_ID + 1, VOCABULARY), k=TOOL_TOKENS)
             await engine.release(f"s{number}")
 
@@ -125,13 +141,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=4096)
     parser.add_argument("--concurrent", type=int, default=2048)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--run-ms", type=float, default=30.0)
+    parser.add_argument("--tool-ms", type=float, default=30.0)
     parser.add_argument("--every-cycle", action="store_true")
     options = parser.parse_args()
-    engine = make_engine(options.concurrent)
+    engine = make_engine(options.concurrent, options.run_ms / 1e3)
     if not options.every_cycle:
         look_rarely_for_cycles()
-    pairs = [socket.socketpair() for _ in range(NUM_CLIENTS)]
-    shares = (options.rollouts // NUM_CLIENTS, options.concurrent // NUM_CLIENTS)
+    pairs = [socket.socketpair() for _ in range(options.clients)]
+    shares = (options.rollouts // options.clients, options.concurrent // options.clients, options.tool_ms / 1e3)
     context = multiprocessing.get_context("spawn")
     clients = [context.Process(target=roll_out, args=(theirs, *shares)) for _, theirs in pairs]
     for client in clients:

@@ -409,6 +409,42 @@ async def test_signals(executor: LocalExecutor, name: str) -> None:
     assert name in result.message
 
 
+SIGNALLED = """
+import os
+try:
+    os.kill(os.getpid(), 2)
+except KeyboardInterrupt:
+    print("interrupted")
+os.kill(os.getpid(), {})
+"""
+
+
+@pytest.mark.parametrize("fast", [True, False])
+async def test_a_host_that_ignores_signals_keeps_that_to_itself(fast: bool) -> None:
+    """As under `nohup`, or in the background of a shell."""
+    host = f"""
+import signal
+for number in (signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+import asyncio
+from rstar2.sandbox import Limits, LocalConfig, LocalExecutor, Request
+from rstar2.sandbox.host import HostConfig
+
+async def main():
+    executor = LocalExecutor(LocalConfig(HostConfig(fast={fast})))
+    for number in (signal.SIGHUP, signal.SIGUSR1):
+        result = await executor.run(Request({SIGNALLED!r}.format(int(number)), "", Limits(), 60))
+        print(result.stdout.strip(), signal.Signals(result.signal).name)
+    await executor.close()
+
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", host, stdout=asyncio.subprocess.PIPE)
+    said, _ = await asyncio.wait_for(process.communicate(), 120)
+    assert said.decode().split() == ["interrupted", "SIGHUP", "interrupted", "SIGUSR1"]
+
+
 async def test_a_real_segmentation_fault(executor: LocalExecutor) -> None:
     result = await run(executor, "import ctypes\nprint('a', flush=True)\nctypes.string_at(0)")
     assert (result.status, result.signal, result.stdout) == (S.SIGNAL, signal.SIGSEGV, "a\n")

@@ -117,7 +117,7 @@ def test_a_state_of_another_model_is_refused(folder: Path, tmp_path: Path) -> No
 
 def test_a_reference_that_cannot_be_written_is_one_sentence(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InfrastructureError, match=r"cannot write .*reference: .*Free some space and resume"):
+    with pytest.raises(InfrastructureError, match=r"cannot write .*reference: .*Free some space and try again"):
         LearnerRank(make_policy(folder), 0.01).hold_reference(tmp_path / "file" / "reference")
 
 

@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import resource
+import signal
 import sys
 import tempfile
 import time
@@ -27,6 +28,7 @@ except ImportError:
 
 _PAGE_BYTES = resource.getpagesize()
 _JANITOR_DEADLINE_S = 15.0
+_IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 _SLOT_BUFFER_BYTES = 16 << 20
 
 
@@ -54,6 +56,7 @@ def is_fast_path_built() -> bool:
 
 def main() -> None:
     settings = Settings.from_argument(sys.argv[1])
+    _forget_inherited_signals()
     control = _take_control_socket(settings.control_fd)
     missing = _load(settings)
     statm_fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -105,6 +108,15 @@ def main() -> None:
     if not told_to_end and group_fd >= 0 and settings.service_group is not None:
         _remove_group(group_fd, Path(settings.service_group).name)
     os._exit(0)
+
+
+def _forget_inherited_signals() -> None:
+    """Whoever started us may ignore some, as `nohup` and a shell's background do, or block some. Programs must find
+    what they would find in a shell of their own."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in signal.valid_signals() - _IGNORED_BY_PYTHON:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def _take_control_socket(number: int) -> int:

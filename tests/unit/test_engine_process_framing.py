@@ -1,0 +1,64 @@
+"""Frames between processes: all of them, in order, in few pieces."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rstar2.engine.process import framing
+from rstar2.engine.process.framing import FrameWriter, read_frames
+from rstar2.engine.remote.wire import Frame
+
+pytestmark = pytest.mark.unit
+
+
+Connection = tuple[FrameWriter, asyncio.StreamReader]
+
+
+@pytest.fixture
+async def connection() -> AsyncIterator[Connection]:
+    ours, theirs = socket.socketpair()
+    _, writer = await asyncio.open_connection(sock=ours)
+    reader, back = await asyncio.open_connection(sock=theirs)
+    yield FrameWriter(writer), reader
+    for end in (writer, back):
+        end.close()
+
+
+def frame(number: int) -> Frame:
+    return {"number": number}
+
+
+async def test_the_first_goes_at_once_and_those_behind_it_together(
+    monkeypatch: pytest.MonkeyPatch, connection: Connection
+) -> None:
+    monkeypatch.setattr(framing, "GATHER_S", 1.0)
+    writer, reader = connection
+    began_s = asyncio.get_running_loop().time()
+    writer.write(frame(0))
+    assert await read_frames(reader) == [frame(0)]
+    assert asyncio.get_running_loop().time() - began_s < 1.0
+    for number in (1, 2, 3):
+        writer.write(frame(number))
+        await asyncio.sleep(0)
+    assert await read_frames(reader) == [frame(1), frame(2), frame(3)]
+    assert asyncio.get_running_loop().time() - began_s >= 1.0
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+async def test_nothing_waits_for_its_time_where_the_writer_drains_or_closes(
+    monkeypatch: pytest.MonkeyPatch, connection: Connection, is_closed: bool
+) -> None:
+    monkeypatch.setattr(framing, "GATHER_S", 3600.0)
+    writer, reader = connection
+    writer.write(frame(0))
+    await writer.drain()
+    writer.write(frame(1))
+    if is_closed:
+        writer.close()
+    else:
+        await writer.drain()
+    assert [await read_frames(reader), await read_frames(reader)] == [[frame(0)], [frame(1)]]
+    if is_closed:
+        assert await read_frames(reader) is None
