@@ -23,8 +23,10 @@ def add_adapters(network: Any, recipe: Recipe) -> Any:
     known = {name.rpartition(".")[2] for name, _ in network.named_modules()}
     if missing := [name for name in recipe.model.lora.target_modules if name not in known]:
         raise UserError(f"model.lora.target_modules names {missing[0]!r}, which {recipe.model.name} does not have")
+    settings = adapter_settings(recipe)
+    settings.base_model_name_or_path = None  # peft would warn that the model's folder has another name
     with torch.random.fork_rng(devices=[]):
-        adapted = get_peft_model(network, adapter_settings(recipe)).get_base_model()
+        adapted = get_peft_model(network, settings).get_base_model()
     for name, parameter in adapted.named_parameters():
         if parameter.requires_grad and not parameter.is_meta:
             with torch.no_grad():
