@@ -56,6 +56,7 @@ async def expect_loss(recipe: Recipe, folder: Path) -> None:
     ]
     async with open_solo_workbench(recipe, folder, chat) as bench:
         first, *_ = bench.roller._workers  # type: ignore[attr-defined]
+        assert "libtorch" not in Path(f"/proc/{first.pid}/maps").read_text(), "a worker has no use for PyTorch"
 
         def kill(_trace: Trace) -> None:
             os.kill(first.pid, signal.SIGKILL)

@@ -5,8 +5,10 @@ or of a step, is an answer under the number of what was asked. In between it say
 """
 
 import asyncio
+import os
 import signal
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -28,9 +30,17 @@ It is sent to the child, so it must be a plain function, or a `functools.partial
 
 
 def work(connection: socket.socket, engine_connection: socket.socket, open_roller: OpenRoller) -> None:
+    _do_without_torch()
     # Ctrl-C goes to the whole terminal; the owner decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_work(connection, engine_connection, open_roller))
+
+
+def _do_without_torch() -> None:
+    """A worker has a tokenizer and no model. Transformers would load PyTorch with it, which is seconds and hundreds of
+    megabytes, in each of many processes."""
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # as if it were not installed
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # nobody need hear of that
 
 
 async def _work(connection: socket.socket, engine_connection: socket.socket, open_roller: OpenRoller) -> None:
