@@ -47,6 +47,10 @@ def said(view: RunView, step: int) -> dict[str, tuple[object, ...]]:
     }
 
 
+def loaded_by(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
 async def expect_loss(recipe: Recipe, folder: Path) -> None:
     chat = load_chat(folder, recipe.agent.template, recipe.agent.system_text)
     requests = [
@@ -56,7 +60,7 @@ async def expect_loss(recipe: Recipe, folder: Path) -> None:
     ]
     async with open_solo_workbench(recipe, folder, chat) as bench:
         first, *_ = bench.roller._workers  # type: ignore[attr-defined]
-        assert "libtorch" not in Path(f"/proc/{first.pid}/maps").read_text(), "a worker has no use for PyTorch"
+        assert "libtorch" not in loaded_by(first.pid), "a worker has no use for PyTorch"
 
         def kill(_trace: Trace) -> None:
             os.kill(first.pid, signal.SIGKILL)
