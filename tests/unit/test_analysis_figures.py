@@ -84,7 +84,13 @@ def test_words_of_a_cloud_do_not_overlap_and_stay_inside() -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
-    [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1.0]), (3, 3, [3]), (-32, 64, [-20, 0, 20, 40, 60])],
+    [
+        (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (3, 3, [3]),
+        (0, 5e-324, [0]),
+        (0, 4e-12, [0, 1e-12, 2e-12, 3e-12, 4e-12]),
+        (-32, 64, [-20, 0, 20, 40, 60]),
+    ],
 )
 def test_ticks_are_round_numbers(low: float, high: float, expected: list[float]) -> None:
     assert ticks(low, high) == expected

@@ -27,6 +27,8 @@ _TEXT, _FAINT, _GRID, _PAPER = (
 )
 
 # Everything that XML 1.0 does not allow in a document, and the marks that turn the direction of text around.
+_TICK_DIGITS = 12
+"""After the point. Limits that are closer to each other are the same."""
 _UNWRITABLE = re.compile(
     "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
@@ -153,9 +155,9 @@ def _share(value: float, limits: tuple[float, float]) -> float:
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Round numbers within the limits, at most about so many."""
-    if not high > low:
+    if high - low < 10**-_TICK_DIGITS:
         return [low]
     step = 10.0 ** math.floor(math.log10((high - low) / most))
     step = next(step * factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= most)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
+    return [round(number * step, _TICK_DIGITS) for number in range(first, last + 1)]
