@@ -8,25 +8,18 @@ the product with the head's weights, which is the same in both. The defaults are
 
 import argparse
 import time
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from rstar2.train.packed import HEAD_PIECE_TOKENS, kernel_head, plain_head
+from rstar2.train.packed import ApplyHead, in_pieces, kernel_head, plain_head
 
-Head = Callable[[Any, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-HEADS: dict[str, Head] = {"PyTorch's operations": plain_head, "kernels": kernel_head}
+HEADS: dict[str, ApplyHead] = {"PyTorch's operations": plain_head, "kernels": kernel_head}
 
 
-def pass_through(run: Head, head: torch.nn.Linear, hidden_SH: Tensor, targets_S: Tensor) -> None:
-    log_probs = []
-    for hidden, targets in zip(hidden_SH.split(HEAD_PIECE_TOKENS), targets_S.split(HEAD_PIECE_TOKENS), strict=True):
-        log_prob, _entropy = checkpoint(run, head, hidden, targets, 1.0, use_reentrant=False)
-        log_probs.append(log_prob)
-    torch.cat(log_probs).sum().backward()
+def pass_through(apply_head: ApplyHead, head: torch.nn.Linear, hidden_SH: Tensor, targets_S: Tensor) -> None:
+    log_probs, _entropies = in_pieces(apply_head, head, hidden_SH, targets_S, 1.0)
+    log_probs.sum().backward()
 
 
 def main() -> None:
@@ -42,14 +35,17 @@ def main() -> None:
     head.requires_grad_(requires_grad=False)
     hidden_SH = torch.randn(options.tokens, options.hidden, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     targets_S = torch.randint(options.vocabulary, (options.tokens,), device="cuda")
-    for name, run in (*HEADS.items(), *HEADS.items()):  # twice, in turn: whatever else the machine does hits both
-        pass_through(run, head, hidden_SH, targets_S)
+    for name, apply_head in (
+        *HEADS.items(),
+        *HEADS.items(),
+    ):  # twice, in turn: whatever else the machine does hits both
+        pass_through(apply_head, head, hidden_SH, targets_S)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         started_s = time.perf_counter()
         for _ in range(options.repeats):
-            pass_through(run, head, hidden_SH, targets_S)
+            pass_through(apply_head, head, hidden_SH, targets_S)
         torch.cuda.synchronize()
         taken_s = (time.perf_counter() - started_s) / options.repeats
         memory = torch.cuda.max_memory_allocated() - before

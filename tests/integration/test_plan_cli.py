@@ -1,6 +1,5 @@
 """`rstar2 plan` as its users see it: the shipped recipes, the document, the exit codes."""
 
-import builtins
 import json
 import sys
 from pathlib import Path
@@ -107,14 +106,6 @@ def test_mistakes_are_sentences(option: str, value: str, sentence: str) -> None:
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    real_import = builtins.__import__
-
-    def no_torch(name: str, *arguments: Any, **keywords: Any) -> Any:
-        if name == "torch":
-            raise ImportError(name="torch")
-        return real_import(name, *arguments, **keywords)
-
-    monkeypatch.delitem(sys.modules, "torch")
-    monkeypatch.setattr(builtins, "__import__", no_torch)
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
     with pytest.raises(UserError, match=r"needs torch: run `pip install 'rstar2\[train\]'`"):
         CliRunner().invoke(app, [str(RECIPES / "quickstart.toml")], catch_exceptions=False)

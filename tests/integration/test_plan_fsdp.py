@@ -10,7 +10,7 @@ from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from transformers import Qwen3ForCausalLM
 
 from rstar2.config import Recipe
-from rstar2.plan.activations import ActivationMeter, _head_of_gpu
+from rstar2.plan.activations import ActivationMeter, gpu_head
 from rstar2.plan.devices import find_device
 from rstar2.plan.engine_memory import engine_memory
 from rstar2.plan.layout import find_layout
@@ -62,7 +62,7 @@ def _tracked(model: ModelPlan, monkeypatch: pytest.MonkeyPatch) -> int:
         ids = torch.zeros(1, NUM_TOKENS, dtype=torch.long)
         masks = {"full_attention": None}
         out = self.model(input_ids=ids, position_ids=ids, use_cache=False, attention_mask=masks)
-        return _head_of_gpu(self.lm_head, out.last_hidden_state[0][ids[0]], ids[0])
+        return gpu_head(self.lm_head, out.last_hidden_state[0][ids[0]], ids[0], 1.0)[0]
 
     monkeypatch.setattr(Qwen3ForCausalLM, "forward", step)
     with pretended_ranks(0, 8):

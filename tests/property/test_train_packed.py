@@ -98,7 +98,7 @@ def test_computing_activations_again_changes_no_gradient(what: str, monkeypatch:
     pack = Pack.of(ids, [[False] + [True] * (len(row) - 1) for row in ids], CPU)
     plain_gradients = gradients(model, token_log_probs(model, pack)[0].mean())
     num_calls = 0
-    again = packed._head if what == "head" else type(model.model.layers[0]).forward
+    again = packed.plain_head if what == "head" else type(model.model.layers[0]).forward
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal num_calls
@@ -108,7 +108,7 @@ def test_computing_activations_again_changes_no_gradient(what: str, monkeypatch:
     try:
         if what == "head":
             monkeypatch.setattr(packed, "HEAD_PIECE_TOKENS", 4)
-            monkeypatch.setattr(packed, "_head", counted)
+            monkeypatch.setattr(packed, "plain_head", counted)
         else:
             monkeypatch.setattr(type(model.model.layers[0]), "forward", counted)
             model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from rstar2.cli.train import require_torch
-
 
 def export_command(
     run: Annotated[Path, typer.Argument(help="The folder of a training run, also of one that is not over.")],
@@ -20,8 +18,10 @@ def export_command(
     ] = None,
 ) -> None:
     """Write the model of a checkpoint as a Hugging Face folder, as a finished run has it in `final`."""
-    require_torch()
-    from rstar2.train.export_run import export_checkpoint
+    from rstar2.models.extras import require_installed
+
+    require_installed(("torch", "transformers"), "a checkpoint")
+    from rstar2.train.export_checkpoint import export_checkpoint
 
     folder = export_checkpoint(run, checkpoint, output)
     typer.echo(f"model:  {folder}")

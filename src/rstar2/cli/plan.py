@@ -61,7 +61,9 @@ def plan_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Say what a recipe needs: memory, the largest micro-batch, KV capacity, step times, days. No GPU is needed."""
-    _require_torch()
+    from rstar2.models.extras import require_installed
+
+    require_installed(("torch", "transformers"), "a plan builds the model, without its weights, and")
     from rstar2.config import load_recipe
     from rstar2.plan import Assumptions, find_device, plan_document
 
@@ -140,13 +142,3 @@ def _set_sizes(texts: list[str]) -> dict[str, int]:
             raise UserError(f"--problems {text}: must be SET=N, as in rl=42000")
         sizes[name] = int(number)
     return sizes
-
-
-def _require_torch() -> None:
-    try:
-        import torch  # noqa: F401
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            f"a plan builds the model, without its weights, and needs {error.name}: run `pip install 'rstar2[train]'`"
-        ) from None

@@ -49,7 +49,9 @@ def train_command(
         assert recipe is not None
         print_resolved(recipe, overrides or [])
         return
-    require_torch()
+    from rstar2.models.extras import require_installed
+
+    require_installed(("torch", "transformers"), "training")
     if cluster is None:
         _train(_prepare(recipe, overrides or [], run, resume), num_threads)
     elif is_driver:
@@ -180,11 +182,3 @@ def _shown() -> "Iterator[Observer]":
     progress = Progress()
     with Live(LiveView(progress), console=console, refresh_per_second=4):
         yield progress
-
-
-def require_torch() -> None:
-    try:
-        import torch  # noqa: F401
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"training needs {error.name}: run `pip install 'rstar2[train]'`") from None

@@ -5,19 +5,15 @@ tensors without data, and every byte that operators make is counted while it liv
 is layers times one layer, and the larger of what a layer and what the head need beyond that while they run.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from rstar2.plan.live_bytes import LiveBytes
 from rstar2.plan.meta_model import ModelPlan
-
-HEAD_PIECE_TOKENS = 4096
-"""The trainer applies the head in pieces of so many tokens, and computes their logits again in the backward pass."""
+from rstar2.train.packed import ApplyHead, in_pieces, plain_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +51,7 @@ class ActivationMeter:
         return ActivationBytes(
             kept_layers=hidden.nbytes + plan.num_layers * kept,
             one_layer=layer_peak - kept,
-            ends=_ends(
-                self._model, hidden[0].detach().requires_grad_(), _head_of_gpu if plan.is_on_gpu else _head_of_cpu
-            ),
+            ends=_ends(self._model, hidden[0].detach().requires_grad_(), gpu_head if plan.is_on_gpu else plain_head),
         )
 
 
@@ -77,50 +71,37 @@ def _layer(model: Any, hidden: Tensor) -> tuple[int, int]:
     return kept, live.peak_bytes(without=_gradients(model))
 
 
-def _ends(model: Any, hidden: Tensor, apply_head: Callable[[Any, Tensor, Tensor], Tensor]) -> int:
+def _ends(model: Any, hidden: Tensor, apply_head: ApplyHead) -> int:
     model.zero_grad(set_to_none=True)
     targets = torch.zeros(hidden.shape[0], dtype=torch.long, device=hidden.device)
     live = LiveBytes()
     with live:
         normed = model.model.norm(hidden)[targets]
-        is_cut = len(targets) > HEAD_PIECE_TOKENS
-        pieces = zip(torch.split(normed, HEAD_PIECE_TOKENS), torch.split(targets, HEAD_PIECE_TOKENS), strict=True)
-        outcomes = [
-            checkpoint(apply_head, model.lm_head, *piece, use_reentrant=False)
-            if is_cut
-            else apply_head(model.lm_head, *piece)
-            for piece in pieces
-        ]
-        torch.cat(outcomes).sum().backward()  # type: ignore[no-untyped-call]
+        log_probs, _entropies = in_pieces(apply_head, model.lm_head, normed, targets, 1.0)
+        log_probs.sum().backward()  # type: ignore[no-untyped-call]
     return live.peak_bytes(without=_gradients(model))
 
 
-def _head_of_gpu(head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
+def gpu_head(head: Any, hidden: Tensor, targets: Tensor, _temperature: float) -> tuple[Tensor, Tensor]:
     """As the trainer's kernels on a GPU: of the logits there is nothing but themselves, and later their gradient."""
-    log_probs: Tensor = _KernelOfGpu.apply(head(hidden), targets)  # type: ignore[no-untyped-call]
-    return log_probs
+    log_probs, entropies = _GpuKernel.apply(head(hidden), targets)  # type: ignore[no-untyped-call]
+    return log_probs, entropies
 
 
-class _KernelOfGpu(torch.autograd.Function):
+class _GpuKernel(torch.autograd.Function):
     """Makes and keeps what `LogProbs` of the trainer does, and computes nothing."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(logits)
-        return torch.empty(len(targets), dtype=torch.float32, device=logits.device)
+        log_probs, entropies = (torch.empty(len(targets), dtype=torch.float32, device=logits.device) for _ in range(2))
+        ctx.mark_non_differentiable(entropies)
+        return log_probs, entropies
 
     @staticmethod
     def backward(ctx: Any, *_gradients: Tensor) -> tuple[Tensor, None]:
         (logits,) = ctx.saved_tensors
         return torch.empty_like(logits), None
-
-
-def _head_of_cpu(head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Log-probabilities and entropies, as the trainer computes them there."""
-    log_probs: Tensor = head(hidden).float().log_softmax(-1)
-    with torch.no_grad():
-        torch.special.entr(log_probs.exp()).sum(-1)
-    return log_probs.gather(-1, targets[:, None])[:, 0]
 
 
 def _gradients(model: Any) -> list[Tensor | None]:

@@ -7,7 +7,7 @@ so the logits of a whole batch never stand in memory.
 Suffixes: T tokens of the pack, S selected tokens, V vocabulary, H hidden size, N heads, K key-value heads, D width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from inspect import signature
@@ -22,6 +22,9 @@ from torch.utils.checkpoint import checkpoint
 
 from rstar2.train.head_cuda import LogProbs
 
+ApplyHead = Callable[[Any, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+"""From the head, hidden states, targets and the temperature: each target's log-probability, with gradient, and the
+entropy of its distribution, without."""
 ATTENTION_NAME = "rstar2_packed"
 HEAD_PIECE_TOKENS = 4096
 """Tokens whose logits stand in memory at one time: 0.8 GB of float32 for a vocabulary of 50,000."""
@@ -101,20 +104,23 @@ def token_log_probs(model: Any, pack: Pack, *, temperature: float = 1.0) -> tupl
         spans=pack.spans,
     ).last_hidden_state[0]
     hidden_SH = hidden_TH[pack.places_S]
+    apply_head = kernel_head if hidden_SH.is_cuda and len(hidden_SH) else plain_head
+    return in_pieces(apply_head, model.lm_head, hidden_SH, pack.targets_S, temperature)
+
+
+def in_pieces(
+    apply_head: ApplyHead, head: Any, hidden_SH: Tensor, targets_S: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """What `apply_head` gives, without the logits of more than `HEAD_PIECE_TOKENS` at a time."""
     log_probs, entropies = [], []
-    pieces = zip(torch.split(hidden_SH, HEAD_PIECE_TOKENS), torch.split(pack.targets_S, HEAD_PIECE_TOKENS), strict=True)
+    several = len(hidden_SH) > HEAD_PIECE_TOKENS and torch.is_grad_enabled()
+    pieces = zip(torch.split(hidden_SH, HEAD_PIECE_TOKENS), torch.split(targets_S, HEAD_PIECE_TOKENS), strict=True)
     for hidden, targets in pieces:
-        several = len(hidden_SH) > HEAD_PIECE_TOKENS and torch.is_grad_enabled()
-        arguments = (model.lm_head, hidden, targets, temperature)
-        piece = checkpoint(_head, *arguments, use_reentrant=False) if several else _head(*arguments)
+        arguments = (head, hidden, targets, temperature)
+        piece = checkpoint(apply_head, *arguments, use_reentrant=False) if several else apply_head(*arguments)
         log_probs.append(piece[0])
         entropies.append(piece[1])
     return torch.cat(log_probs), torch.cat(entropies)
-
-
-def _head(head: Any, hidden_SH: Tensor, targets_S: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    has_kernels = hidden_SH.is_cuda and len(hidden_SH) > 0
-    return (kernel_head if has_kernels else plain_head)(head, hidden_SH, targets_S, temperature)
 
 
 def kernel_head(head: Any, hidden_SH: Tensor, targets_S: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
