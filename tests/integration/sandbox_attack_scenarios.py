@@ -27,7 +27,7 @@ async def pool_of_sleepers(mode: Mode) -> list[str]:
     """Sleepers and endless loops hold neither the cores nor the queue: short programs pass them."""
     async with _executor(mode, num_young=2, max_slots=48) as executor:
         hog, sleeper = "while True: pass", "import time; time.sleep(60)"
-        requests = [Request(hog if number % 4 else sleeper, limits=limits(wall_s=4)) for number in range(24)]
+        requests = [Request(hog if number % 4 else sleeper, limits=limits(wall_s=3)) for number in range(24)]
         hogs = [asyncio.create_task(executor.run(request)) for request in requests]
         await asyncio.sleep(1.5)
         started = time.monotonic()

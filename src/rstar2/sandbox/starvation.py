@@ -3,7 +3,7 @@
 The wall limit is for programs that sleep, wait or compute. Time in which a program could run and was not run is the
 machine's doing and does not count. So a program has had its time once its tasks together have had the limit in CPU
 time, or the limit has passed but for the time that they waited for a core. Whatever it does, it is stopped at a bound
-(`Limits.longest_s`); if it has not had its time by then, that is an infrastructure fault.
+(`Limits.longest_s`). If it has hardly been run by then, that is an infrastructure fault.
 """
 
 from collections.abc import Iterable
@@ -11,6 +11,10 @@ from dataclasses import dataclass
 
 STEP_S = 0.02
 """The least time between two looks: longer than a tick of the kernel's clock, by which it counts CPU time."""
+
+ENOUGH_SHARE = 0.25
+"""Of the wall limit, in CPU time: whoever has had less by the bound has hardly been run. Programs that crowd each other
+out, as endless loops do, have had more, and are stopped for what they do."""
 
 
 @dataclass(frozen=True, slots=True)

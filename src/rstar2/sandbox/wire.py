@@ -13,6 +13,7 @@ from enum import IntFlag
 
 from rstar2.sandbox import inside
 from rstar2.sandbox.execution import GIB, MIB, Execution, ExecutionStatus, Limits
+from rstar2.sandbox.starvation import ENOUGH_SHARE
 
 MAX_CODE_BYTES, MAX_STDIN_BYTES = 8 * MIB, 32 * MIB
 
@@ -127,7 +128,7 @@ def decode_reply(
     status, message, exit_code, signal_number = classify(
         wait_status, flags, limits, killed_for_memory=killed_for_memory or ran_out, cpu_s=cpu_us / 1e6
     )
-    if Flag.TIMED_OUT in flags and is_starved:
+    if Flag.TIMED_OUT in flags and is_starved and cpu_us / 1e6 < ENOUGH_SHARE * limits.wall_s:
         status = ExecutionStatus.INFRASTRUCTURE
         message = f"the machine was too busy: {cpu_us / 1e6:.2f} s of CPU in {wall_us / 1e6:.2f} s"
     return Execution(
