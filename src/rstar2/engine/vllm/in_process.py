@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 SHUTDOWN_S = 10.0
 """For vLLM's processes to end by themselves; then they are killed."""
 
+BLOCK_SIZE, CPU_BLOCK_SIZE = 16, 32
+"""Tokens in one block of its cache: vLLM's own choice on a GPU, and the least that it takes on a CPU."""
+
 _STOP_REASONS = {"stop": StopReason.END_OF_TURN, "length": StopReason.TOKEN_LIMIT, "abort": StopReason.CANCELLED}
 
 
@@ -35,8 +38,6 @@ class VllmOptions:
     max_context_tokens: int | None = None
     """Of one turn, prompt included; the model's own limit if None."""
     kv_cache_tokens: int | None = None
-    block_size: int | None = None
-    """On a CPU a multiple of 32."""
     max_running: int | None = None
     max_prefill_tokens: int | None = None
     gpu_memory_share: float = 0.9
@@ -252,7 +253,6 @@ def _require_trainer_engines() -> None:
 def _engine_arguments(options: VllmOptions, *, is_cpu: bool) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "max_model_len": options.max_context_tokens,
-        "block_size": options.block_size,
         "max_num_seqs": options.max_running,
         "max_num_batched_tokens": options.max_prefill_tokens,
         "dtype": "float32" if is_cpu else "auto",
@@ -269,9 +269,8 @@ def _engine_arguments(options: VllmOptions, *, is_cpu: bool) -> dict[str, Any]:
     if options.transfer == "gloo":
         arguments["worker_extension_cls"] = "rstar2.engine.vllm.gloo.GlooWorker"
     if options.kv_cache_tokens is not None:
-        if options.block_size is None:
-            raise UserError("kv_cache_tokens is counted in blocks: give block_size as well")
-        arguments["num_gpu_blocks_override"] = -(-options.kv_cache_tokens // options.block_size)
+        arguments["block_size"] = CPU_BLOCK_SIZE if is_cpu else BLOCK_SIZE
+        arguments["num_gpu_blocks_override"] = -(-options.kv_cache_tokens // arguments["block_size"])
     return {name: value for name, value in arguments.items() if value is not None}
 
 
