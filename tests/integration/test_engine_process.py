@@ -73,7 +73,7 @@ async def test_tokens_and_errors_are_those_of_the_engine_inside(child: SharedEng
     left = child.generate("u", PROMPT, Sampling(seed=1), 200)
     await anext(left)
     await left.aclose()  # type: ignore[attr-defined]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while child.load().num_running:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
