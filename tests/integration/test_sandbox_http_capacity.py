@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from sandbox_service import GateExecutor, listening_socket, service, until
 from rstar2.sandbox import Execution, ExecutionStatus, Request
 from rstar2.sandbox.executor import Overloaded
 from rstar2.sandbox.http import ServiceSettings, create_app, serve_forever
+from rstar2.sandbox.http.idempotency import OnceTable
 from rstar2.sandbox.unsafe import UnsafeExecutor
 
 pytestmark = pytest.mark.integration
@@ -26,6 +28,14 @@ async def leave_after_start(port: int, path: str, body: Any, has_started: Callab
     writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(data)) + data)
     await until(has_started)
     writer.close()
+
+
+def counted(seen: "Counter[str]", name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*given: Any, **named: Any) -> Any:
+        seen[name] += 1
+        return method(*given, **named)
+
+    return call
 
 
 async def until_draining(http: aiohttp.ClientSession) -> None:
@@ -169,16 +179,19 @@ async def test_a_conflicting_key_in_a_batch_spoils_only_its_own_line() -> None:
         assert lines[0]["result"]["status"] == "ok" and lines[1]["error"]["error"] == "conflict"
 
 
-async def test_a_cell_with_a_key_runs_once_though_its_caller_was_lost() -> None:
+async def test_a_cell_with_a_key_runs_once_though_its_caller_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: Counter[str] = Counter()
+    for name in ("join", "leave"):
+        monkeypatch.setattr(OnceTable, name, counted(seen, name, getattr(OnceTable, name)))
     executor = GateExecutor()
     async with service(executor) as running, aiohttp.ClientSession(running.url) as http:
         async with http.post("/v1/sessions") as response:
             path = f"/v1/sessions/{(await response.json())['id']}/cells"
         keyed = {**WAITS, "idempotency_key": "k"}
         await leave_after_start(running.port, path, keyed, lambda: executor.num_running == 1)
-        await until(lambda: running.service.num_in_flight == 0)
+        await until(lambda: seen["leave"] == 1)
         again = asyncio.ensure_future(http.post(path, json=keyed))
-        await until(lambda: running.service.num_in_flight == 1)
+        await until(lambda: seen["join"] == 2)
         executor.gate.set()
         assert (await (await again).json())["num_cells"] == 1
         async with http.post(path, json=keyed) as response:

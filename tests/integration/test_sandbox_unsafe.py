@@ -103,6 +103,7 @@ async def test_the_queue_has_deadlines_and_an_end() -> None:
             await executor.run(Request("1"))
         assert (await second).status is S.QUEUE_TIMEOUT
         first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
 
 
 async def test_run_many_in_order_of_finish(executor: UnsafeExecutor, tmp_path_factory: pytest.TempPathFactory) -> None:
