@@ -25,7 +25,6 @@ from rstar2.sandbox import (
     LocalExecutor,
     Overloaded,
     Request,
-    isolation,
 )
 from rstar2.sandbox.execution import MIB
 from rstar2.sandbox.host import HostConfig
@@ -177,7 +176,7 @@ async def test_what_was_printed_before_the_end_is_kept(executor: LocalExecutor, 
     code = (
         f"import sys\nprint('kept')\nprint('seen', file=sys.stderr)\nprint('unflushed', end='', flush=True)\n{ending}"
     )
-    result = await run(executor, code, wall_s=0.5, output_bytes=100_000)
+    result = await run(executor, code, wall_s=2, output_bytes=100_000)
     assert not result.ok
     assert result.stdout.startswith("kept\nunflushed")
     assert result.stderr.startswith("seen\n")
@@ -191,14 +190,14 @@ async def test_wall_limit(executor: LocalExecutor) -> None:
 
 
 async def test_cpu_limit(executor: LocalExecutor) -> None:
-    result = await run(executor, FOREVER, wall_s=20, cpu_s=1)
+    result = await run(executor, FOREVER, wall_s=50, cpu_s=1)
     assert (result.status, result.signal) == (S.TIMEOUT, signal.SIGXCPU)
     assert 0.5 <= result.cpu_s < 3
     assert "CPU" in result.message
 
 
 async def test_sleeping_costs_no_cpu(executor: LocalExecutor) -> None:
-    result = await run(executor, "import time\ntime.sleep(1.2)\nprint('awake')", wall_s=10, cpu_s=1)
+    result = await run(executor, "import time\ntime.sleep(1.2)\nprint('awake')", wall_s=30, cpu_s=1)
     assert (result.status, result.stdout) == (S.OK, "awake\n")
 
 
@@ -441,7 +440,6 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 import asyncio
 from rstar2.sandbox import Limits, LocalConfig, LocalExecutor, Request
 from rstar2.sandbox.host import HostConfig
-from rstar2.sandbox.isolation import detect
 
 async def main():
     executor = LocalExecutor(LocalConfig(HostConfig(fast={fast})))
@@ -751,7 +749,7 @@ async def test_a_stopped_slot_is_given_up_after_its_grace() -> None:
         await load(executor, 4)
         assert executor._dispatcher is not None
         os.kill(executor._dispatcher._slots[0].pid, signal.SIGSTOP)
-        results = await load(executor, 12, wall_s=1)
+        results = await load(executor, 12, wall_s=4)
         assert check_answers(results) == 0
         assert max(result.num_attempts for result in results) == 2
         assert executor.status()["slots_lost"] == 1
@@ -779,7 +777,6 @@ HOST = """
 import asyncio, json, sys
 from rstar2.sandbox import Limits, LocalConfig, LocalExecutor, Request
 from rstar2.sandbox.host import HostConfig
-from rstar2.sandbox.isolation import detect
 
 async def main():
     executor = LocalExecutor(LocalConfig(host=HostConfig(warm=False, fast=json.loads(sys.argv[1]))))
