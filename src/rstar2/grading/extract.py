@@ -43,6 +43,13 @@ def count_answer_blocks(text: str) -> int:
     return answer_blocks(text)[0]
 
 
+def count_balanced_answer_blocks(text: str) -> int:
+    """What the release's `p_format` counts: closed blocks, and none where opening tags, closing tags and closed blocks
+    are not equally many."""
+    num_blocks = answer_blocks(text)[0]
+    return num_blocks if text.count("<answer>") == text.count("</answer>") == num_blocks else 0
+
+
 def last_box(text: str) -> str | None:
     r"""The content of the balanced `\boxed{…}` that starts last; None if there is none."""
     text = text[-MAX_SEARCHED_CHARS:]

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rstar2.agent import AgentLimits
-from rstar2.algo import RocSettings, decide_group, is_trainable, num_missing_groups, num_missing_rollouts
+from rstar2.algo import Mode, RocSettings, decide_group, is_trainable, num_missing_groups, num_missing_rollouts
 from rstar2.engine import Sampling
-from rstar2.grading import count_answer_blocks
+from rstar2.grading import count_answer_blocks, count_balanced_answer_blocks
 from rstar2.records import Group, Problem, StepRecord, Trace
 from rstar2.rollout.request import RolloutRequest, Rolls
 from rstar2.train.cursor import Cursor, take
@@ -141,9 +141,10 @@ def _requests(group: _OpenGroup, plan: StepPlan) -> list[RolloutRequest]:
 
 
 def _decide(group: _OpenGroup, plan: StepPlan) -> Group:
+    count = count_balanced_answer_blocks if plan.settings.mode is Mode.RELEASE else count_answer_blocks
     return decide_group(
         group.traces,
-        [count_answer_blocks(trace.response_text) for trace in group.traces],
+        [count(trace.response_text) for trace in group.traces],
         plan.settings,
         np.random.default_rng(named_seed(plan.seed, "choice", plan.step, group.index)),
         group_id=group.id,
