@@ -16,8 +16,8 @@ from rstar2.algo import LossSettings, policy_loss
 from rstar2.errors import UserError
 from rstar2.records import Group, Selection, Trace
 from rstar2.train.optimizer import Optimizer
-from rstar2.train.packed import Pack
-from rstar2.train.packing import pack
+from rstar2.train.packed import Family, Pack
+from rstar2.train.packing import cut_family, num_shared_tokens, pack
 from rstar2.train.policy import Policy
 from rstar2.train.ranks import ALONE, Ranks
 from rstar2.train.reference import Reference
@@ -71,10 +71,7 @@ def update_policy(
 ) -> dict[str, float]:
     """All optimizer steps on one batch of groups; the metrics are means over the steps."""
     num_steps = min(settings.num_optimizer_steps, len(groups))
-    parts = [
-        _Part.of([rollout for group in groups[number::num_steps] for rollout in group], settings, ranks, policy.device)
-        for number in range(num_steps)
-    ]
+    parts = [_Part.of(groups[number::num_steps], settings, ranks, policy) for number in range(num_steps)]
     olds = [None if part is parts[0] else _log_probs(policy, part, settings) for part in parts]
     totals: defaultdict[str, float] = defaultdict(float)
     for part, old in zip(parts, olds, strict=True):
@@ -97,12 +94,42 @@ class _Part:
     """Of all ranks."""
 
     @classmethod
-    def of(cls, rollouts: Sequence[Rollout], settings: UpdateSettings, ranks: Ranks, device: torch.device) -> "_Part":
-        lengths = [len(rollout.token_ids) for rollout in rollouts]
-        shares = ranks.share(pack(lengths, settings.micro_batch_tokens, ranks.size))
-        packs = [[rollouts[index] for index in indices] for indices in shares]
-        num_tokens = sum(rollout.num_learnt for rollout in rollouts)
-        return cls(packs, [_packed(several, device) for several in packs], num_tokens)
+    def of(cls, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings, ranks: Ranks, policy: Policy) -> "_Part":
+        families = [
+            family for group in groups for family in _families(group, settings, is_shared=policy.shares_prefixes)
+        ]
+        sizes = [_num_computed(family) for family in families]
+        shares = [
+            [families[index] for index in indices]
+            for indices in ranks.share(pack(sizes, settings.micro_batch_tokens, ranks.size))
+        ]
+        return cls(
+            rollouts=[[rollout for family in share for rollout in family.rollouts] for share in shares],
+            packs=[_packed(share, policy.device) for share in shares],
+            num_tokens=sum(rollout.num_learnt for group in groups for rollout in group),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    rollouts: list[Rollout]
+    num_shared: int
+
+
+def _families(group: Sequence[Rollout], settings: UpdateSettings, *, is_shared: bool) -> list[_Family]:
+    """The rollouts of one problem begin with its prompt: where that is shared they stay together as far as they fit."""
+    if not is_shared:
+        return [_Family([rollout], 0) for rollout in group]
+    num_shared = num_shared_tokens([rollout.token_ids for rollout in group])
+    lengths = [len(rollout.token_ids) for rollout in group]
+    return [
+        _Family([group[index] for index in part], num_shared if len(part) > 1 else 0)
+        for part in cut_family(lengths, num_shared, settings.micro_batch_tokens)
+    ]
+
+
+def _num_computed(family: _Family) -> int:
+    return family.num_shared + sum(len(rollout.token_ids) - family.num_shared for rollout in family.rollouts)
 
 
 def _backward(
@@ -117,7 +144,7 @@ def _backward(
     if reference is not None:
         with reference.in_place():
             kept = _log_probs(policy, part, settings)
-    totals: defaultdict[str, float] = defaultdict(float)
+    metrics: list[dict[str, Tensor]] = []
     for number, rollouts in enumerate(part.rollouts):
         log_probs, entropies = policy.token_log_probs(part.packs[number], temperature=settings.temperature)
         result = policy_loss(
@@ -134,7 +161,11 @@ def _backward(
             entropies=entropies,
         )
         result.loss.backward()  # type: ignore[no-untyped-call]
-        for name, value in zip(result.metrics, torch.stack(list(result.metrics.values())).tolist(), strict=True):
+        metrics.append(result.metrics)
+    # Read only now: a GPU would wait for each micro-batch's before it got the next to compute.
+    totals: defaultdict[str, float] = defaultdict(float)
+    for values in metrics:
+        for name, value in zip(values, torch.stack(list(values.values())).tolist(), strict=True):
             totals[name] += value
     return dict(totals)
 
@@ -145,10 +176,20 @@ def _log_probs(policy: Policy, part: _Part, settings: UpdateSettings) -> list[Te
         return [policy.token_log_probs(pack, temperature=settings.temperature)[0] for pack in part.packs]
 
 
-def _packed(rollouts: Sequence[Rollout], device: torch.device) -> Pack:
-    if not rollouts:
+def _packed(families: Sequence[_Family], device: torch.device) -> Pack:
+    if not families:
         return Pack.blank(device)
-    return Pack.of([rollout.token_ids for rollout in rollouts], [rollout.mask for rollout in rollouts], device)
+    return Pack.of_families(
+        [
+            Family(
+                [rollout.token_ids for rollout in family.rollouts],
+                [rollout.mask for rollout in family.rollouts],
+                family.num_shared,
+            )
+            for family in families
+        ],
+        device,
+    )
 
 
 def _spread(rollouts: Sequence[Rollout], device: torch.device) -> Tensor:
