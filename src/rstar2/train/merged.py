@@ -79,13 +79,13 @@ class Adapters:
             if is_adapted(module)
         ]
         ranks = [len(down) for down in self._downs]
-        narrow_TR = (x_TI @ self._down_RI.T).split(ranks, dim=1)
+        narrow_TR = torch.split(x_TI @ self._down_RI.T, ranks, dim=1)
         back_TR, ups = [], []
         for (columns, scaling), up_OR, lowered_TR in zip(adapted, self._up_OR, narrow_TR, strict=True):
             own_TO = gradient_TO[:, columns]
             back_TR.append(own_TO @ up_OR * scaling)
             ups.append(_product(own_TO.T, lowered_TR) * scaling)
-        downs = _product(torch.cat(back_TR, dim=1).T, x_TI).split(ranks)
+        downs = torch.split(_product(torch.cat(back_TR, dim=1).T, x_TI), ranks)
         return *downs, *ups
 
 

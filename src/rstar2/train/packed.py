@@ -11,7 +11,7 @@ Suffixes: T tokens of the pack, S selected tokens, V vocabulary, H hidden size, 
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from inspect import signature
@@ -33,10 +33,13 @@ HEAD_PIECE_TOKENS = 4096
 """Tokens whose logits stand in memory at one time: 0.8 GB of float32 for a vocabulary of 50,000."""
 
 
+MAX_ROUNDS = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Where each of several pieces that lie end to end starts, and where the last ends; on the host and where attention
-    computes. Each layer needs it, and a copy to a GPU would wait for all that was asked of it before."""
+    computes."""
 
     values: tuple[int, ...]
     on_device: Tensor
@@ -45,16 +48,20 @@ class Bounds:
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device) -> "Bounds":
         values = (0, *accumulate(lengths))
-        return cls(values, torch.tensor(values, dtype=torch.int32, device=device), max(lengths))
+        return cls(values, on_device(np.array(values, np.int32), device), max(lengths))
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
-    """Of a pack that begins with them: the suffixes of each follow in the same order."""
+    """Of a pack that begins with them. What continues them follows in `num_rounds` rounds; in each comes some of what
+    continues the first prefix, then some of the second's. A GPU attends to a prefix in so many places at a time."""
 
     prefixes: Bounds
     suffixes: Bounds
-    """All that continue one prefix count as one piece; the first starts where the last prefix ends."""
+    """What continues one prefix in one round counts as one piece; the first starts where the last prefix ends."""
+    repeated: Bounds
+    """Of the prefixes, once for each round."""
+    num_rounds: int
 
     @property
     def keys(self) -> slice:
@@ -103,28 +110,47 @@ class Pack:
     @classmethod
     def of_families(cls, families: Sequence[Family], device: torch.device) -> "Pack":
         """Prefixes come first, then what continues them, then sequences that share nothing."""
-        pieces: list[Any] = []
-        firsts: list[int] = []
         sharing = [family for family in families if family.num_shared]
-        for family in sharing:
-            pieces.append(np.asarray(family.sequences[0][: family.num_shared]))
-            firsts.append(0)
-        for family in (*sharing, *(family for family in families if not family.num_shared)):
-            pieces += [np.asarray(ids[family.num_shared :]) for ids in family.sequences]
-            firsts += [family.num_shared] * len(family.sequences)
+        num_rounds = min((MAX_ROUNDS, *(len(family.sequences) for family in sharing)))
+        rounds = [[_round(family, number, num_rounds) for family in sharing] for number in range(num_rounds)]
+        order = [place for members in rounds for several in members for place in several]
+        order += [
+            (family, number) for family in families if not family.num_shared for number in range(len(family.sequences))
+        ]
+        pieces = [np.asarray(family.sequences[0][: family.num_shared]) for family in sharing]
+        pieces += [np.asarray(family.sequences[number][family.num_shared :]) for family, number in order]
         lengths = [len(piece) for piece in pieces]
-        starts = [0, *accumulate(lengths)]
-        places, targets = _targets(families, len(sharing), starts)
-        ids = np.concatenate(pieces).astype(np.int64)
-        positions = np.arange(len(ids)) + np.repeat(np.array(firsts) - starts[:-1], lengths)
+        starts = (0, *accumulate(lengths))
         shared = None
         if sharing:
-            sizes = [sum(len(ids) - family.num_shared for ids in family.sequences) for family in sharing]
-            shared = SharedPrefixes(Bounds.of(lengths[: len(sharing)], device), Bounds.of(sizes, device))
-        token_ids_T, positions_T, places_S, targets_S = (
-            torch.from_numpy(values).to(device) for values in (ids, positions, places, targets)
+            sizes = [
+                sum(len(family.sequences[number]) - family.num_shared for family, number in several)
+                for members in rounds
+                for several in members
+            ]
+            prefixes = [family.num_shared for family in sharing]
+            shared = SharedPrefixes(
+                prefixes=Bounds.of(prefixes, device),
+                suffixes=Bounds.of(sizes, device),
+                repeated=Bounds.of(prefixes * num_rounds, device),
+                num_rounds=num_rounds,
+            )
+        ids = np.concatenate(pieces).astype(np.int64)
+        firsts = [0] * len(sharing) + [family.num_shared for family, _ in order]
+        positions = np.arange(len(ids)) + np.repeat(np.array(firsts) - starts[:-1], lengths)
+        prefix_starts = dict(zip(map(id, sharing), starts, strict=False))
+        own_starts = [
+            ((id(family), number), start)
+            for (family, number), start in zip(order, starts[len(sharing) :], strict=False)
+        ]
+        places, targets = _targets(families, prefix_starts, own_starts)
+        return cls(
+            on_device(ids, device),
+            on_device(positions, device),
+            Spans(Bounds.of(lengths, device), shared),
+            on_device(places, device),
+            on_device(targets, device),
         )
-        return cls(token_ids_T, positions_T, Spans(Bounds.of(lengths, device), shared), places_S, targets_S)
 
     @classmethod
     def blank(cls, device: torch.device) -> "Pack":
@@ -132,28 +158,31 @@ class Pack:
         return cls.of([[0]], [[False]], device)
 
 
+def _round(family: Family, number: int, num_rounds: int) -> list[tuple[Family, int]]:
+    num_sequences = len(family.sequences)
+    return [(family, member) for member in range(num_sequences) if member * num_rounds // num_sequences == number]
+
+
 def _targets(
-    families: Sequence[Family], num_prefixes: int, starts: Sequence[int]
+    families: Sequence[Family], prefix_starts: Mapping[int, int], own_starts: Mapping[tuple[int, int], int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where each token to learn is predicted from, and the tokens."""
     places, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    num_sharing = sum(len(family.sequences) for family in families if family.num_shared)
-    prefix, suffix, lone = 0, num_prefixes, num_prefixes + num_sharing
     for family in families:
-        for ids, mask in zip(family.sequences, family.masks, strict=True):
+        for number, (sequence, mask) in enumerate(zip(family.sequences, family.masks, strict=True)):
             assert not mask[0], "the first token of a sequence is predicted from nothing"
             learnt = np.flatnonzero(np.asarray(mask))
-            before = learnt - 1
-            if family.num_shared:
-                start = np.where(before < family.num_shared, starts[prefix], starts[suffix] - family.num_shared)
-                suffix += 1
-            else:
-                start = np.full(len(before), starts[lone])
-                lone += 1
-            places.append(start + before)
-            targets.append(np.asarray(ids)[learnt])
-        prefix += family.num_shared > 0
+            own_start = own_starts[id(family), number] - family.num_shared
+            is_shared = learnt <= family.num_shared
+            places.append(np.where(is_shared, prefix_starts.get(id(family), own_start), own_start) + learnt - 1)
+            targets.append(np.asarray(sequence)[learnt])
     return np.concatenate(places), np.concatenate(targets).astype(np.int64)
+
+
+def on_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    """A copy to a GPU does not wait for what was asked of it before."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def use_packed_attention(model: Any) -> None:
@@ -253,7 +282,8 @@ def _pieces(spans: Spans) -> Iterator[tuple[slice, slice | None]]:
     for start, end in pairwise(spans.own.values):
         prefix = None
         if (shared := spans.shared) is not None and shared.queries.start <= start < shared.queries.stop:
-            number = bisect_right(shared.suffixes.values, start - shared.queries.start) - 1
+            piece = bisect_right(shared.suffixes.values, start - shared.queries.start) - 1
+            number = piece % (len(shared.prefixes.values) - 1)
             prefix = slice(shared.prefixes.values[number], shared.prefixes.values[number + 1])
         yield slice(start, end), prefix
 

@@ -35,8 +35,8 @@ class TrainedLinear(torch.autograd.Function):
         x_TI, weight = ctx.saved_tensors
         (gradient,) = gradients
         dx = gradient @ weight if ctx.needs_input_grad[0] else None
-        weights = (gradient.T @ x_TI).split(ctx.sizes)
-        biases = gradient.sum(0).split(ctx.sizes) if ctx.has_bias else ()
+        weights = torch.split(gradient.T @ x_TI, ctx.sizes)
+        biases = torch.split(gradient.sum(0), ctx.sizes) if ctx.has_bias else ()
         return dx, None, None, *weights, *biases
 
 

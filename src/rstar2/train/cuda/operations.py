@@ -113,7 +113,7 @@ class Heads:
 
     def cut(self, qkv_TX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         sizes = [self.num_query, self.num_key_value, self.num_key_value]
-        q_TND, k_TKD, v_TKD = qkv_TX.view(len(qkv_TX), -1, self.width).split(sizes, dim=1)
+        q_TND, k_TKD, v_TKD = torch.split(qkv_TX.view(len(qkv_TX), -1, self.width), sizes, dim=1)
         return q_TND, k_TKD, v_TKD
 
     @property
@@ -221,12 +221,12 @@ def spans_attention(q_TND: Tensor, k_TKD: Tensor, v_TKD: Tensor, spans: Spans, s
     if spans.shared is not None:
         from rstar2.train.cuda.kernels import merge_kernel
 
-        suffixes, prefixes = spans.shared.suffixes, spans.shared.prefixes
-        rows, columns = spans.shared.queries, spans.shared.keys
+        rows, suffixes, prefixes = spans.shared.queries, spans.shared.suffixes, spans.shared.repeated
+        k_PKD, v_PKD = (tensor[spans.shared.keys].repeat(spans.shared.num_rounds, 1, 1) for tensor in (k_TKD, v_TKD))
         shared_TND, shared_normalizer = _flash(
             q_TND[rows],
-            k_TKD[columns],
-            v_TKD[columns],
+            k_PKD,
+            v_PKD,
             suffixes.on_device,
             prefixes.on_device,
             suffixes.longest,
@@ -267,16 +267,16 @@ def spans_attention_gradients(
         own.on_device, own.on_device, own.longest, own.longest, True, scaling,
     )  # fmt: skip
     if spans.shared is not None:
-        suffixes, prefixes = spans.shared.suffixes, spans.shared.prefixes
-        rows, columns = spans.shared.queries, spans.shared.keys
-        shared_dq, shared_dk, shared_dv = _flash_gradients(
-            gradient_TND[rows], q_TND[rows], k_TKD[columns], v_TKD[columns], out_TND[rows],
-            normalizer_NT[:, rows].contiguous(), suffixes.on_device, prefixes.on_device,
+        rows, suffixes, prefixes = spans.shared.queries, spans.shared.suffixes, spans.shared.repeated
+        keys, num_rounds = spans.shared.keys, spans.shared.num_rounds
+        shared_dq, *shared = _flash_gradients(
+            gradient_TND[rows], q_TND[rows], k_TKD[keys].repeat(num_rounds, 1, 1), v_TKD[keys].repeat(num_rounds, 1, 1),
+            out_TND[rows], normalizer_NT[:, rows].contiguous(), suffixes.on_device, prefixes.on_device,
             suffixes.longest, prefixes.longest, False, scaling,
         )  # fmt: skip
         dq[rows] += shared_dq
-        dk[columns] += shared_dk
-        dv[columns] += shared_dv
+        for total, rounds in zip((dk, dv), shared, strict=True):
+            total[keys] += rounds.view(num_rounds, -1, *rounds.shape[1:]).sum(0)
     return dq, dk, dv
 
 
