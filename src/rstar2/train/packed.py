@@ -139,10 +139,8 @@ class Pack:
         firsts = [0] * len(sharing) + [family.num_shared for family, _ in order]
         positions = np.arange(len(ids)) + np.repeat(np.array(firsts) - starts[:-1], lengths)
         prefix_starts = dict(zip(map(id, sharing), starts, strict=False))
-        own_starts = [
-            ((id(family), number), start)
-            for (family, number), start in zip(order, starts[len(sharing) :], strict=False)
-        ]
+        names = [(id(family), number) for family, number in order]
+        own_starts = dict(zip(names, starts[len(sharing) :], strict=False))
         places, targets = _targets(families, prefix_starts, own_starts)
         return cls(
             on_device(ids, device),
