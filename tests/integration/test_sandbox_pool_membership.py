@@ -75,6 +75,18 @@ async def test_a_node_with_another_token_is_told_so_and_gets_no_calls() -> None:
         assert "does not accept it" in pool.nodes()[0].message
 
 
+async def test_a_node_that_isolates_too_little_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "HEARTBEAT_S", 0.05)
+    said: list[str] = []
+    async with service(GateExecutor(), ServiceSettings(token=TOKEN)) as node, gateway_on(0) as (url, pool):
+        standing = Membership(url, TOKEN, said.append)
+        standing.start(node.url)
+        await until(lambda: states(pool) == {node.url: "lost"}, 30.0)
+        await until(lambda: "gives no calls to this node" in said[-1], 30.0)
+        await standing.end()
+        assert "files of the machine are out of reach" in said[-1]
+
+
 @pytest.mark.parametrize("path", ["http://[", "http://", "ftp://x", "", "http://a..b", "http://x:99999", "http://\x00"])
 async def test_no_address_harms_the_gateway(path: str) -> None:
     async with gateway_on(0) as (url, pool), RemoteExecutor(url, TOKEN) as caller:
