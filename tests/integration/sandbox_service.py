@@ -156,7 +156,7 @@ def service_on_thread(settings: ServiceSettings | None = None, **wiring: Any) ->
         loop.close()
 
 
-async def until(condition: Any, timeout_s: float = 5.0) -> None:
+async def until(condition: Any, timeout_s: float = 60.0) -> None:
     """Wait for something that another task is about to make true."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110

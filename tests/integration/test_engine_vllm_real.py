@@ -309,7 +309,7 @@ async def test_in_this_process(
 ) -> None:
     for name, value in (QUIET | {"TMPDIR": str(tmp_path_factory.mktemp("vllm"))}).items():
         monkeypatch.setenv(name, value)
-    options = VllmOptions(max_context_tokens=2048, kv_cache_tokens=8192, block_size=32, max_running=8)
+    options = VllmOptions(max_context_tokens=2048, kv_cache_tokens=8192, max_running=8)
     engine = VllmInProcessEngine.from_folder(folder, options)
     try:
         await check_tokens(engine, model, prompt)

@@ -152,23 +152,23 @@ async def test_a_turn_goes_on_over_an_update_and_says_which_policy_made_what(eng
 
 
 async def test_nothing_is_sampled_while_paused(engine: EmbeddedEngine) -> None:
-    turn = asyncio.ensure_future(chunks_of(engine, PROMPT, Sampling(), 60))
-    await asyncio.sleep(0.02)
+    turn = engine.generate("s", PROMPT, Sampling(), 60)
+    first = await anext(turn)
     is_inside, may_leave = threading.Event(), threading.Event()
 
     def hold() -> None:
         with engine.paused():
             is_inside.set()
-            may_leave.wait(10)
+            may_leave.wait(60)
 
     holder = asyncio.create_task(asyncio.to_thread(hold))
-    await asyncio.to_thread(is_inside.wait, 10)
+    assert await asyncio.to_thread(is_inside.wait, 60)
     count = engine.load().num_generated_tokens
     await asyncio.sleep(0.1)
     assert engine.load().num_generated_tokens == count
     may_leave.set()
     await holder
-    assert len(ids_of(await turn)) == 60
+    assert len(ids_of([first, *[chunk async for chunk in turn]])) == 60
 
 
 def test_building_twice_on_one_model_keeps_sharing_and_saving_works(tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ def test_choices(text: str, letter: str | None) -> None:
     assert choice_letter(text) == letter
 
 
+@pytest.mark.timing
 def test_integers_are_fast() -> None:
     num_verdicts = 5000
     started = time.process_time()

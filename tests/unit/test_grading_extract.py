@@ -81,6 +81,6 @@ def test_blocks_are_counted_as_they_are_extracted(text: str, num_blocks: int) ->
 @pytest.mark.parametrize("place", list(AnswerPlace))
 def test_ten_megabytes_of_garbage_take_no_time(piece: str, place: AnswerPlace) -> None:
     text = f"<answer>{piece * (10_000_000 // len(piece))}</answer>"
-    started = time.monotonic()
+    started = time.process_time()
     extract_answer(text, place)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5

@@ -2,7 +2,7 @@
 
 Promise: arrays in, arrays out, no trainer object; each random choice draws from a generator that the caller passes in;
 numpy alone, except that `policy_loss` takes torch tensors and imports torch when it is called.
-May import: records, and nothing else of ours but `rstar2.errors`.
+May import: records.
 
 In the order that data flows: `rollout_reward`, the penalties, `resample` and `group_advantages`, which
 `choose_rollouts` puts together for arrays and `decide_group` for traces; what a batch still lacks; `policy_loss` on the

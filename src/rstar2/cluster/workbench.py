@@ -139,7 +139,6 @@ def _engine_plan(recipe: Recipe, folder: Path) -> EnginePlan:
     options = VllmOptions(
         max_context_tokens=recipe.model.context_tokens,
         kv_cache_tokens=engine.kv_cache_tokens,
-        block_size=engine.block_tokens if engine.kv_cache_tokens else None,
         max_running=engine.max_batch,
         max_prefill_tokens=engine.prefill_chunk_tokens,
         gpu_memory_share=engine.gpu_memory_share,

@@ -47,8 +47,9 @@ class Sandbox(Section):
     num_slots: int | None = Field(
         None,
         ge=1,
-        description="Programs that run at the same time on this machine. Left out, one for each core: more only makes "
-        "each slower. Not with base_url, where the service decides.",
+        description="Programs younger than a tenth of a second that run at the same time on this machine; older ones "
+        "get less of the cores and do not count. Left out, four for each core: one that waits must not idle it. Not "
+        "with base_url, where the service decides.",
     )
     queue_s: float = Field(
         120.0,

@@ -2,7 +2,7 @@
 
 Promise: the same source, name and seed give the same rows on every machine; a row that cannot be used is an error that
 names it, never skipped; what was downloaded once stays the same bytes. Works without torch.
-May import: records, config, grading, models (its hub client and data home).
+May import: records, grading, config, models.
 """
 
 from rstar2.data.benchmarks import FunctionCallTask, InstructionTask

@@ -2,7 +2,7 @@
 
 Promise: a wrong answer is never called right by a trick of notation; a hostile one neither hangs the grader nor escapes
 its zero; integers are exact and need no executor; faults of ours are errors, never verdicts.
-May import: records, and of sandbox its seam.
+May import: records, sandbox.
 """
 
 from rstar2.grading.choice import choice_letter

@@ -2,7 +2,7 @@
 
 Promise: frozen and typed; a trace rebuilds the exact token ids, loss mask, log-probabilities and text of a rollout;
 files are append-only JSON Lines that survive a kill -9 in the middle of a write.
-May import: nothing of ours but `rstar2.errors`.
+May import: nothing.
 """
 
 from rstar2.records.group import Group, Selection
