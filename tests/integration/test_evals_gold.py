@@ -222,10 +222,10 @@ class MoodyGrader(Grader):
 
     is_well = False
 
-    async def grade(self, *arguments: Any) -> Any:
+    async def grade(self, *turns: str, **arguments: Any) -> Any:
         if not MoodyGrader.is_well:
             raise InfrastructureError("the grader is away")
-        return await super().grade(*arguments)
+        return await super().grade(*turns, **arguments)
 
 
 async def test_what_could_not_be_judged_is_counted_and_judged_on_resume(

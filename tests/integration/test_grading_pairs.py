@@ -38,7 +38,7 @@ async def test_the_table_is_large_enough() -> None:
 )
 async def test_tricky_pairs(grader: Grader, answer: str, gold: str, verdict: Verdict) -> None:
     started = time.monotonic()
-    grade = await grader.grade(f"<answer>\\boxed{{{answer}}}</answer>", gold)
+    grade = await grader.grade(f"<answer>\\boxed{{{answer}}}</answer>", gold=gold)
     assert grade.verdict is verdict, grade
     assert time.monotonic() - started < GRADING_DEADLINE_S + SLACK_S
 
@@ -68,6 +68,6 @@ async def test_a_gold_that_exhausts_the_grader_is_undecided(grader: Grader) -> N
 
 async def test_plain_benchmarks_take_the_last_box_of_the_text(grader: Grader) -> None:
     text = r"First \boxed{17}. Wait, \boxed{\frac{1}{4}}"
-    assert (await grader.grade(text, "0.25", AnswerPlace.ANYWHERE)).verdict is Verdict.RIGHT
-    assert (await grader.grade(text, "17", AnswerPlace.ANYWHERE)).verdict is Verdict.WRONG
-    assert (await grader.grade(text, "0.25")).verdict is Verdict.NO_ANSWER
+    assert (await grader.grade(text, gold="0.25", place=AnswerPlace.ANYWHERE)).verdict is Verdict.RIGHT
+    assert (await grader.grade(text, gold="17", place=AnswerPlace.ANYWHERE)).verdict is Verdict.WRONG
+    assert (await grader.grade(text, gold="0.25")).verdict is Verdict.NO_ANSWER

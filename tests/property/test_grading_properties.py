@@ -49,7 +49,7 @@ def notations(draw: st.DrawFn, n: int) -> str:
 @given(latex_soup)
 def test_extraction_never_raises_and_returns_what_stands_there(text: str) -> None:
     for place in AnswerPlace:
-        answer = extract_answer(text, place)
+        answer = extract_answer(text, place=place)
         assert answer is None or answer in text
     assert count_answer_blocks(text) <= min(text.count("<answer>"), text.count("</answer>"))
     assert (extract_answer(text) is None) or count_answer_blocks(text) > 0

@@ -69,7 +69,7 @@ def count_tool_calls(statuses: Iterable[ToolStatus]) -> tuple[int, int]:
 
 
 def trace_penalty(trace: Trace, num_answer_blocks: int) -> TracePenalty:
-    """Both penalties of a trace, whose answer blocks `rstar2.grading.count_answer_blocks(trace.response_text)` counts.
+    """Both penalties of a trace, whose answer blocks `rstar2.grading.count_answer_blocks(*trace.turn_texts)` counts.
 
     Only calls that came back are counted: one that was pending when the rollout ended says nothing about its code.
     """

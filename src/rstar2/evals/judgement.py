@@ -46,7 +46,7 @@ def answer_judge(grader: Grader, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) 
     """The answer in the model's own words against the gold."""
 
     async def decide(problem: Problem, trace: Trace) -> Judgement:
-        grade = await grader.grade(trace.response_text, problem.answer, place)
+        grade = await grader.grade(*trace.turn_texts, gold=problem.answer, place=place)
         return Judgement(grade.verdict, grade.answer, message=grade.message)
 
     return Judge(decide)

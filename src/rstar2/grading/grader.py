@@ -43,9 +43,9 @@ class Grader:
     r"""With an integer gold, an answer that leaves work to the grader (`123 \cdot 456`) is wrong. Benchmarks count such
     answers; a policy that is rewarded for them learns to copy the question into the box."""
 
-    async def grade(self, text: str, gold: str, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) -> Grade:
-        """Grade the answer in `text`, which is the model's own words and nothing of its environment's."""
-        answer = extract_answer(text, place)
+    async def grade(self, *turns: str, gold: str, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) -> Grade:
+        """Grade the answer in `turns`, which are the model's own words and nothing of its environment's."""
+        answer = extract_answer(*turns, place=place)
         if answer is None:
             where = "the last answer block" if place is AnswerPlace.ANSWER_BLOCK else "the text"
             return Grade(Verdict.NO_ANSWER, None, Method.EXTRACTION, rf"no balanced, filled \boxed{{}} in {where}")

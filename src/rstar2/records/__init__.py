@@ -5,6 +5,7 @@ files are append-only JSON Lines that survive a kill -9 in the middle of a write
 May import: nothing of ours but `rstar2.errors`.
 """
 
+from rstar2.records.answer_block import ANSWER_CLOSE, ANSWER_OPEN, answer_blocks
 from rstar2.records.group import Group, Selection
 from rstar2.records.problem import Problem
 from rstar2.records.run_dir import RunDirectory
@@ -16,6 +17,8 @@ from rstar2.records.tool import Fault, ToolCall, ToolResult, ToolStatus
 from rstar2.records.trace import Outcome, StopReason, Trace, Turn, Verdict
 
 __all__ = [
+    "ANSWER_CLOSE",
+    "ANSWER_OPEN",
     "EngineSample",
     "EngineUse",
     "Event",
@@ -39,5 +42,6 @@ __all__ = [
     "Trace",
     "Turn",
     "Verdict",
+    "answer_blocks",
     "make_run_folder",
 ]

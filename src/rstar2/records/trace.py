@@ -130,9 +130,14 @@ class Trace:
         return self.prompt_text + "".join(turn.text + turn.appended_text for turn in self.turns)
 
     @property
+    def turn_texts(self) -> tuple[str, ...]:
+        """The model's own words alone, turn by turn: what answers are looked for in."""
+        return tuple(turn.text for turn in self.turns)
+
+    @property
     def response_text(self) -> str:
-        """The model's own words alone, one turn after the other: what answers are looked for in."""
-        return "".join(turn.text for turn in self.turns)
+        """The model's own words alone, one turn after the other."""
+        return "".join(self.turn_texts)
 
     @property
     def num_response_tokens(self) -> int:

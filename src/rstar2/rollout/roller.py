@@ -27,7 +27,7 @@ def math_judge(grader: Grader, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) ->
     """The answer in the model's own words against the gold."""
 
     async def judge(problem: Problem, trace: Trace) -> Grade:
-        return await grader.grade(trace.response_text, problem.answer, place)
+        return await grader.grade(*trace.turn_texts, gold=problem.answer, place=place)
 
     return judge
 

@@ -143,7 +143,7 @@ def _requests(group: _OpenGroup, plan: StepPlan) -> list[RolloutRequest]:
 def _decide(group: _OpenGroup, plan: StepPlan) -> Group:
     return decide_group(
         group.traces,
-        [count_answer_blocks(trace.response_text) for trace in group.traces],
+        [count_answer_blocks(*trace.turn_texts) for trace in group.traces],
         plan.settings,
         np.random.default_rng(named_seed(plan.seed, "choice", plan.step, group.index)),
         group_id=group.id,
