@@ -209,7 +209,7 @@ async def test_a_run_can_be_graded_again_without_generating(data_dir: Path, tmp_
     assert read_plan(view.recipe_toml)[0] == plan
     same = await grade_again(view, benchmarks, judges, only_undecided=False)
     assert (same.num_graded, same.num_changed) == (14, 0)
-    again = results_of(same.history, benchmarks, plan)
+    again = await results_of(same.history, benchmarks, plan, judges)
     assert again == {name: replace(result, seconds=0.0) for name, result in results.items()}
 
     corrected = tuple(replace(problem, answer="-1") for problem in benchmarks[0].problems)
