@@ -36,6 +36,7 @@ def _sample(problem_id: str, index: int, kind: str) -> Sample:
         num_response_tokens=10,
         num_turns=1,
         num_tool_calls=0,
+        num_own_calls=0,
         num_tool_errors=0,
         seconds=0.0,
     )

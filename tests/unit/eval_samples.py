@@ -17,6 +17,7 @@ RIGHT = Sample(
     num_response_tokens=100,
     num_turns=2,
     num_tool_calls=1,
+    num_own_calls=1,
     num_tool_errors=0,
     seconds=1.0,
 )

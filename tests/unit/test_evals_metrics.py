@@ -26,7 +26,15 @@ def test_unbiased_pass_at_k_is_the_mean_over_all_subsets() -> None:
 
 
 def test_every_number_of_a_result() -> None:
-    erring = replace(wrong("8"), num_tool_calls=3, num_tool_errors=2, num_response_tokens=300, num_turns=4, seconds=3.0)
+    erring = replace(
+        wrong("8"),
+        num_tool_calls=4,
+        num_own_calls=3,
+        num_tool_errors=2,
+        num_response_tokens=300,
+        num_turns=4,
+        seconds=3.0,
+    )
     samples = of_problem("a", RIGHT, erring) + of_problem("b", TRUNCATED, RIGHT)
 
     result = measure(samples, num_problems=2, num_samples=2, seconds=9.0, majority_at_k=0.75)
@@ -35,7 +43,7 @@ def test_every_number_of_a_result() -> None:
     assert (result.accuracy, result.pass_at_k, result.majority_at_k) == (0.5, 1.0, 0.75)
     assert result.accuracy_undecided_wrong == result.accuracy
     assert result.pass_at == {1: 0.5, 2: 1.0}
-    assert (result.mean_response_tokens, result.mean_turns, result.mean_tool_calls) == (150, 2.5, 1.5)
+    assert (result.mean_response_tokens, result.mean_turns, result.mean_tool_calls) == (150, 2.5, 1.75)
     assert (result.tool_error_share, result.truncated_share) == (2 / 6, 0.25)
     assert (result.mean_rollout_seconds, result.seconds) == (1.5, 9.0)
     assert result.is_complete

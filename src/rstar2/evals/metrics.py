@@ -44,7 +44,7 @@ class BenchmarkResult:
     mean_turns: float
     mean_tool_calls: float
     tool_error_share: float
-    """Of all calls, those that failed by the model's own doing."""
+    """Of the calls that came back and not through a fault of ours, those that failed by the model's own doing."""
     truncated_share: float
     turn_limit_share: float
     no_answer_share: float
@@ -71,7 +71,7 @@ def measure(
     scores = [(_score(sample), sample.weight) for sample in scored]
     clusters = [[(_score(sample), sample.weight) for sample in group] for group in groups]
     low, high = clustered_interval(clusters)
-    num_calls = sum(sample.num_tool_calls for sample in ended)
+    num_own_calls = sum(sample.num_own_calls for sample in ended)
     return BenchmarkResult(
         num_problems=num_problems,
         num_samples=num_samples,
@@ -89,7 +89,7 @@ def measure(
         mean_response_tokens=_mean([sample.num_response_tokens for sample in ended]),
         mean_turns=_mean([sample.num_turns for sample in ended]),
         mean_tool_calls=_mean([sample.num_tool_calls for sample in ended]),
-        tool_error_share=sum(sample.num_tool_errors for sample in ended) / num_calls if num_calls else 0.0,
+        tool_error_share=sum(sample.num_tool_errors for sample in ended) / num_own_calls if num_own_calls else 0.0,
         truncated_share=_mean([sample.outcome is Outcome.TRUNCATED for sample in ended]),
         turn_limit_share=_mean([sample.outcome is Outcome.TURN_LIMIT for sample in ended]),
         no_answer_share=_mean([sample.verdict is Verdict.NO_ANSWER for sample in ended]),

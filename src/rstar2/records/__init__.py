@@ -13,7 +13,7 @@ from rstar2.records.run_info import Event, Metrics, RunInfo, RunStatus
 from rstar2.records.run_layout import make_run_folder
 from rstar2.records.run_view import RunView
 from rstar2.records.schedule import EngineSample, EngineUse, RolloutSpan, SpanKind, StepRecord
-from rstar2.records.tool import Fault, ToolCall, ToolResult, ToolStatus
+from rstar2.records.tool import Fault, ToolCall, ToolResult, ToolStatus, count_tool_calls
 from rstar2.records.trace import Outcome, StopReason, Trace, Turn, Verdict
 
 __all__ = [
@@ -43,5 +43,6 @@ __all__ = [
     "Turn",
     "Verdict",
     "answer_blocks",
+    "count_tool_calls",
     "make_run_folder",
 ]

@@ -111,7 +111,14 @@ class Roller:
         self, request: RolloutRequest, start: Transcript, seat: Seat, limits: AgentLimits, sampling: Sampling
     ) -> Trace:
         engine = _SeatEngine(seat)
-        agent = Agent(engine, self.chat, limits, replace(sampling, seed=request.seed), tells_text=False)
+        agent = Agent(
+            engine,
+            self.chat,
+            limits,
+            replace(sampling, seed=request.seed),
+            waited_s=lambda: seat.waited_s,
+            tells_text=False,
+        )
         tools = self._make_tools()
         try:
             trace = await agent.rollout(

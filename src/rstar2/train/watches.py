@@ -104,8 +104,9 @@ def _kept(traces: Sequence[Trace], groups: Sequence[Group]) -> list[Trace]:
 
 def _tool_error_share(traces: Sequence[Trace]) -> float:
     """Of the calls of these rollouts, those that failed by the policy's own doing."""
-    num_calls = sum(len(trace.results) for trace in traces)
-    return sum(trace.num_tool_errors for trace in traces) / num_calls if num_calls else 0.0
+    counts = [trace.own_calls for trace in traces]
+    num_calls, num_failed = (sum(count[place] for count in counts) for place in (0, 1))
+    return num_failed / num_calls if num_calls else 0.0
 
 
 def _void_turn_share(traces: Sequence[Trace]) -> float:
