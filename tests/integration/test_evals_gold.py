@@ -209,7 +209,7 @@ async def test_a_run_can_be_graded_again_without_generating(data_dir: Path, tmp_
     assert read_plan(view.recipe_toml)[0] == plan
     same = await grade_again(view, benchmarks, judges, only_undecided=False)
     assert (same.num_graded, same.num_changed) == (14, 0)
-    again = results_of(same.history, benchmarks, plan)
+    again = await results_of(same.history, benchmarks, plan, judges)
     assert again == {name: replace(result, seconds=0.0) for name, result in results.items()}
 
     corrected = tuple(replace(problem, answer="-1") for problem in benchmarks[0].problems)
@@ -222,10 +222,10 @@ class MoodyGrader(Grader):
 
     is_well = False
 
-    async def grade(self, *arguments: Any) -> Any:
+    async def grade(self, *turns: str, **arguments: Any) -> Any:
         if not MoodyGrader.is_well:
             raise InfrastructureError("the grader is away")
-        return await super().grade(*arguments)
+        return await super().grade(*turns, **arguments)
 
 
 async def test_what_could_not_be_judged_is_counted_and_judged_on_resume(

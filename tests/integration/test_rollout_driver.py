@@ -12,8 +12,9 @@ from rstar2.engine import Chunk, EngineLoad, Sampling
 from rstar2.errors import InfrastructureError
 from rstar2.records import RunDirectory, RunView, SpanKind, StopReason
 from rstar2.rollout.driver import Driver
-from rstar2.rollout.facts import EngineSpeed, RolloutSpec
+from rstar2.rollout.facts import EngineSpeed, Fact, RolloutSpec
 from rstar2.rollout.policies import POLICIES, make_policy
+from rstar2.rollout.recorder import StepRecorder
 from rstar2.rollout.seat import Seat
 
 pytestmark = pytest.mark.integration
@@ -225,3 +226,43 @@ async def test_a_step_is_recorded_and_found_again_in_the_run_directory(tmp_path:
     assert all(earlier.end_s == later.start_s for earlier, later in pairwise(path))
     assert {SpanKind.GENERATING, SpanKind.TOOL} <= {span.kind for span in path}
     assert all(bool(span.engine) == (span.kind in (SpanKind.FIRST_TOKEN, SpanKind.GENERATING)) for span in path)
+
+
+async def test_a_seat_says_how_long_its_turn_waited_for_a_place() -> None:
+    now_s, counting = 0.0, CountingEngine()
+
+    class Host:
+        """Of one engine; places are given by the test."""
+
+        recorder = StepRecorder(0, 0.0, lambda: now_s)
+        recorder.engine_joined("here", counting.load())
+
+        def clock(self) -> float:
+            return now_s
+
+        def tell(self, fact: Fact) -> None: ...
+
+        def engine(self, name: str) -> CountingEngine | None:
+            return counting if name == "here" else None
+
+        def lose_engine(self, name: str) -> None:
+            raise AssertionError(name)
+
+    seat = Seat(Host(), specs(1)[0])
+    now_s = 2.0
+    seat.place("here")
+    await seat.placed()
+    waits = []
+    for num_tokens in (3, 8):
+        turn = asyncio.ensure_future(_all_of(seat.generate(range(num_tokens), Sampling(), 2)))
+        await asyncio.sleep(0)
+        now_s += 3.0
+        if num_tokens == 8:
+            seat.place("here")
+        await turn
+        waits.append(seat.waited_s)
+    assert waits == [0.0, 3.0], "the first turn begins in its place; the second, after a tool, waits for one"
+
+
+async def _all_of(chunks: AsyncIterator[Chunk]) -> list[Chunk]:
+    return [chunk async for chunk in chunks]

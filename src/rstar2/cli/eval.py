@@ -258,7 +258,7 @@ async def _regrade(view: "RunView", sandbox: str | None, sandbox_token: str | No
             judges.check(benchmark)
         with grading_bar(num_stored(view)) as advance:
             graded = await grade_again(view, benchmarks, judges, only_undecided=False, on_graded=advance)
-    results = results_of(graded.history, benchmarks, plan)
+        results = await results_of(graded.history, benchmarks, plan, judges)
     note(f"graded {graded.num_graded:,} traces again: {graded.num_changed:,} scores are others; the run stays as it is")
     model = options.model or (options.script.name if options.script else "the model")
     return Outcome(results, plan, plan.deviations(benchmarks), model)

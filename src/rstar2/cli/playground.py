@@ -112,7 +112,7 @@ def end_event(trace: "Trace") -> dict[str, Any]:
         "type": "end",
         "outcome": trace.outcome.value,
         "note": trace.note,
-        "answer": extract_answer(trace.response_text),
+        "answer": extract_answer(*trace.turn_texts),
         "num_tokens": trace.num_sampled_tokens,
     }
 

@@ -60,7 +60,7 @@ def solve_command(
         seed=seed,
     )
     trace = asyncio.run(_solve(question, options, is_shown=not as_json))
-    trace = replace(trace, answer=extract_answer(trace.response_text))
+    trace = replace(trace, answer=extract_answer(*trace.turn_texts))
     if as_json:
         typer.echo(encode(trace))
     if trace.outcome is Outcome.INFRASTRUCTURE_FAULT:

@@ -32,7 +32,7 @@ def train_command(
         typer.Option(
             metavar="ADDRESS",
             help="Train on Ray: `auto` (the one that runs here or in RAY_ADDRESS), `local` (a new one on this "
-            "machine), HOST:PORT or ray://HOST:PORT. The recipe says how in [cluster].",
+            "machine), HOST:PORT or ray://HOST:PORT. The recipe says how in \\[cluster].",
         ),
     ] = None,
     is_driver: Annotated[bool, typer.Option("--driver", hidden=True)] = False,

@@ -48,7 +48,7 @@ async def validate(
 async def _why_wrong(problem: Problem, grading: Grading, grader: Grader) -> str | None:
     match grading:
         case Grading.ANSWER:
-            grade = await grader.grade(rf"<answer>\boxed{{{problem.answer}}}</answer>", problem.answer)
+            grade = await grader.grade(rf"<answer>\boxed{{{problem.answer}}}</answer>", gold=problem.answer)
             if grade.verdict is Verdict.RIGHT:
                 return None
             return f"{grade.verdict} by {grade.method}" + (f": {grade.message}" if grade.message else "")

@@ -7,11 +7,14 @@ out of order leaves the sample undecided, and never 0.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from rstar2.errors import InfrastructureError
 from rstar2.evals.sample import DETAIL_PREFIX, WEIGHT_KEY
 from rstar2.grading import AnswerPlace, Grader
 from rstar2.records import Outcome, Problem, Trace, Verdict
+
+Item = TypeVar("Item")
 
 MAX_ATTEMPTS = 3
 FIRST_PAUSE_S = 0.5
@@ -46,7 +49,7 @@ def answer_judge(grader: Grader, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) 
     """The answer in the model's own words against the gold."""
 
     async def decide(problem: Problem, trace: Trace) -> Judgement:
-        grade = await grader.grade(trace.response_text, problem.answer, place)
+        grade = await grader.grade(*trace.turn_texts, gold=problem.answer, place=place)
         return Judgement(grade.verdict, grade.answer, message=grade.message)
 
     return Judge(decide)
@@ -82,12 +85,18 @@ def _metadata(trace: Trace, weight: float, details: Mapping[str, float]) -> dict
     return {**kept, **weights, **{f"{DETAIL_PREFIX}{name}": repr(float(value)) for name, value in details.items()}}
 
 
-async def _with_patience(judge: Judge, problem: Problem, trace: Trace) -> Judgement:
-    for attempt in range(MAX_ATTEMPTS):
+async def with_patience(attempt: Callable[[], Awaitable[Item]]) -> Item:
+    """Try again after a pause what failed through our fault; InfrastructureError if it keeps failing."""
+    for number in range(1, MAX_ATTEMPTS):
         try:
-            return await judge.decide(problem, trace)
-        except InfrastructureError as error:
-            reason = str(error)
-            if attempt + 1 < MAX_ATTEMPTS:
-                await asyncio.sleep(FIRST_PAUSE_S * 2**attempt)
-    return Judgement(Verdict.UNDECIDED, message=f"judging failed {MAX_ATTEMPTS} times: {reason}")
+            return await attempt()
+        except InfrastructureError:
+            await asyncio.sleep(FIRST_PAUSE_S * 2 ** (number - 1))
+    return await attempt()
+
+
+async def _with_patience(judge: Judge, problem: Problem, trace: Trace) -> Judgement:
+    try:
+        return await with_patience(lambda: judge.decide(problem, trace))
+    except InfrastructureError as error:
+        return Judgement(Verdict.UNDECIDED, message=f"judging failed {MAX_ATTEMPTS} times: {error}")

@@ -27,12 +27,16 @@ class Sample:
     num_response_tokens: int
     num_turns: int
     num_tool_calls: int
+    """That were written."""
+    num_own_calls: int
+    """That came back, and not through a fault of ours: what `num_tool_errors` is a share of."""
     num_tool_errors: int
     seconds: float
 
     @classmethod
     def of(cls, trace: Trace) -> Self:
         stored = trace.metadata.items()
+        num_own_calls, num_tool_errors = trace.own_calls
         return cls(
             problem_id=trace.problem_id,
             sample_index=trace.sample_index,
@@ -45,7 +49,8 @@ class Sample:
             num_response_tokens=trace.num_response_tokens,
             num_turns=len(trace.turns),
             num_tool_calls=trace.num_tool_calls,
-            num_tool_errors=trace.num_tool_errors,
+            num_own_calls=num_own_calls,
+            num_tool_errors=num_tool_errors,
             seconds=sum(turn.queue_s + turn.generate_s + turn.tool_s for turn in trace.turns),
         )
 

@@ -13,7 +13,7 @@ from typing import Any
 from rstar2.errors import UserError
 from rstar2.models.card import CARD_NAME
 from rstar2.models.extras import require_installed
-from rstar2.models.home import data_home
+from rstar2.models.home import kept_in_home
 from rstar2.models.storage import exclusive, put_in_place, staged, storage_errors
 
 CONFIG_FILE = "adapter_config.json"
@@ -38,7 +38,7 @@ def merged_folder(adapter: Path, base: Path) -> Path:
     require_installed(("torch", "safetensors"), f"the adapters in {adapter}")
     if not (adapter / WEIGHTS_FILE).is_file():
         raise UserError(f"{adapter} has no {WEIGHTS_FILE}: it is no complete folder of adapters")
-    folder = data_home() / "cache" / "merged" / _digest(adapter, base)
+    folder = kept_in_home("cache") / "merged" / _digest(adapter, base)
     if folder.is_dir():
         return folder
     with storage_errors(folder):

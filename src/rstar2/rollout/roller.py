@@ -27,7 +27,7 @@ def math_judge(grader: Grader, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) ->
     """The answer in the model's own words against the gold."""
 
     async def judge(problem: Problem, trace: Trace) -> Grade:
-        return await grader.grade(trace.response_text, problem.answer, place)
+        return await grader.grade(*trace.turn_texts, gold=problem.answer, place=place)
 
     return judge
 
@@ -111,7 +111,14 @@ class Roller:
         self, request: RolloutRequest, start: Transcript, seat: Seat, limits: AgentLimits, sampling: Sampling
     ) -> Trace:
         engine = _SeatEngine(seat)
-        agent = Agent(engine, self.chat, limits, replace(sampling, seed=request.seed), tells_text=False)
+        agent = Agent(
+            engine,
+            self.chat,
+            limits,
+            replace(sampling, seed=request.seed),
+            waited_s=lambda: seat.waited_s,
+            tells_text=False,
+        )
         tools = self._make_tools()
         try:
             trace = await agent.rollout(

@@ -29,6 +29,8 @@ class Seat:
         self.engine: str | None = None
         """Where it runs, or ran last."""
         self.num_tokens = spec.num_prompt_tokens
+        self.waited_s = 0.0
+        """For its place, in the turn that runs or ran last."""
         self._host = host
         self._place: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._state = "placed"
@@ -42,7 +44,9 @@ class Seat:
         """Wait until the scheduler has given it a place."""
         if not self._place.done():
             self._host.recorder.enter(self.spec.rollout, SpanKind.QUEUED)
+        started_s = self._host.clock()
         self.engine = await self._place
+        self.waited_s += self._host.clock() - started_s
         self._place = asyncio.get_running_loop().create_future()
 
     def place(self, engine: str) -> None:
@@ -71,6 +75,7 @@ class Seat:
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> AsyncIterator[Chunk]:
         """One turn: `token_ids` continued by at most `max_tokens`. The last chunk, and no other, has a stop reason."""
         tokens, num_left, has_ended = list(token_ids), max_tokens, False
+        self.waited_s = 0.0
         await self._begin(len(tokens))
         try:
             while True:

@@ -144,7 +144,7 @@ def _decide(group: _OpenGroup, plan: StepPlan) -> Group:
     count = count_balanced_answer_blocks if plan.settings.mode is Mode.RELEASE else count_answer_blocks
     return decide_group(
         group.traces,
-        [count(trace.response_text) for trace in group.traces],
+        [count(*trace.turn_texts) for trace in group.traces],
         plan.settings,
         np.random.default_rng(named_seed(plan.seed, "choice", plan.step, group.index)),
         group_id=group.id,
