@@ -1,15 +1,20 @@
 """What rollouts have left behind, by name: nothing may be, once their run is over, however it ended."""
 
+import asyncio
+import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rstar2.engine.embedded import EmbeddedEngine
 from rstar2.engine.scripted import ScriptedEngine
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.need import NeedModel
 from rstar2.rollout.scheduler import Scheduler
+from rstar2.sandbox import LocalExecutor
+
+if TYPE_CHECKING:  # workers have no PyTorch
+    from rstar2.engine.embedded import EmbeddedEngine
 
 COUNTERS = ("num_inflight", "_num_unfinished", "num_waiting", "num_own_tokens", "num_own_tokens_at_most")
 """Of what schedulers hold: 0 when nothing runs."""
@@ -68,10 +73,20 @@ def left_in_scripted(engine: ScriptedEngine) -> list[str]:
     return [f"engine: {session}" for session in held]
 
 
-async def left_in_embedded(engine: EmbeddedEngine) -> list[str]:
+async def left_in_embedded(engine: "EmbeddedEngine") -> list[str]:
     await engine.cancel("nobody")  # messages are acted on in order, so all that came before it are
     engine._blocks.check()
     load = engine.load()
     left = [f"engine: {session}" for session in engine._kept] + [f"engine: {turn}" for turn in engine._turns.values()]
     counts = (load.num_running, load.num_waiting, load.num_blocks - load.num_free_blocks)
     return left + ([f"engine: {load}"] if any(counts) else [])
+
+
+async def left_in_sandbox(executor: LocalExecutor) -> list[str]:
+    """A spare session that is being made counts for a moment."""
+    names, give_up_s = ("queued", "running", "sessions", "sessions_live"), time.monotonic() + 20
+    while True:
+        left = [f"sandbox: {name} {count}" for name in names if (count := executor.status()[name])]
+        if not left or time.monotonic() > give_up_s:
+            return left
+        await asyncio.sleep(0.01)

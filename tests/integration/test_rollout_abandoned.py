@@ -2,18 +2,19 @@
 them is left, neither with the scheduler nor with the driver, the engines or the sandbox, and the next run completes."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import farm_rollers
 import pytest
 import torch
+from farm_rollers import REPLIES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rollout_leftovers import left_in_driver, left_in_embedded, left_in_scripted, rollout_name
-from train_rollouts import CHAT, answer
+from rollout_leftovers import left_in_driver, left_in_embedded, left_in_sandbox, left_in_scripted, rollout_name
+from train_rollouts import CHAT
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from rstar2.agent import AgentLimits, JupyterTool
@@ -153,23 +154,10 @@ def executor(runner: asyncio.Runner) -> Iterator[LocalExecutor]:
     runner.run(executor.close())
 
 
-def cell(code: str) -> str:
-    content = json.dumps({"name": JupyterTool.schema.name, "arguments": {"code": code}})
-    return f" run</reason>\n<tool_call>\n{content}\n</tool_call>"
-
-
-REPLIES = {
-    "answers": (answer(42),),
-    "calls": (cell("x = 6 * 7"), cell("print(x)"), answer(42)),
-    "sleeps": (cell("import time; time.sleep(1000)"),),
-}
-
-
 def reply(prompt: ScriptedPrompt) -> str:
-    kind = prompt.text.partition("user\n")[2].partition(CHAT.end_of_turn)[0]
-    if kind == "fails":
+    if "user\nfails" in prompt.text:
         raise UserError("this can never work")
-    return REPLIES[kind][prompt.turn]
+    return farm_rollers.reply(prompt)
 
 
 def requests(kinds: Sequence[str]) -> list[RolloutRequest]:
@@ -220,22 +208,12 @@ async def expect_nothing_left_of_agents(plan: Plan, executor: LocalExecutor) -> 
         assert left_in_driver(driver) == []
         for engine in fleet.alive.values():
             assert isinstance(engine, ScriptedEngine) and left_in_scripted(engine) == []
-        assert await left_in_sandbox(executor) == {}
+        assert await left_in_sandbox(executor) == []
         assert len(seen) == num_seen, "what was abandoned is not heard of any more"
         if has_ended and "fails" not in round_.rollouts:
             assert num_seen == len(round_.rollouts)
     assert [trace.outcome for trace in seen] == [Outcome.ANSWERED] * 6
     assert [trace.reward for trace in seen] == [1.0] * 6
-
-
-async def left_in_sandbox(executor: LocalExecutor) -> dict[str, int]:
-    """A spare session that is being made counts for a moment."""
-    names, give_up_s = ("queued", "running", "sessions", "sessions_live"), asyncio.get_running_loop().time() + 20
-    while True:
-        left = {name: count for name in names if (count := executor.status()[name])}
-        if not left or asyncio.get_running_loop().time() > give_up_s:
-            return left
-        await asyncio.sleep(0.01)
 
 
 # Turns of the embedded engine, which has blocks to lose, and can really die.
@@ -268,7 +246,7 @@ async def converse(seat: Seat) -> int:
     return len(tokens)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=plans(("whole", "whole", "whole", "fails"), max_ticks=60))
 def test_nothing_is_left_of_turns_on_embedded_engines(plan: Plan, runner: asyncio.Runner, model: Any) -> None:
     runner.run(expect_nothing_left_of_turns(plan, model))

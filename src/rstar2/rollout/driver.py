@@ -212,6 +212,7 @@ class Driver(Generic[Result]):
         del self._seats[rollout]
         self.recorder.end(rollout)
         self._given_up.discard(rollout)
+        self._unsubmitted.pop(rollout, None)
         if rollout in self._in_flight:
             self._in_flight.remove(rollout)
             self._release(rollout, seat.engine, has_open_turn=seat.has_open_turn)
