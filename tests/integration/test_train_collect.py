@@ -116,7 +116,7 @@ async def test_what_was_lost_or_undecided_is_sampled_again_and_never_rewarded(ex
         )
     assert collected.num_refills == 2
     faults = [trace for trace in collected.traces if trace.outcome is Outcome.INFRASTRUCTURE_FAULT]
-    assert [(trace.id, trace.reward) for trace in faults] == [("s000004-0000-001", None)]
+    assert [(trace.id, trace.reward) for trace in faults] == [("s000004-first-0000-001", None)]
     assert len({trace.id for trace in collected.traces}) == 11
 
 

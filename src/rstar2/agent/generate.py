@@ -67,7 +67,7 @@ async def _attempt(
     shown = TextStream(chat.tokenizer)
     started = clock()
     stream = engine.generate(request.session, request.token_ids, sampling, request.max_tokens)
-    async with _left_cleanly(stream) as arriving:
+    async with left_cleanly(stream) as arriving:
         async for chunk in arriving:
             chunks.append(chunk)
             if text_observer is None:
@@ -97,7 +97,7 @@ def _turn_seed(seed: int | None, turn: int) -> int | None:
 
 
 @asynccontextmanager
-async def _left_cleanly(stream: AsyncIterator[Chunk]) -> AsyncIterator[AsyncIterator[Chunk]]:
+async def left_cleanly(stream: AsyncIterator[Chunk]) -> AsyncIterator[AsyncIterator[Chunk]]:
     """Leaving early ends the engine's side at once, and not when the generator happens to be collected."""
     try:
         yield stream

@@ -1,7 +1,8 @@
 """The rollouts of one training step: sampled, judged, grouped and chosen from, and sampled on until the batch is full.
 
 Invariant: a group is whole or not there; the problems of a step come from the cursor in order, those that fill it up
-included; what was lost through our fault is sampled again, under an id of its own.
+included; what was lost through our fault is sampled again, under an id of its own. A step that ran ahead of a stage's
+end is left and collected anew by the next stage: ids name the stage, too.
 """
 
 import time
@@ -87,7 +88,7 @@ async def collect_step(
     while True:
         indices, cursor = take(cursor, _num_missing(groups, plan), len(problems), stream)
         for index in indices:
-            group = _OpenGroup(problems[index], len(groups), f"s{plan.step:06d}-{len(groups):04d}")
+            group = _OpenGroup(problems[index], len(groups), f"s{plan.step:06d}-{plan.stage}-{len(groups):04d}")
             groups[group.id] = group
         requests = [request for group in groups.values() for request in _requests(group, plan)]
         if requests:
