@@ -62,7 +62,7 @@ def attempt(recipe: Path, run: Path, kill_at: int | None, delay_s: float) -> dic
     from rstar2.train import prepare_new, prepare_resumed, train, trainer
 
     torch.set_num_threads(1)
-    trainer.SFT_STEPS_PER_CHECKPOINT = 16  # The warm-up is short, and is to be killed in its middle as well.
+    trainer.SFT_CHECKPOINT_PERIOD_S = 0.05  # The warm-up is short, and is to be killed in its middle as well.
     counter = Counter(run, kill_at, delay_s)
     try:
         is_new = not (run / "run.json").exists()

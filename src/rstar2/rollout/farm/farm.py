@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Self
 
@@ -15,7 +15,6 @@ from rstar2.engine.remote.wire import Frame, decode_error
 from rstar2.records import Problem, StepRecord, Trace
 from rstar2.rollout.farm.merge import merged
 from rstar2.rollout.farm.worker import OpenRoller, work
-from rstar2.rollout.remembered import Remembered
 from rstar2.rollout.request import OnTrace, RolloutRequest
 
 
@@ -27,7 +26,6 @@ class RollerFarm:
     def __init__(self, workers: "Sequence[Worker]", count_prompt_tokens: Callable[[Problem], int]) -> None:
         self._workers = workers
         self._count_prompt_tokens = count_prompt_tokens
-        self._remembered = Remembered()
 
     @classmethod
     @asynccontextmanager
@@ -52,9 +50,6 @@ class RollerFarm:
     def num_prompt_tokens(self, problem: Problem) -> int:
         return self._count_prompt_tokens(problem)
 
-    def remember(self, traces: Mapping[str, Trace]) -> None:
-        self._remembered = Remembered(traces)
-
     def begin_step(self, step: int) -> None:
         for worker in self._workers:
             worker.begin_step(step)
@@ -75,10 +70,7 @@ class RollerFarm:
             finished[trace.id] = trace
             on_trace(trace)
 
-        for trace in self._remembered.recall(requests).values():
-            keep(trace)
-        left = [request for request in requests if request.trace_id not in finished]
-        shares = shared_out(left, len(self._workers))
+        shares = shared_out(requests, len(self._workers))
         pairs = zip(self._workers, shares, strict=True)
         await asyncio.gather(*(worker.run(share, limits, sampling, keep) for worker, share in pairs if share))
         return [finished[request.trace_id] for request in requests]
