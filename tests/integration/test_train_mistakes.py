@@ -88,18 +88,25 @@ async def test_a_full_disk_while_saving_costs_only_what_was_not_saved_yet(
         await train(prepare_new(prepared.recipe, run), Silent())
 
 
-async def test_a_run_that_never_solves_anything_stops_and_keeps_what_it_has(tmp_path: Path, sandbox_url: str) -> None:
-    with pytest.raises(UserError, match=r"stage first taught nothing for 5 steps.*no rollout is right") as error:
-        unsolvable = (
-            ("max_refills = 2", "max_refills = 0"),
-            ("steps = 2", "steps = 9"),
-            ("guesses.jsonl", "never.jsonl"),
-        )
-        (tmp_path / "never.jsonl").write_text('{"id": "n", "problem": "Guess.", "answer": "123456789"}\n')
-        await start(tmp_path, sandbox_url, *unsolvable)
-    assert "algo.group_size" in str(error.value)
+UNSOLVABLE = ("max_refills = 2", "max_refills = 0"), ("guesses.jsonl", "never.jsonl")
+
+
+def write_unsolvable(folder: Path) -> None:
+    (folder / "never.jsonl").write_text('{"id": "n", "problem": "Guess.", "answer": "123456789"}\n')
+
+
+async def test_a_run_that_never_solves_anything_warns_at_once_stops_in_whichever_stage_and_keeps_what_it_has(
+    tmp_path: Path, sandbox_url: str
+) -> None:
+    write_unsolvable(tmp_path)
+    with pytest.raises(UserError, match=r"stage second: the last 5 steps taught nothing.*no rollout is right") as error:
+        await start(tmp_path, sandbox_url, *UNSOLVABLE, ("steps = 2", "steps = 3"))
+    assert all(words in str(error.value) for words in ("easier problems", "[sft]", "pretrained model"))
     run = tmp_path / "run"
-    assert RunView(run).info.note.startswith("UserError: stage first taught nothing")
+    assert RunView(run).info.note.startswith("UserError: stage second: the last 5 steps")
+    warnings = [event for event in RunView(run).events() if event.kind == "no_signal"]
+    assert [event.data for event in warnings] == [{"step": 1, "stage": "first"}]
+    assert "a warm-up ([sft])" in warnings[0].message
     prepared = prepare_resumed(run)
     assert prepared.checkpoint is not None and prepared.checkpoint.state.step == 5
 
@@ -110,6 +117,14 @@ async def test_a_run_that_never_solves_anything_stops_and_keeps_what_it_has(tmp_
     (other / "recipe.toml").write_text(text.replace("lr = 0.001", "lr = 0.002"))
     with pytest.raises(UserError, match="was made by another recipe"):
         prepare_resumed(other)
+
+
+async def test_a_run_too_short_for_that_has_not_succeeded_either(tmp_path: Path, sandbox_url: str) -> None:
+    write_unsolvable(tmp_path)
+    with pytest.raises(UserError, match="no step of the run taught anything"):
+        await start(tmp_path, sandbox_url, *UNSOLVABLE)
+    assert RunView(tmp_path / "run").status is RunStatus.FAILED
+    assert not (tmp_path / "run" / "final").exists()
 
 
 async def test_a_prompt_that_is_too_long_is_named_before_anything_is_trained(tmp_path: Path, sandbox_url: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rstar2.cli.interrupts import Interrupts
 from rstar2.cli.output import note
 from rstar2.errors import UserError
 
@@ -52,12 +53,12 @@ def train_command(
     from rstar2.models.extras import require_installed
 
     require_installed(("torch", "transformers"), "training")
-    if cluster is None:
-        _train(_prepare(recipe, overrides or [], run, resume), num_threads)
-    elif is_driver:
-        _train(_prepare(recipe, overrides or [], run, resume, for_cluster=True), num_threads, cluster)
-    else:
+    if cluster is not None and not is_driver:
         raise typer.Exit(_supervise(recipe, overrides or [], run, resume, cluster, num_threads))
+    interrupts = Interrupts()
+    with interrupts.watched():
+        prepared = _prepare(recipe, overrides or [], run, resume, for_cluster=cluster is not None)
+        _train(prepared, num_threads, cluster, interrupts)
 
 
 def _supervise(
@@ -109,8 +110,7 @@ def _prepare(
     return prepared
 
 
-def _train(prepared: "Prepared", num_threads: int | None, cluster: str | None = None) -> None:
-
+def _train(prepared: "Prepared", num_threads: int | None, cluster: str | None, interrupts: Interrupts) -> None:
     import torch
 
     from rstar2.sandbox.local import usable_cores
@@ -123,7 +123,7 @@ def _train(prepared: "Prepared", num_threads: int | None, cluster: str | None = 
     writers = open_writers(prepared.recipe.train.writers, prepared.folder, prepared.recipe.model_dump(mode="json"))
     try:
         with _shown() as display:
-            _run(prepared, Observers(display, *writers), cluster)
+            _run(prepared, Observers(display, *writers), cluster, interrupts)
     except BaseException:
         if (prepared.folder / "run.json").exists():
             where = "" if cluster is None else f" --cluster {cluster}"
@@ -140,22 +140,20 @@ def _train(prepared: "Prepared", num_threads: int | None, cluster: str | None = 
     typer.echo(f'try it: rstar2 solve --model {prepared.folder / "final"} "…"')
 
 
-def _run(prepared: "Prepared", observer: "Observer", cluster: str | None) -> None:
-    import asyncio
-
+def _run(prepared: "Prepared", observer: "Observer", cluster: str | None, interrupts: Interrupts) -> None:
     if cluster is None:
         from rstar2.engine.process.collector import look_rarely_for_cycles
         from rstar2.train import train
 
         look_rarely_for_cycles()
-        asyncio.run(train(prepared, observer, argv=sys.argv))
+        interrupts.run(train(prepared, observer, argv=sys.argv))
         return
     from rstar2.cluster.connect import connected
 
     with connected(cluster):
         from rstar2.cluster.run import train_on_cluster
 
-        asyncio.run(train_on_cluster(prepared, observer, argv=sys.argv))
+        interrupts.run(train_on_cluster(prepared, observer, argv=sys.argv))
 
 
 def _summary(folder: Path) -> None:

@@ -92,6 +92,8 @@ class Trace:
     sample_index: int = 0
     step: int = 0
     model: str = ""
+    weights: str = ""
+    """Which weights sampled all of it, by the trainer's name for them; empty where they changed meanwhile."""
     answer: str | None = None
     """The content of the last answer block of the model's own text."""
     verdict: Verdict | None = None

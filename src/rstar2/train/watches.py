@@ -1,7 +1,7 @@
 """What is watched while a policy learns, and when it is called collapsed. Pure."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import TypeVar
 
@@ -70,6 +70,19 @@ def watch_schedule(record: StepRecord | None) -> dict[str, float]:
 def window_mean(rewards: Sequence[float]) -> float | None:
     """None until there are enough of them."""
     return fmean(rewards[-WINDOW:]) if len(rewards) >= WINDOW else None
+
+
+def no_signal(metrics: Mapping[str, float]) -> str:
+    """What a step that left no group to train on was lacking."""
+    seen = f"in none of its {metrics['groups_dropped']:.0f} groups rewards differ, and "
+    if metrics["accuracy"] == 0:
+        return (
+            f"{seen}no rollout is right. Use easier problems, a warm-up ([sft]) on conversations that fit them, or a "
+            "pretrained model (model.name)"
+        )
+    if metrics["accuracy"] == 1:
+        return f"{seen}every rollout is right. Use harder problems, or a difficulty filter that leaves some"
+    return f"{seen}{metrics['accuracy']:.0%} of the rollouts are right. Use more samples (algo.group_size)"
 
 
 def collapse(metrics: dict[str, float], recent_rewards: Sequence[float], best_reward: float) -> str | None:

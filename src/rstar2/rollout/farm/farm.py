@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
@@ -17,7 +17,6 @@ from rstar2.errors import InfrastructureError
 from rstar2.records import Problem, StepRecord, Trace
 from rstar2.rollout.farm.merge import merged
 from rstar2.rollout.farm.worker import OpenRoller, work
-from rstar2.rollout.remembered import Remembered
 from rstar2.rollout.request import OnTrace, RolloutRequest
 
 CANCEL_DEADLINE_S = 60.0
@@ -32,7 +31,6 @@ class RollerFarm:
     def __init__(self, workers: "Sequence[Worker]", count_prompt_tokens: Callable[[Problem], int]) -> None:
         self._workers = workers
         self._count_prompt_tokens = count_prompt_tokens
-        self._remembered = Remembered()
 
     @classmethod
     @asynccontextmanager
@@ -57,9 +55,6 @@ class RollerFarm:
     def num_prompt_tokens(self, problem: Problem) -> int:
         return self._count_prompt_tokens(problem)
 
-    def remember(self, traces: Mapping[str, Trace]) -> None:
-        self._remembered = Remembered(traces)
-
     def begin_step(self, step: int) -> None:
         for worker in self._alive():
             worker.begin_step(step)
@@ -80,11 +75,8 @@ class RollerFarm:
             finished[trace.id] = trace
             on_trace(trace)
 
-        for trace in self._remembered.recall(requests).values():
-            keep(trace)
-        left = [request for request in requests if request.trace_id not in finished]
         workers = self._alive()
-        shares = zip(workers, shared_out(left, len(workers)), strict=True)
+        shares = zip(workers, shared_out(requests, len(workers)), strict=True)
         runs = [worker.run(share, limits, sampling, keep) for worker, share in shares if share]
         try:
             await asyncio.gather(*(run.ended for run in runs))
