@@ -128,7 +128,10 @@ def test_it_is_loaded_here_as_the_format_that_it_was_made_of(family: str, words:
         assert getattr(again, name) == getattr(chat, name)
     assert again.before_assistant.count("<reason>") == 1
     for changed in ("", "Other words."):
-        ours, theirs = ChatFormat.of(tokenizer, changed), ChatFormat.of(HfTokenizer(raw_tokenizer(family), name=""), changed)
+        ours, theirs = (
+            ChatFormat.of(tokenizer, changed),
+            ChatFormat.of(HfTokenizer(raw_tokenizer(family), name=""), changed),
+        )
         assert ours.prompt_text("Q?", [PythonTool.schema]) == theirs.prompt_text("Q?", [PythonTool.schema])
     assert portable_template(again, tokenizer) == exported.chat_template
 
@@ -139,7 +142,9 @@ def test_a_user_s_turn_is_closed_where_no_answer_is_asked_for(family: str) -> No
     messages = [{"role": "user", "content": "Q?"}]
     closed = exported.apply_chat_template(messages, tokenize=False)
     opened = exported.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    raw = raw_tokenizer(family).apply_chat_template([{"role": "system", "content": SYSTEM_TEXT}, *messages], tokenize=False)
+    raw = raw_tokenizer(family).apply_chat_template(
+        [{"role": "system", "content": SYSTEM_TEXT}, *messages], tokenize=False
+    )
     assert closed == raw
     assert opened.startswith(closed)
     assert opened.endswith("<reason>")

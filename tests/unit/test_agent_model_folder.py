@@ -1,15 +1,18 @@
 """A model that was trained here is asked as it was trained."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from rstar2.agent import PythonTool, load_chat, read_format, write_format
 from rstar2.agent.chat_template import SYSTEM_TEXT
 from rstar2.agent.model_folder import FORMAT_FILE, TEMPLATE_FILE
+from rstar2.engine.embedded.weights import load_model
 from rstar2.errors import UserError
 from rstar2.models.tiny import TinySizes, build_tiny
 
@@ -82,7 +85,17 @@ def test_other_programs_stop_where_the_agent_s_turns_end(folder: Path) -> None:
     assert settings == {"eos_token_id": [chat.end_of_turn_id, 0], "temperature": 0.7}
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"system_text": 3}', '{"system_text": "", "tool_tags": "both"}', '{"system_text": "", "tool": 3}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"system_text": 3}',
+        '{"system_text": "", "tool_tags": "both"}',
+        '{"system_text": "", "tool": 3}',
+    ],
+)
 def test_a_damaged_file_is_said(folder: Path, content: str) -> None:
     (folder / FORMAT_FILE).write_text(content)
     with pytest.raises(UserError, match=FORMAT_FILE):
@@ -99,3 +112,36 @@ def test_the_template_of_training_is_that_of_the_folder(folder: Path) -> None:
     # Programs that know no chat_template.jinja find it where they look.
     (folder / TEMPLATE_FILE).unlink()
     assert load_chat(folder).prompt_text("q", ()) == trained.prompt_text("q", ())
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b'{"eos_token_id": "x"}'])
+def test_damaged_generation_settings_are_named(folder: Path, content: bytes) -> None:
+    (folder / "generation_config.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"generation_config\.json"):
+        load_chat(folder)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]"])
+def test_a_tokenizer_that_cannot_be_loaded_is_said(folder: Path, file: str, content: bytes) -> None:
+    (folder / file).write_bytes(content)
+    with pytest.raises(UserError, match="holds no tokenizer that can be loaded"):
+        load_chat(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", b'{"model_type": "nosuch"}'),
+        ("config.json", b"{}"),
+        ("model.safetensors", b""),
+        ("model.safetensors", b"\xff\xfe"),
+        ("config.json", None),
+    ],
+)
+def test_weights_that_cannot_be_loaded_are_said(folder: Path, file: str, content: bytes | None) -> None:
+    """None: a config.json that does not belong to the weights."""
+    other = json.dumps(json.loads((folder / "config.json").read_text()) | {"hidden_size": 32}).encode()
+    (folder / file).write_bytes(other if content is None else content)
+    with pytest.raises(UserError, match=re.escape(f"model: {folder} cannot be loaded")):
+        load_model(folder, torch.device("cpu"), torch.float32)

@@ -66,9 +66,9 @@ class HfTokenizer:
             raise UserError("a model's tokenizer needs transformers: run `pip install 'rstar2[train]'`") from None
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # whatever a damaged file makes of the code that reads it
             reason = str(error).partition("\n")[0]
-            raise UserError(f"{folder} holds no tokenizer that can be loaded: {reason}") from None
+            raise UserError(f"{folder} holds no tokenizer that can be loaded: {reason}") from error
         stop_ids = _generation_stops(folder)
         return cls(
             tokenizer, name=folder.name, template=template, tool_tags=tool_tags, stop_ids=stop_ids, folder=folder
@@ -132,5 +132,11 @@ def _plain_backend(tokenizer: Any) -> Any | None:
 def _generation_stops(folder: Path) -> list[int]:
     """The ids that the model's own generation settings end with: often more than the tokenizer's one."""
     file = folder / "generation_config.json"
-    found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
-    return found if isinstance(found, list) else [] if found is None else [found]
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{file} is damaged ({error}): get or export the model again, or remove the file") from error
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(isinstance(token_id, int) for token_id in ids):
+        raise UserError(f"{file}: eos_token_id must be an id or a list of ids, not {found!r}")
+    return ids

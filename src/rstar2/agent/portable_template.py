@@ -9,7 +9,6 @@ given to it, in place of the words that it has for conversations without a syste
 """
 
 import json
-import os
 
 from rstar2.agent.chat_template import ASSISTANT_OPENING, REASON_END, TOOLS_HEAD, TOOLS_TAIL, ChatFormat
 from rstar2.agent.hf_tokenizer import HfTokenizer
@@ -81,7 +80,8 @@ def portable_template(chat: ChatFormat, tokenizer: HfTokenizer) -> str:
     messages = [{"role": "system", "content": _SYSTEM_MARK}, user]
     before_system, _, rest = tokenizer.render(messages, opens_turn=False).partition(_SYSTEM_MARK)
     after_system, _, user_end = rest.partition(_USER_MARK)
-    user_end = os.path.commonprefix([user_end, chat.before_assistant])
+    if not chat.before_assistant.startswith(user_end):
+        user_end = ""  # such a template closes a user's turn only where it opens the assistant's
     texts = {
         "trained_system_text": chat.system_words,
         "before_system": before_system,

@@ -51,9 +51,7 @@ def conversation_texts(conversations: Sequence[Conversation]) -> Iterator[str]:
             yield _said(message)
 
 
-def _opening(
-    before: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]], chat: ChatFormat
-) -> str:
+def _opening(before: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]], chat: ChatFormat) -> str:
     has_own = bool(before) and _role(before[0]) == "system"
     words = str(before[0]["content"]) if has_own else chat.system_words
     return chat.opening_text(words, functions, _heard(before[1:] if has_own else before))
