@@ -9,7 +9,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from rstar2.agent import Agent, ChatFormat, HfTokenizer, Transcript
-from rstar2.agent.chat_template import ASSISTANT_OPENING, system_text
+from rstar2.agent.chat_template import ASSISTANT_OPENING, SYSTEM_TEXT
 from rstar2.cli.main import app
 from rstar2.cli.solve import solve_command
 from rstar2.engine.scripted import ScriptedEngine, replies
@@ -42,7 +42,7 @@ async def test_a_conversation_has_the_ids_of_one_tokenization(tokenizer: HfToken
     for question in QUESTIONS[1:]:
         transcript, _ = await Agent(engine, chat).converse(transcript, [], session="s")
         transcript = transcript.with_user_turn(chat, question)
-    messages = [{"role": "system", "content": system_text([])}]
+    messages = [{"role": "system", "content": SYSTEM_TEXT}]
     for question, answer in zip(QUESTIONS, said, strict=True):
         messages.append({"role": "user", "content": chat.harmless(question)})
         messages.append({"role": "assistant", "content": ASSISTANT_OPENING + answer})

@@ -1,5 +1,6 @@
 """`rstar2 eval`: a model on benchmarks, by the report's protocol; resumable, and graded again at will."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -111,8 +112,8 @@ def eval_command(
         outcome = asyncio.run(_regrade(stored, sandbox, sandbox_token))
     elif stored is not None:
         plan, options, judge = _remembered(stored, sandbox, sandbox_token)
-        with RunDirectory.resume(stored.path, verb=VERB) as run:
-            outcome = asyncio.run(_evaluate(plan, options, judge, run))
+        path = stored.path
+        outcome = asyncio.run(_evaluate(plan, options, judge, lambda: RunDirectory.resume(path, verb=VERB)))
     else:
         if not bench:
             raise UserError("--bench is needed: which benchmarks? (`rstar2 data list` shows them)")
@@ -145,11 +146,15 @@ def eval_command(
             judge_url, judge_model, judge_key_env, str(judge_baseline.absolute()) if judge_baseline else None
         )
         _check(plan, options, judge)
-        folder = run_dir or make_run_folder(VERB)
         recipe = plan.to_toml({"agent": _plain(options), "judge": asdict(judge)})
-        with RunDirectory.create(folder, verb=VERB, recipe_toml=recipe, seed=seed) as run:
+
+        def create() -> "RunDirectory":
+            folder = run_dir or make_run_folder(VERB)
+            run = RunDirectory.create(folder, verb=VERB, recipe_toml=recipe, seed=seed)
             note(f"every trace goes to {folder}; if interrupted: rstar2 eval --resume {folder}")
-            outcome = asyncio.run(_evaluate(plan, options, judge, run))
+            return run
+
+        outcome = asyncio.run(_evaluate(plan, options, judge, create))
     _report(outcome, as_json=as_json, markdown_file=markdown)
     if not all(result.is_complete for result in outcome.results.values()):
         raise typer.Exit(ExitCode.NO)
@@ -223,7 +228,10 @@ def _plain(options: opt.AgentOptions) -> dict[str, Any]:
     return values | {"tools": list(options.tools), "sandbox_token": None}
 
 
-async def _evaluate(plan: "Plan", options: opt.AgentOptions, judge: JudgeOptions, run: "RunDirectory") -> Outcome:
+async def _evaluate(
+    plan: "Plan", options: opt.AgentOptions, judge: JudgeOptions, open_run: "Callable[[], RunDirectory]"
+) -> Outcome:
+    """The run is opened when all that it needs is there: a model that cannot be loaded leaves no folder behind."""
     from collections import Counter
 
     from rstar2.cli.eval_display import sample_bars
@@ -237,11 +245,12 @@ async def _evaluate(plan: "Plan", options: opt.AgentOptions, judge: JudgeOptions
         if most is not None and most < plan.protocol.max_response_tokens:
             note(f"{bench.model} has room for {most:,} tokens: responses end there")
             plan = plan.within(most)
-        keep_tokenizer(options, run.layout.tokenizer)
-        earlier = stored_history(RunView(run.path)).samples
-        done = Counter(key.benchmark for key, sample in earlier.items() if not sample.is_fault)
-        with sample_bars(benchmarks, plan, done) as show:
-            results = await run_evaluation(plan, benchmarks, bench, run, show)
+        with open_run() as run:
+            keep_tokenizer(options, run.layout.tokenizer)
+            earlier = stored_history(RunView(run.path)).samples
+            done = Counter(key.benchmark for key, sample in earlier.items() if not sample.is_fault)
+            with sample_bars(benchmarks, plan, done) as show:
+                results = await run_evaluation(plan, benchmarks, bench, run, show)
     return Outcome(results, plan, plan.deviations(benchmarks), bench.model)
 
 

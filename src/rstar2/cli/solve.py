@@ -81,7 +81,7 @@ async def _solve(question: str, options: opt.AgentOptions, *, is_shown: bool) ->
     from rstar2.cli.agent_setup import ready_agent
     from rstar2.records import Problem
 
-    async with ready_agent(options, Console(stderr=True)) as ready:
+    async with ready_agent(options, Console(stderr=True)) as ready, ready.tools() as tools:
         observer = AgentDisplay(Console()) if is_shown else nobody
-        trace = await ready.agent.rollout(Problem("solve", question, answer=""), ready.tools, observer=observer)
+        trace = await ready.agent.rollout(Problem("solve", question, answer=""), tools, observer=observer)
     return replace(trace, model=ready.model)

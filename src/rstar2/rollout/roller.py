@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from rstar2.agent import Agent, AgentLimits, ChatFormat, Tool, Transcript
 from rstar2.agent.events import AgentEvent, CallStarted, TurnStarted
+from rstar2.agent.tool import close_all
 from rstar2.algo import rollout_reward
 from rstar2.engine import Chunk, EngineLoad, Sampling
 from rstar2.errors import InfrastructureError
@@ -117,8 +118,7 @@ class Roller:
                 request.problem, tools, trace_id=request.trace_id, observer=engine.observe, start=start
             )
         finally:
-            for tool in tools:
-                await tool.close()
+            await close_all(tools)
         trace = replace(
             trace,
             group_id=request.group_id,

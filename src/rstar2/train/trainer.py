@@ -145,7 +145,7 @@ class Trainer:
     async def export(self, source: Path) -> Path:
         """The trained model as a folder that `rstar2 solve --model` and everybody else can read."""
         target = self._run.layout.path / "final"
-        with agent_folder(target, source, self._chat) as unfinished:
+        with agent_folder(target, source, self._chat, self._recipe.agent.tool) as unfinished:
             await self._learner.export(unfinished)
         return target
 
