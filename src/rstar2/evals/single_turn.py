@@ -1,7 +1,7 @@
 """Requests that are answered in one turn: instructions, function calls, open questions. No tool is run.
 
-The prompt is the benchmark's own messages in the model's chat template, as other harnesses ask; the agent's system text
-and its opening of a turn are for problems with an answer in a box.
+The prompt is the benchmark's own messages in the model's chat template, as other harnesses ask: a model that was
+trained here opens its turn there as well. The agent's system text is for problems with an answer in a box.
 """
 
 import time
