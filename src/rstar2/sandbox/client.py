@@ -90,7 +90,7 @@ class RemoteExecutor:
         if (refused := _unsendable(request.code, request.stdin)) is not None:
             return refused
         body = _to_json({**_run_body(request), "idempotency_key": uuid.uuid4().hex})
-        deadline = time.monotonic() + request.queue_s + request.limits.wall_s + self._grace_s
+        deadline = time.monotonic() + request.queue_s + request.limits.longest_s + self._grace_s
         try:
             return await self.call("POST", "/v1/run", body, deadline, schema.EXECUTION.validate_json)
         except Overloaded:
@@ -185,7 +185,7 @@ class RemoteExecutor:
                 report((index, refused))
             else:
                 pending[index] = {**_run_body(request), "idempotency_key": uuid.uuid4().hex}
-        longest_s = max(request.queue_s + request.limits.wall_s for request in chunk.values())
+        longest_s = max(request.queue_s + request.limits.longest_s for request in chunk.values())
 
         async def attempt() -> None:
             indices = list(pending)
@@ -300,7 +300,7 @@ class RemoteSession:
         limits = limits or Limits()
         cell = {"code": code, "stdin": stdin, "limits": asdict(limits)}
         try:
-            done = await self._change("cells", cell, schema.CELL_RESULT.validate_json, extra_s=limits.wall_s)
+            done = await self._change("cells", cell, schema.CELL_RESULT.validate_json, extra_s=limits.longest_s)
         except InfrastructureError as error:
             return Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error))
         self._info = SessionInfo(self.id, done.num_cells)

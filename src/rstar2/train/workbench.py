@@ -22,6 +22,7 @@ from rstar2.records import Problem
 from rstar2.rollout.farm import RollerFarm
 from rstar2.rollout.of_recipe import open_roller, open_shared_roller
 from rstar2.rollout.request import RollsInSteps
+from rstar2.sandbox.execution import STARVED_FACTOR
 from rstar2.sandbox.local import usable_cores
 from rstar2.train.gpu_use import GpuWatch
 from rstar2.train.learner import Learner, SoloLearner
@@ -179,7 +180,7 @@ def agent_limits(recipe: Recipe, stage: Stage) -> AgentLimits:
 
 def tool_deadline_s(recipe: Recipe) -> float:
     """Above the sandbox's own queue and wall clock, so that it is the sandbox that stops what is late, and says why."""
-    return recipe.sandbox.queue_s + recipe.sandbox.limits.wall_s + 30.0
+    return recipe.sandbox.queue_s + STARVED_FACTOR * recipe.sandbox.limits.wall_s + 30.0
 
 
 def engine_options(recipe: Recipe) -> EmbeddedOptions:
