@@ -17,9 +17,19 @@ import pytest_asyncio
 from sandbox_leftovers import traces_of
 
 from rstar2.records import Fault
-from rstar2.sandbox import Execution, ExecutionStatus, Limits, LocalConfig, LocalExecutor, Overloaded, Request
+from rstar2.sandbox import (
+    Execution,
+    ExecutionStatus,
+    Limits,
+    LocalConfig,
+    LocalExecutor,
+    Overloaded,
+    Request,
+    isolation,
+)
 from rstar2.sandbox.execution import MIB
 from rstar2.sandbox.host import HostConfig
+from rstar2.sandbox.isolation import detect
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 S = ExecutionStatus
@@ -431,6 +441,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 import asyncio
 from rstar2.sandbox import Limits, LocalConfig, LocalExecutor, Request
 from rstar2.sandbox.host import HostConfig
+from rstar2.sandbox.isolation import detect
 
 async def main():
     executor = LocalExecutor(LocalConfig(HostConfig(fast={fast})))
@@ -633,6 +644,27 @@ async def test_long_runners_do_not_starve_short_ones() -> None:
         assert crowded < 2, "they had to wait for the long ones"
 
 
+@pytest.mark.skipif(not detect().is_privileged, reason="needs root, which gives slots uids of their own")
+async def test_executors_of_one_process_do_not_share_their_limits() -> None:
+    forks = "import os, time\nwhile True:\n    try:\n        if os.fork() == 0: time.sleep(60)\n    except OSError:\n"
+    held = f"{forks}        print('full', flush=True)\n        time.sleep(60)"
+    limits = Limits(wall_s=60, num_processes=24)
+    async with cold(num_young=1, max_slots=1) as first, cold(num_young=1, max_slots=1) as second:
+        sessions = [await executor.session() for executor in (first, second)]
+        for session in sessions:
+            assert (await session.run("1")).ok
+        hogs = [asyncio.create_task(first.run(Request(held, limits=limits)))]
+        hogs += [asyncio.create_task(sessions[0].run(held, limits=limits))]
+        await until(lambda: len(traces_of(os.getpid()).processes) > 40)
+        few = Limits(num_processes=8)
+        code = "import os\npid = os.fork()\nif pid == 0: os._exit(0)\nprint(os.waitpid(pid, 0)[1])"
+        results = [await second.run(Request(code, limits=few)), await sessions[1].run(code, limits=few)]
+        for hog in hogs:
+            hog.cancel()
+        await asyncio.gather(*hogs, return_exceptions=True)
+    assert [result.stdout for result in results] == ["0\n", "0\n"], results
+
+
 # ---- parts that die ----
 
 
@@ -747,6 +779,7 @@ HOST = """
 import asyncio, json, sys
 from rstar2.sandbox import Limits, LocalConfig, LocalExecutor, Request
 from rstar2.sandbox.host import HostConfig
+from rstar2.sandbox.isolation import detect
 
 async def main():
     executor = LocalExecutor(LocalConfig(host=HostConfig(warm=False, fast=json.loads(sys.argv[1]))))
