@@ -129,6 +129,7 @@ class Trainer:
                 raise
 
     async def _train(self) -> None:
+        self._say_what_is_held_out()
         self._check_prompts()
         await self._warm_up()
         if self._recipe.algo.kl_coef:
@@ -451,6 +452,14 @@ class Trainer:
 
     def _say(self, message: str) -> None:
         self._observer.say(message)
+
+    def _say_what_is_held_out(self) -> None:
+        for num, what in (
+            (self._curriculum.num_held_out_conversations, "conversations of the warm-up"),
+            (self._curriculum.num_held_out, "problems of the stages"),
+        ):
+            if num:
+                self._say(f"left out because they are evaluated on: {num} {what}")
 
     def _check_prompts(self) -> None:
         for problems in (*self._curriculum.stages, *self._curriculum.benchmarks.values()):
