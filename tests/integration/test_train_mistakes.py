@@ -1,6 +1,7 @@
 """What a user does wrong, and what a machine does: a sentence that names it, and everything that was saved is whole."""
 
 import errno
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -143,6 +144,7 @@ async def test_a_prompt_that_is_too_long_is_named_before_anything_is_trained(tmp
         ("guesses.jsonl", "empty.jsonl", r"data set guesses is empty"),
         ("guesses.jsonl", "missing.jsonl", r"missing\.jsonl"),
         ("guesses.jsonl", "held_out.jsonl", r"every one of its 4 problems is evaluated on"),
+        ("format.jsonl", "asked.jsonl", r"sft\.data: every one of its 1 conversations asks what is evaluated on"),
         ("max_tool_output_tokens = 16", "max_tool_output_tokens = 90", r"used up by a single tool result"),
         (
             "[eval]",
@@ -161,9 +163,30 @@ async def test_a_prompt_that_is_too_long_is_named_before_anything_is_trained(tmp
 def test_what_can_be_known_beforehand_is_said_beforehand(tmp_path: Path, old: str, new: str, said: str) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     recipe = write_recipe(tmp_path, (old, new))
+    (tmp_path / "asked.jsonl").write_text(json.dumps(conversation_about(tmp_path / "held_out.jsonl")) + "\n")
     with pytest.raises(UserError, match=said):
         prepare_new(load_recipe(recipe), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def conversation_about(problems: Path) -> dict[str, object]:
+    """One that asks the first of them."""
+    question = json.loads(problems.read_text().partition("\n")[0])["problem"]
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": "<answer>1</answer>"}]
+    return {"messages": messages}
+
+
+def test_a_warm_up_never_asks_what_is_evaluated(tmp_path: Path) -> None:
+    recipe = load_recipe(write_recipe(tmp_path))
+    conversations = tmp_path / "format.jsonl"
+    conversations.write_text(
+        conversations.read_text() + json.dumps(conversation_about(tmp_path / "held_out.jsonl")) + "\n"
+    )
+    curriculum = prepare_new(recipe, tmp_path / "run").curriculum
+    assert (len(curriculum.conversations), curriculum.num_held_out_conversations) == (64, 1)
+    evaluated = {problem.problem for problems in curriculum.benchmarks.values() for problem in problems}
+    asked = {message["content"] for conversation in curriculum.conversations for message in conversation.messages}
+    assert evaluated and not asked & evaluated
 
 
 def test_two_processes_never_write_one_run(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What all verbs share: how results are printed and what exit codes mean.
 
 0: it worked. 1: it ran, and the answer is no (the program failed, the machine falls short). 2: the user's mistake.
-3: our machinery or the machine failed. 130: interrupted.
+3: our machinery or the machine failed. 130: interrupted by Ctrl-C; 143: by SIGTERM, where a verb can go on later.
 """
 
 import errno

@@ -1,5 +1,6 @@
 """`rstar2 train`: from a recipe to an agent, in one process or on a cluster; killed at any moment, it can go on."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ def train_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check recipe and print it with every field.")] = False,
 ) -> None:
     """Train a model by a recipe. Everything is kept in the run folder: traces, metrics, checkpoints, a report."""
+    _check_threads(num_threads)
     if (recipe is None) == (resume is None):
         raise UserError("give a recipe to start a run, or --resume RUN to go on with one")
     if resume is not None and (overrides or run is not None or dry_run):
@@ -59,6 +61,13 @@ def train_command(
     with interrupts.watched():
         prepared = _prepare(recipe, overrides or [], run, resume, for_cluster=cluster is not None)
         _train(prepared, num_threads, cluster, interrupts)
+
+
+def _check_threads(num_threads: int | None) -> None:
+    """More than there are cores hinder each other; as many as a process cannot have end it without a word."""
+    num_cores = os.cpu_count() or 1
+    if num_threads is not None and num_threads > num_cores:
+        raise UserError(f"--threads of {num_threads} is more than the {num_cores} cores of this machine: lower it")
 
 
 def _supervise(

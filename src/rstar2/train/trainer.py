@@ -129,6 +129,7 @@ class Trainer:
                 raise
 
     async def _train(self) -> None:
+        self._say_what_is_held_out()
         self._check_prompts()
         await self._warm_up()
         if self._recipe.algo.kl_coef:
@@ -452,6 +453,14 @@ class Trainer:
     def _say(self, message: str) -> None:
         self._observer.say(message)
 
+    def _say_what_is_held_out(self) -> None:
+        for num, what in (
+            (self._curriculum.num_held_out_conversations, "conversations of the warm-up"),
+            (self._curriculum.num_held_out, "problems of the stages"),
+        ):
+            if num:
+                self._say(f"{what} that are left out because they are evaluated on: {num}")
+
     def _check_prompts(self) -> None:
         for problems in (*self._curriculum.stages, *self._curriculum.benchmarks.values()):
             lengths = [self._roller.num_prompt_tokens(problem) for problem in problems]
@@ -463,11 +472,13 @@ class Trainer:
         self._mark = mark(self._run.layout, state.step)
 
     async def _save_what_is_done(self) -> None:
-        """A weight that is on its way to the next state is in no checkpoint."""
+        """Weights that are on their way to another state are in no checkpoint."""
         if self._mark is None or self._state == self._saved_state:
             return
         await self._save()
-        self._say(f"interrupted: everything up to step {self._state.step} is saved")
+        state = self._state
+        step = f"step {state.step}" if state.sft_is_done else f"step {state.sft_step} of the warm-up"
+        self._say(f"interrupted: everything up to {step} is saved")
 
     async def _save(self, *, keep: bool = False) -> None:
         assert self._mark is not None, "between two states nothing is saved"
