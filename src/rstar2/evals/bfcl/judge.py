@@ -72,4 +72,4 @@ def call_judge() -> Judge:
         verdict = Verdict.RIGHT if is_right else Verdict.WRONG
         return Judgement(verdict, details={task.category: float(is_right)})
 
-    return Judge(decide, lambda problem: (FunctionCallTask.of(problem).category,))
+    return Judge(decide, lambda problem: {FunctionCallTask.of(problem).category: 1.0})
