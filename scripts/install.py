@@ -12,7 +12,7 @@ import venv
 from pathlib import Path
 
 TORCH = "torch==2.13.0"
-WITHOUT_DEPENDENCIES = ("bfcl-eval==2026.3.23", "llama-index-core==0.14.25")
+WITHOUT_DEPENDENCIES = ("bfcl-eval==2025.7.8", "llama-index-core==0.14.25")
 """What tests of evaluations need of two packages is self-contained: BFCL's simulated services, a copy of nltk's
 punkt_tab. The packages' own requirements (numpy 1.26 among them) are not needed and cannot be met beside ours."""
 MINIMUM = (3, 11)

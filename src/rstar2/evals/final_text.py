@@ -14,6 +14,10 @@ _ANSWER_TAG = re.compile(r"</?answer>")
 def final_text(trace: Trace) -> str:
     """What follows the last thought, without answer tags; everything, as it is, if there is neither."""
     said = trace.response_text.removesuffix(trace.metadata.get(END_OF_TURN_KEY, ""))
-    *_, after_thoughts = _THOUGHT_END.split(said)
-    words = _ANSWER_TAG.sub("", after_thoughts)
+    words = _ANSWER_TAG.sub("", after_thought(said))
     return said if words == said else words.strip()
+
+
+def after_thought(said: str) -> str:
+    *_, after = _THOUGHT_END.split(said)
+    return after

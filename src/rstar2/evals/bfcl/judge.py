@@ -10,6 +10,7 @@ from rstar2.data import FunctionCallTask
 from rstar2.engine.tokenizer import Message
 from rstar2.evals.bfcl.match import Call, matches
 from rstar2.evals.bfcl.values import Language
+from rstar2.evals.final_text import after_thought
 from rstar2.evals.judgement import Judge, Judgement
 from rstar2.records import Problem, Trace, Verdict
 
@@ -66,8 +67,8 @@ def json_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def calls_in(text: str) -> list[Call]:
-    """The calls that can be read; one that cannot is no call, which is how BFCL counts it."""
-    parsed = (item.call for item in parse_calls(text, {}))
+    """The calls that can be read, after the last thought; one that cannot is no call, which is how BFCL counts it."""
+    parsed = (item.call for item in parse_calls(after_thought(text), {}))
     return [Call(call.name, call.arguments) for call in parsed if call.name is not None]
 
 

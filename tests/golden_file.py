@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parents[1] / "golden"
+FOLDER = Path(__file__).parent / "golden"
 
 
 def read_golden(name: str) -> dict[str, Any]:
