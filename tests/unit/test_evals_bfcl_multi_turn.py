@@ -1,12 +1,15 @@
 """BFCL's conversations without its services: how calls are told apart by turn, and what is told to whom lacks them."""
 
 import importlib.util
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rstar2.data import MultiTurnCallTask
 from rstar2.errors import UserError
+from rstar2.evals import Plan
 from rstar2.evals.bfcl import multi_turn, services
 from rstar2.evals.bfcl.multi_turn import MORE_FUNCTIONS, calls_by_turn, first_messages, multi_turn_judge, said_in_turn
 from rstar2.evals.bfcl.services import NOT_RUN, source_of
@@ -77,6 +80,20 @@ def test_only_plain_calls_of_known_functions_become_source_text(
     name: str, arguments: dict[str, Any], source: str | None
 ) -> None:
     assert source_of(name, arguments, frozenset({"cd", "ls"})) == source
+
+
+def test_a_conversation_whose_gold_has_other_turns_is_left_out_and_counted(tmp_path: Path) -> None:
+    ask = [{"role": "user", "content": "List."}]
+    rows = [
+        {"id": f"multi_turn_base_{n}", "question": [ask], "initial_config": {"x": {}}, "involved_classes": ["MathAPI"]}
+        | {"ground_truth": [["ls()"]] * n}
+        for n in (1, 2)
+    ]
+    (tmp_path / "bfcl_v3.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plan = Plan(("bfcl_multi_turn",), data_dir=str(tmp_path))
+    (benchmark,) = plan.load()
+    assert ([problem.id for problem in benchmark.problems], benchmark.num_left_out) == (["multi_turn_base_1"], 1)
+    assert plan.deviations([benchmark])[-1] == "1 problems of bfcl_multi_turn left out, whose gold cannot be met"
 
 
 def test_without_the_services_the_user_is_told_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ def test_loose_versions_forgive_an_introduction_and_bold_type() -> None:
 
 @pytest.mark.parametrize("flood", ["[", "<<", "*", " ", "\n", ".", "a. ", "{", "'", "p.", "- ", "\n* "])
 def test_no_check_hangs_on_a_flood(flood: str) -> None:
-    text, start_s = flood * (200_000 // len(flood)) + "x", time.monotonic()
+    text, start_s = flood * (50_000 // len(flood)) + "x", time.monotonic()
     for name, arguments, *_ in CASES:
         if name not in LANGUAGE_CHECKS and (name not in NLTK_CHECKS or has_punkt()):
             follows(name, text, arguments)
