@@ -1,7 +1,6 @@
 """Whole evaluations by an engine that knows the golds: 100% and 0%, resumed, regraded, with faults on the way."""
 
 import asyncio
-import importlib.util
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -12,9 +11,10 @@ import pytest
 from aiohttp import web
 from gold_engine import Reply, right_reply, scripted_bench, wrong_reply
 
-from rstar2.errors import InfrastructureError
+from rstar2.errors import InfrastructureError, UserError
 from rstar2.evals import Benchmark, Judges, Plan, Protocol, grade_again, read_plan, results_of, run_evaluation
 from rstar2.evals.arena import ChatClient
+from rstar2.evals.ifeval import instruction_judge
 from rstar2.grading import Grader
 from rstar2.records import Problem, RunDirectory, RunStatus, RunView, Trace
 from rstar2.sandbox import LocalExecutor
@@ -58,6 +58,14 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "arena_hard": [{"id": "h1", "prompt": "Why is the sky blue?"}],
 }
 ANSWER_SETS = ("aime24", "math500", "gpqa_diamond", "procedural:gcd,lcm")
+
+
+def can_check_instructions() -> bool:
+    try:
+        instruction_judge()
+    except UserError:
+        return False
+    return True
 
 
 @pytest.fixture
@@ -104,10 +112,10 @@ async def test_golds_score_everything_and_wrong_answers_nothing(
     assert num_traces == 2 * sum(len(benchmark.problems) for benchmark in benchmarks)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("langdetect") is None, reason="langdetect is not installed")
+@pytest.mark.skipif(not can_check_instructions(), reason="langdetect, nltk or its punkt_tab is not installed")
 @pytest.mark.parametrize(
     ("said", "accuracy", "instruction_strict"),
-    [('"My answer is yes."', 1.0, 1.0), ("My answer is, yes.", 0.0, 0.0), ("My answer is yes.", 0.5, 0.75)],
+    [('"My answer is yes."', 1.0, 1.0), ("My answer is, yes.", 0.0, 0.0), ("My answer is yes.", 0.5, 2 / 3)],
 )
 async def test_ifeval_checks_the_whole_response(
     said: str, accuracy: float, instruction_strict: float, data_dir: Path, tmp_path: Path, judges: Judges

@@ -81,8 +81,9 @@ def test_nothing_scored_is_no_claim() -> None:
 
 
 def test_details_are_means_of_their_own() -> None:
-    samples = [replace(RIGHT, details={"simple": 1.0}), replace(RIGHT, problem_id="q", details={"parallel": 0.0})]
-    assert measure(samples, 2, 1, 0.0).details == {"parallel": 0.0, "simple": 1.0}
+    two = {"simple": (1.0, 1.0), "instructions": (1.0, 1.0)}
+    samples = [replace(RIGHT, details=two), replace(RIGHT, problem_id="q", details={"instructions": (0.5, 3.0)})]
+    assert measure(samples, 2, 1, 0.0).details == {"instructions": 2.5 / 4, "simple": 1.0}
 
 
 def test_wilson_at_the_ends_and_in_the_middle() -> None:

@@ -43,7 +43,7 @@ def eval_command(
         typer.Option(
             metavar="NAME[,NAME]",
             help="Benchmarks, by commas: aime24, aime25, amc23, gsm8k, hmmt_feb25, math500, gpqa_diamond, ifeval, "
-            "bfcl, arena_hard, procedural:TASK[+TASK], or a file of problems.",
+            "bfcl, bfcl_multi_turn, arena_hard, procedural:TASK[+TASK], or a file of problems.",
         ),
     ] = "",
     samples: Annotated[int, typer.Option(min=1, help="Rollouts of each problem.")] = 16,

@@ -56,7 +56,7 @@ async def _why_wrong(problem: Problem, grading: Grading, grader: Grader) -> str 
             return _instructions_fault(InstructionTask.of(problem))
         case Grading.CALLS:
             return _calls_fault(FunctionCallTask.of(problem))
-        case Grading.JUDGE | Grading.NOTHING:
+        case Grading.MULTI_TURN_CALLS | Grading.JUDGE | Grading.NOTHING:
             return None if problem.problem else "the prompt is empty"
 
 

@@ -52,7 +52,7 @@ class BenchmarkResult:
     """Wall-clock time of this benchmark in this process; what an earlier one did is not in it."""
     mean_rollout_seconds: float
     details: dict[str, float] = field(default_factory=dict)
-    """Further scores of the benchmark's own, each the mean over the samples that have it."""
+    """Further scores of the benchmark's own, each the weighted mean over the samples that have it."""
 
     @property
     def is_complete(self) -> bool:
@@ -112,11 +112,11 @@ def _pass_at(group: Sequence[Sample], k: int) -> float:
 
 
 def _details(samples: Sequence[Sample]) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[tuple[float, float]]] = {}
     for sample in samples:
-        for name, value in sample.details.items():
-            found.setdefault(name, []).append(value)
-    return {name: _mean(values) for name, values in sorted(found.items())}
+        for name, weighted in sample.details.items():
+            found.setdefault(name, []).append(weighted)
+    return {name: _weighted_mean(values) for name, values in sorted(found.items())}
 
 
 def scored_groups(samples: Iterable[Sample]) -> list[list[Sample]]:
