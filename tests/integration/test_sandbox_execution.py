@@ -25,7 +25,6 @@ from rstar2.sandbox import (
     LocalExecutor,
     Overloaded,
     Request,
-    isolation,
 )
 from rstar2.sandbox.execution import MIB
 from rstar2.sandbox.host import HostConfig

@@ -4,8 +4,8 @@ import math
 from typing import Any
 
 import pytest
-from golden_file import read_golden
 
+from golden_file import read_golden
 from rstar2.engine.tokenizer import Message
 from rstar2.errors import InfrastructureError
 from rstar2.evals import judgement

@@ -1,8 +1,8 @@
 """BFCL's single-turn categories against bfcl-eval: every response has the verdict of its decoder and checker."""
 
 import pytest
-from golden_file import read_golden
 
+from golden_file import read_golden
 from rstar2.data import FunctionCallTask
 from rstar2.evals.bfcl.judge import calls_in
 from rstar2.evals.bfcl.match import matches

@@ -1,8 +1,8 @@
 """IFEval against lm-eval's task: every instruction of every response, strict and loose, and the four accuracies."""
 
 import pytest
-from golden_file import read_golden
 
+from golden_file import read_golden
 from rstar2.data import InstructionTask
 from rstar2.errors import UserError
 from rstar2.evals.ifeval import instruction_judge

@@ -1,8 +1,8 @@
 """Requests in the benchmark's own words: instructions, function calls, open questions.
 
-The prompt is the benchmark's messages in the model's chat template, as other harnesses ask: a model that was trained here
-opens its turn there as well. The agent's system text is for problems with an answer in a box. Most are answered in one
-turn, and no tool is run.
+The prompt is the benchmark's messages in the model's chat template, as other harnesses ask: a model that was trained
+here opens its turn there as well. The agent's system text is for problems with an answer in a box. Most are answered in
+one turn, and no tool is run.
 """
 
 import time

@@ -37,11 +37,11 @@ def load_curriculum(recipe: Recipe) -> Curriculum:
         num_held_out += len(problems) - len(left)
         stages.append(left)
     conversations = _of_warm_up(recipe)
-    left = [conversation for conversation in conversations if not _asks(conversation, held_out)]
-    if conversations and not left:
+    shown = [conversation for conversation in conversations if not _asks(conversation, held_out)]
+    if conversations and not shown:
         raise UserError(f"sft.data: every one of its {len(conversations)} conversations asks what is evaluated on")
-    num_left_out = len(conversations) - len(left)
-    return Curriculum(tuple(left), tuple(stages), benchmarks, num_held_out, num_left_out)
+    num_left_out = len(conversations) - len(shown)
+    return Curriculum(tuple(shown), tuple(stages), benchmarks, num_held_out, num_left_out)
 
 
 def _of_warm_up(recipe: Recipe) -> list[Conversation]:
