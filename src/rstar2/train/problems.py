@@ -36,12 +36,11 @@ def load_curriculum(recipe: Recipe) -> Curriculum:
             raise UserError(f"stages.{stage.name}: every one of its {len(problems)} problems is evaluated on as well")
         num_held_out += len(problems) - len(left)
         stages.append(left)
-    conversations = _of_warm_up(recipe)
-    shown = [conversation for conversation in conversations if not _asks(conversation, held_out)]
-    if conversations and not shown:
-        raise UserError(f"sft.data: every one of its {len(conversations)} conversations asks what is evaluated on")
-    num_left_out = len(conversations) - len(shown)
-    return Curriculum(tuple(shown), tuple(stages), benchmarks, num_held_out, num_left_out)
+    found = _of_warm_up(recipe)
+    conversations = tuple(conversation for conversation in found if not _asks(conversation, held_out))
+    if found and not conversations:
+        raise UserError(f"sft.data: every one of its {len(found)} conversations asks what is evaluated on")
+    return Curriculum(conversations, tuple(stages), benchmarks, num_held_out, len(found) - len(conversations))
 
 
 def _of_warm_up(recipe: Recipe) -> list[Conversation]:

@@ -477,7 +477,8 @@ class Trainer:
             return
         await self._save()
         state = self._state
-        step = f"step {state.step}" if state.sft_is_done else f"step {state.sft_step} of the warm-up"
+        is_warming_up = state.sft_step and not state.sft_is_done
+        step = f"step {state.sft_step} of the warm-up" if is_warming_up else f"step {state.step}"
         self._say(f"interrupted: everything up to {step} is saved")
 
     async def _save(self, *, keep: bool = False) -> None:
