@@ -101,8 +101,8 @@ class EqualityGrader:
             raise InfrastructureError("no worker")
         return GradeResult(Verdict.RIGHT if answer == gold else Verdict.WRONG, answer, "text", "")
 
-    async def grade(self, text: str, gold: str) -> GradeResult:
-        return await self.grade_answer(text.rpartition(" ")[2], gold)
+    async def grade(self, *turns: str, gold: str) -> GradeResult:
+        return await self.grade_answer(turns[-1].rpartition(" ")[2], gold)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ async def test_what_the_model_reads_after_a_call(executor: LocalExecutor) -> Non
         assert result.status is status, name
         assert text in result.text, name
         assert not result.text.endswith("\n"), name
-    assert extract_answer(trace.response_text) == "42"
+    assert extract_answer(*trace.turn_texts) == "42"
 
 
 async def test_a_notebook_keeps_its_variables_and_its_order(executor: LocalExecutor) -> None:

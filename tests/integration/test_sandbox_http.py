@@ -166,7 +166,7 @@ async def test_openapi_lists_every_route(http: aiohttp.ClientSession) -> None:
 async def test_a_bad_request_names_what_is_wrong(
     http: aiohttp.ClientSession, body: bytes, status: int, named: str
 ) -> None:
-    async with http.post("/v1/run", data=body) as response:
+    async with http.post("/v1/run", data=body, headers={"Content-Type": "application/json"}) as response:
         found = await response.json()
         assert response.status == status and named in found["message"]
 

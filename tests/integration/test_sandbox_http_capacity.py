@@ -18,6 +18,7 @@ from rstar2.sandbox.http.idempotency import OnceTable
 from rstar2.sandbox.unsafe import UnsafeExecutor
 
 pytestmark = pytest.mark.integration
+HEADERS = b"Host: localhost\r\nContent-Type: application/json\r\n"
 WAITS = {"code": "wait"}
 
 
@@ -25,7 +26,7 @@ async def leave_after_start(port: int, path: str, body: Any, has_started: Callab
     """Ask for something and go away while it runs."""
     data = json.dumps(body).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(data)) + data)
+    writer.write(b"POST %s HTTP/1.1\r\n%sContent-Length: %d\r\n\r\n" % (path.encode(), HEADERS, len(data)) + data)
     await until(has_started)
     writer.close()
 
@@ -72,7 +73,7 @@ async def test_too_large_a_body_is_refused() -> None:
 async def test_a_body_that_does_not_arrive_is_given_up() -> None:
     async with service(GateExecutor(), ServiceSettings(transfer_timeout_s=0.2)) as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-        writer.write(b"POST /v1/run HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        writer.write(b"POST /v1/run HTTP/1.1\r\n%sContent-Length: 100\r\n\r\n{" % HEADERS)
         assert b" 408 " in await asyncio.wait_for(reader.readline(), 60)
         writer.close()
 

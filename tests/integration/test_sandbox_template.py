@@ -1,14 +1,19 @@
 """What a warm template holds: the libraries that programs use, one thread, and nothing that only a trainer needs."""
 
 import importlib.util
+import os
+import signal
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
+from rstar2.sandbox import wire
 from rstar2.sandbox.executor import Request
-from rstar2.sandbox.host import HostConfig
+from rstar2.sandbox.host import Host, HostConfig
 from rstar2.sandbox.local import LocalConfig, LocalExecutor
+from rstar2.sandbox.slot import socket_pair
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")]
 
@@ -68,3 +73,36 @@ async def test_a_process_that_takes_the_place_of_another_has_another_uid() -> No
         assert first == again
         await executor.run(Request("open('left', 'w').close()"))
         assert (await executor.run(Request(show))).stdout not in ("", first)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("kind", [wire.KIND_STATELESS, wire.KIND_SESSION])
+async def test_slots_that_nobody_wants_any_more_when_they_are_born_end_in_silence(
+    kind: int, fast: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As when a short command ends on a busy machine: their memory groups and their template are gone before them."""
+    host = Host(HostConfig(warm=False, fast=fast))
+    await host.start()
+    template = host.templates.current
+    assert template is not None
+    os.kill(template.facts["pid"], signal.SIGSTOP)
+    callers = []
+    for number in range(8):
+        group = host.make_memory_group(f"slot-{number}")
+        ours, theirs = socket_pair()
+        with theirs:
+            assert host.fork_slot(kind, number, theirs, group, lambda _: None)
+        ours.shutdown(socket.SHUT_WR)
+        callers.append(ours)
+        if group is not None:
+            host.retire_memory_group(group)
+            assert host._service_group is not None
+            host._service_group.remove_slots()
+            assert not group.path.exists()
+    os.kill(template.facts["pid"], signal.SIGCONT)
+    await host.close()
+    for ours in callers:
+        with ours:
+            ours.settimeout(60)
+            assert ours.recv(1) == b"", "it is gone"
+    assert capfd.readouterr().err == ""

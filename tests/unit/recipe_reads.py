@@ -100,7 +100,7 @@ class _Scan:
             case ast.AnnAssign(target=target, annotation=annotation):
                 self._assign(target, self._annotated(annotation), names)
             case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
-                for target, value in zip(targets, values, strict=True):
+                for target, value in zip(targets, values, strict=False):
                     self._assign(target, self._kinds(value, names), names)
             case ast.Assign(targets=targets, value=value):
                 for target in targets:

@@ -133,7 +133,7 @@ def test_a_single_mistake_is_a_single_line() -> None:
         ("[eval]\nbenchmarks = 'aime24'", 'r.toml:25: eval.benchmarks must be a list of texts, not the text "aime24"'),
         (
             '[algo]\nselection = "papers"',
-            'r.toml:25: algo.selection must be "paper", "release", "random" or "off", not the text "papers"; '
+            'r.toml:25: algo.selection must be "paper", "quotas", "release", "random" or "off", not the text "papers"; '
             'did you mean "paper"?',
         ),
         ("[algo]\nlr = 1e-6", "r.toml:25: algo.lr is not a key of [algo]; did you mean sft.lr or train.lr?"),

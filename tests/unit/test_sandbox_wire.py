@@ -25,7 +25,7 @@ def reply(
     err: bytes = b"",
     value: bytes = b"",
 ) -> tuple[bytes, bytes]:
-    header = wire.REPLY.pack(wait_status, flags, len(out), len(err), len(value), 1_500_000, 250_000, 2048)
+    header = wire.REPLY.pack(wait_status, flags, len(out), len(err), len(value), 2048, 1_500_000, 250_000)
     return header, out + err + value
 
 
@@ -33,14 +33,14 @@ def test_layouts_are_those_of_the_c_structs() -> None:
     """`=` packs without padding; the C structs have none because every field lies on a multiple of its size."""
     for layout in (wire.REQUEST, wire.REPLY):
         assert layout.size == struct.calcsize("@" + layout.format[1:])
-    assert (wire.REQUEST.size, wire.REPLY.size) == (48, 32)
+    assert (wire.REQUEST.size, wire.REPLY.size) == (56, 40)
 
 
 def test_a_request_comes_back_as_it_was_sent() -> None:
     limits = Limits(2.5, 3.2, 64 << 20, 7, 1000, 2000)
-    data = wire.encode_request(b"code", b"input", limits, has_memory_group=True)
+    data = wire.encode_request(b"code", b"input", limits, has_memory_group=True, young_s=0.1)
     header = RequestHeader.unpack(data[: wire.REQUEST.size])
-    assert header == RequestHeader(4, 5, 2500, 4, 64 << 20, 0, 2000, 7, 1000)
+    assert header == RequestHeader(4, 5, 2500, 4, 64 << 20, 0, 2000, 7, 1000, 25_000, 100)
     assert data[wire.REQUEST.size :] == b"codeinput"
     assert header.pack() == data[: wire.REQUEST.size]
 

@@ -14,7 +14,6 @@ from rstar2.algo.group import Choice, RocSettings, choose_rollouts, decide_group
 from rstar2.algo.loss import LossSettings, PolicyLoss, policy_loss
 from rstar2.algo.penalties import (
     TracePenalty,
-    count_tool_calls,
     error_penalties,
     format_penalties,
     trace_penalty,
@@ -22,6 +21,7 @@ from rstar2.algo.penalties import (
 from rstar2.algo.refill import is_trainable, num_missing_groups, num_missing_rollouts
 from rstar2.algo.resample import Mode, quotas, resample
 from rstar2.algo.reward import rollout_reward
+from rstar2.records import count_tool_calls
 
 __all__ = [
     "Choice",

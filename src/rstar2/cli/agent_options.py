@@ -53,8 +53,8 @@ Tools = Annotated[
     typer.Option(
         "--tool",
         metavar="TOOL",
-        help="execute_python_code_with_standard_io (the default), jupyter_code, or FILE.py whose make_tool() returns "
-        "one. May be repeated.",
+        help="execute_python_code_with_standard_io, jupyter_code, or FILE.py whose make_tool() returns one; may be "
+        "repeated. Left out: the tool that the model was trained with, else the first of these.",
         show_default=False,
     ),
 ]

@@ -1,5 +1,6 @@
 """`rstar2 eval`: a model on benchmarks, by the report's protocol; resumable, and graded again at will."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,7 +43,7 @@ def eval_command(
         typer.Option(
             metavar="NAME[,NAME]",
             help="Benchmarks, by commas: aime24, aime25, amc23, gsm8k, hmmt_feb25, math500, gpqa_diamond, ifeval, "
-            "bfcl, arena_hard, procedural:TASK[+TASK], or a file of problems.",
+            "bfcl, bfcl_multi_turn, arena_hard, procedural:TASK[+TASK], or a file of problems.",
         ),
     ] = "",
     samples: Annotated[int, typer.Option(min=1, help="Rollouts of each problem.")] = 16,
@@ -111,8 +112,8 @@ def eval_command(
         outcome = asyncio.run(_regrade(stored, sandbox, sandbox_token))
     elif stored is not None:
         plan, options, judge = _remembered(stored, sandbox, sandbox_token)
-        with RunDirectory.resume(stored.path, verb=VERB) as run:
-            outcome = asyncio.run(_evaluate(plan, options, judge, run))
+        path = stored.path
+        outcome = asyncio.run(_evaluate(plan, options, judge, lambda: RunDirectory.resume(path, verb=VERB)))
     else:
         if not bench:
             raise UserError("--bench is needed: which benchmarks? (`rstar2 data list` shows them)")
@@ -145,11 +146,15 @@ def eval_command(
             judge_url, judge_model, judge_key_env, str(judge_baseline.absolute()) if judge_baseline else None
         )
         _check(plan, options, judge)
-        folder = run_dir or make_run_folder(VERB)
         recipe = plan.to_toml({"agent": _plain(options), "judge": asdict(judge)})
-        with RunDirectory.create(folder, verb=VERB, recipe_toml=recipe, seed=seed) as run:
+
+        def create() -> "RunDirectory":
+            folder = run_dir or make_run_folder(VERB)
+            run = RunDirectory.create(folder, verb=VERB, recipe_toml=recipe, seed=seed)
             note(f"every trace goes to {folder}; if interrupted: rstar2 eval --resume {folder}")
-            outcome = asyncio.run(_evaluate(plan, options, judge, run))
+            return run
+
+        outcome = asyncio.run(_evaluate(plan, options, judge, create))
     _report(outcome, as_json=as_json, markdown_file=markdown)
     if not all(result.is_complete for result in outcome.results.values()):
         raise typer.Exit(ExitCode.NO)
@@ -223,7 +228,10 @@ def _plain(options: opt.AgentOptions) -> dict[str, Any]:
     return values | {"tools": list(options.tools), "sandbox_token": None}
 
 
-async def _evaluate(plan: "Plan", options: opt.AgentOptions, judge: JudgeOptions, run: "RunDirectory") -> Outcome:
+async def _evaluate(
+    plan: "Plan", options: opt.AgentOptions, judge: JudgeOptions, open_run: "Callable[[], RunDirectory]"
+) -> Outcome:
+    """The run is opened when all that it needs is there: a model that cannot be loaded leaves no folder behind."""
     from collections import Counter
 
     from rstar2.cli.eval_display import sample_bars
@@ -237,11 +245,12 @@ async def _evaluate(plan: "Plan", options: opt.AgentOptions, judge: JudgeOptions
         if most is not None and most < plan.protocol.max_response_tokens:
             note(f"{bench.model} has room for {most:,} tokens: responses end there")
             plan = plan.within(most)
-        keep_tokenizer(options, run.layout.tokenizer)
-        earlier = stored_history(RunView(run.path)).samples
-        done = Counter(key.benchmark for key, sample in earlier.items() if not sample.is_fault)
-        with sample_bars(benchmarks, plan, done) as show:
-            results = await run_evaluation(plan, benchmarks, bench, run, show)
+        with open_run() as run:
+            keep_tokenizer(options, run.layout.tokenizer)
+            earlier = stored_history(RunView(run.path)).samples
+            done = Counter(key.benchmark for key, sample in earlier.items() if not sample.is_fault)
+            with sample_bars(benchmarks, plan, done) as show:
+                results = await run_evaluation(plan, benchmarks, bench, run, show)
     return Outcome(results, plan, plan.deviations(benchmarks), bench.model)
 
 
@@ -258,7 +267,7 @@ async def _regrade(view: "RunView", sandbox: str | None, sandbox_token: str | No
             judges.check(benchmark)
         with grading_bar(num_stored(view)) as advance:
             graded = await grade_again(view, benchmarks, judges, only_undecided=False, on_graded=advance)
-    results = results_of(graded.history, benchmarks, plan)
+        results = await results_of(graded.history, benchmarks, plan, judges)
     note(f"graded {graded.num_graded:,} traces again: {graded.num_changed:,} scores are others; the run stays as it is")
     model = options.model or (options.script.name if options.script else "the model")
     return Outcome(results, plan, plan.deviations(benchmarks), model)

@@ -60,7 +60,7 @@ def solve_command(
         seed=seed,
     )
     trace = asyncio.run(_solve(question, options, is_shown=not as_json))
-    trace = replace(trace, answer=extract_answer(trace.response_text))
+    trace = replace(trace, answer=extract_answer(*trace.turn_texts))
     if as_json:
         typer.echo(encode(trace))
     if trace.outcome is Outcome.INFRASTRUCTURE_FAULT:
@@ -81,7 +81,7 @@ async def _solve(question: str, options: opt.AgentOptions, *, is_shown: bool) ->
     from rstar2.cli.agent_setup import ready_agent
     from rstar2.records import Problem
 
-    async with ready_agent(options, Console(stderr=True)) as ready:
+    async with ready_agent(options, Console(stderr=True)) as ready, ready.tools() as tools:
         observer = AgentDisplay(Console()) if is_shown else nobody
-        trace = await ready.agent.rollout(Problem("solve", question, answer=""), ready.tools, observer=observer)
+        trace = await ready.agent.rollout(Problem("solve", question, answer=""), tools, observer=observer)
     return replace(trace, model=ready.model)

@@ -41,7 +41,8 @@ class Sandbox(Section):
         None,
         min_length=1,
         description="Name of the environment variable that holds the service's bearer token; the token itself never "
-        "stands in a recipe. Only with base_url.",
+        "stands in a recipe. Left out, the token of a service of this user on this machine is found. Only with "
+        "base_url.",
     )
     num_slots: int | None = Field(
         None,

@@ -5,7 +5,7 @@ names it, never skipped; what was downloaded once stays the same bytes. Works wi
 May import: records, grading, config, models.
 """
 
-from rstar2.data.benchmarks import FunctionCallTask, InstructionTask
+from rstar2.data.benchmarks import FunctionCallTask, InstructionTask, MultiTurnCallTask
 from rstar2.data.by_name import grading_of, load_any, load_any_problems
 from rstar2.data.catalog import CATALOG, CatalogSet, Grading, Kind, find_set
 from rstar2.data.conversation import Conversation
@@ -27,6 +27,7 @@ __all__ = [
     "Grading",
     "InstructionTask",
     "Kind",
+    "MultiTurnCallTask",
     "Overlap",
     "PassRate",
     "Reason",

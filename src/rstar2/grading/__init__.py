@@ -7,7 +7,13 @@ May import: records, sandbox.
 
 from rstar2.grading.choice import choice_letter
 from rstar2.grading.decide import Comparison, decide
-from rstar2.grading.extract import AnswerPlace, count_answer_blocks, extract_answer, last_box
+from rstar2.grading.extract import (
+    AnswerPlace,
+    count_answer_blocks,
+    count_balanced_answer_blocks,
+    extract_answer,
+    last_box,
+)
 from rstar2.grading.grade import Grade, Method
 from rstar2.grading.grader import GRADING_DEADLINE_S, Grader
 from rstar2.grading.integers import parse_integer
@@ -21,6 +27,7 @@ __all__ = [
     "Method",
     "choice_letter",
     "count_answer_blocks",
+    "count_balanced_answer_blocks",
     "decide",
     "extract_answer",
     "last_box",

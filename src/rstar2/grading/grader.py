@@ -12,7 +12,7 @@ that cannot be decided there:
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 
 from rstar2.errors import InfrastructureError
@@ -20,17 +20,15 @@ from rstar2.grading.decide import Comparison, decide
 from rstar2.grading.extract import AnswerPlace, extract_answer
 from rstar2.grading.grade import Grade, Method
 from rstar2.records import Verdict
-from rstar2.sandbox import Execution, ExecutionStatus, Executor, Limits, Request
+from rstar2.sandbox import Execution, Executor, Limits, Request
 
 GRADING_DEADLINE_S = 10.0
-"""Wall clock of one comparison once it has a worker; half as much CPU. Honest comparisons take under 1 s."""
+"""Wall limit of one comparison once it has a worker; half as much CPU. Honest comparisons take under 1 s."""
 GRADING_MEMORY_BYTES = 1 << 30
 """math-verify and sympy take 0.1 GiB of it."""
-STARVED_SHARE = 0.25
-"""A comparison never sleeps: one that ran into its wall clock with less than this share of it spent on a CPU was held
-up by the machine, and says nothing about the answer."""
 
-_PROGRAM = resources.files("rstar2.grading").joinpath("program.py").read_text(encoding="utf-8") + "\n\nmain()\n"
+_SOURCES = (resources.files("rstar2.grading").joinpath(f"{name}.py") for name in ("numerals", "program"))
+_PROGRAM = "\n\n".join((*(source.read_text(encoding="utf-8") for source in _SOURCES), "main()\n"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +41,9 @@ class Grader:
     r"""With an integer gold, an answer that leaves work to the grader (`123 \cdot 456`) is wrong. Benchmarks count such
     answers; a policy that is rewarded for them learns to copy the question into the box."""
 
-    async def grade(self, text: str, gold: str, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) -> Grade:
-        """Grade the answer in `text`, which is the model's own words and nothing of its environment's."""
-        answer = extract_answer(text, place)
+    async def grade(self, *turns: str, gold: str, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) -> Grade:
+        """Grade the answer in `turns`, which are the model's own words and nothing of its environment's."""
+        answer = extract_answer(*turns, place=place)
         if answer is None:
             where = "the last answer block" if place is AnswerPlace.ANSWER_BLOCK else "the text"
             return Grade(Verdict.NO_ANSWER, None, Method.EXTRACTION, rf"no balanced, filled \boxed{{}} in {where}")
@@ -61,12 +59,12 @@ class Grader:
 
     async def _compare(self, comparison: Comparison) -> tuple[Verdict, str]:
         limits = Limits(wall_s=self.deadline_s, cpu_s=self.deadline_s / 2, memory_bytes=GRADING_MEMORY_BYTES)
-        stdin = json.dumps({"answer": comparison.answer, "gold": comparison.gold})
-        execution = await self.executor.run(Request(_PROGRAM, stdin=stdin, limits=limits))
-        return read_execution(execution, limits)
+        request = Request(_PROGRAM, stdin=json.dumps(asdict(comparison)), limits=limits)
+        execution = await self.executor.run(request)
+        return read_execution(execution)
 
 
-def read_execution(execution: Execution, limits: Limits) -> tuple[Verdict, str]:
+def read_execution(execution: Execution) -> tuple[Verdict, str]:
     """What a run of the grading program says, finished or stopped. Pure."""
     said = _said(execution.stdout)
     if execution.status.is_ours or "stage" not in said:
@@ -82,8 +80,6 @@ def read_execution(execution: Execution, limits: Limits) -> tuple[Verdict, str]:
             return Verdict.WRONG, "the answer cannot be read as mathematics"
         case "gold_unreadable":
             return Verdict.UNDECIDED, "the gold cannot be read as mathematics"
-    if execution.status is ExecutionStatus.TIMEOUT and 0 < execution.cpu_s < STARVED_SHARE * limits.wall_s:
-        raise InfrastructureError(f"grading got {execution.cpu_s:.1f} s of CPU in {execution.wall_s:.1f} s")
     if said["stage"] == "started":
         return Verdict.UNDECIDED, f"the gold could not be read within the limits ({execution.status})"
     if said["stage"] == "gold":

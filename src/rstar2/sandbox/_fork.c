@@ -68,16 +68,19 @@ struct request {
     uint64_t address_bytes; /* RLIMIT_AS likewise; 0: no such limit */
     uint64_t file_bytes;
     uint32_t num_processes, output_bytes;
+    uint32_t longest_ms; /* after which the program is stopped without asking */
+    uint32_t young_ms;   /* after which it goes on at a low CPU share */
 };
 
 struct reply {
     int32_t wait_status;
-    uint32_t flags, stdout_len, stderr_len, value_len, wall_us, cpu_us, max_rss_kib;
+    uint32_t flags, stdout_len, stderr_len, value_len, max_rss_kib;
+    uint64_t wall_us, cpu_us;
 };
 
-enum { TIMED_OUT = 1, STDOUT_CUT = 2, STDERR_CUT = 4, VALUE_CUT = 8, SCRATCH_DIRTY = 16 };
+enum { TIMED_OUT = 1, STDOUT_CUT = 2, STDERR_CUT = 4, VALUE_CUT = 8, SCRATCH_DIRTY = 16, AT_LIMIT = 32 };
 enum { MAX_CODE = 8 << 20, MAX_STDIN = 32 << 20, MAX_OUTPUT = (16 << 20) + 1, NUM_STREAMS = 3, VALUE_FD = 3 };
-enum { YOUNG_MS = 100, OLD_NICE = 19 };
+enum { OLD_NICE = 19 };
 
 static int64_t now_us(void)
 {
@@ -538,6 +541,14 @@ static void end_all(const struct slot *slot, pid_t child, int *status, struct ru
             ;
 }
 
+/* Asks the caller, who can see what the program waited for, whether it may go on. The answer is MORE_TIME of wire.py. */
+static void ask_for_time(const struct slot *slot, int64_t elapsed_us)
+{
+    struct reply question = {.flags = AT_LIMIT, .wall_us = elapsed_us};
+    struct iovec part = {&question, sizeof question};
+    send_all(slot->socket, &part, 1); /* a caller that is gone is seen by the next poll */
+}
+
 /* Runs one request; returns 0, or -1 if the caller is gone. */
 static int execute(struct slot *slot, const struct request *request, struct reply *reply)
 {
@@ -570,7 +581,8 @@ static int execute(struct slot *slot, const struct request *request, struct repl
     size_t fed = 0;
     int input_fd = feed(input[1], slot->input, request->stdin_len, &fed);
     int child_fd = syscall(SYS_pidfd_open, child, 0);
-    int64_t deadline = started + request->wall_ms * 1000ll, old_at = started + YOUNG_MS * 1000;
+    int64_t last = started + request->longest_ms * 1000ll, old_at = started + request->young_ms * 1000ll;
+    int64_t ask_at = started + request->wall_ms * 1000ll; /* 0 while the answer is awaited */
     enum { CHILD, CALLER, STDIN, FIRST_STREAM, NUM_POLLED = FIRST_STREAM + NUM_STREAMS };
     struct pollfd polled[NUM_POLLED] = {
         [CHILD] = {child_fd, POLLIN, 0}, [CALLER] = {slot->socket, POLLIN | POLLRDHUP, 0}, [STDIN] = {input_fd, POLLOUT, 0}};
@@ -579,21 +591,34 @@ static int execute(struct slot *slot, const struct request *request, struct repl
     int caller_gone = 0, flags = 0;
     for (;;) {
         int64_t now = now_us();
-        if (now >= deadline) {
+        if (now >= last) {
             flags |= TIMED_OUT;
             break;
+        }
+        if (ask_at && now >= ask_at) {
+            ask_for_time(slot, now - started);
+            ask_at = 0;
         }
         if (old_at && now >= old_at) {
             /* It had its turn at full share; from here on the short ones go first. */
             setpriority(slot->uid >= 0 ? PRIO_USER : PRIO_PGRP, slot->uid >= 0 ? slot->uid : child, OLD_NICE);
             old_at = 0;
         }
-        int64_t until = old_at ? (old_at < deadline ? old_at : deadline) : deadline;
+        int64_t until = ask_at && ask_at < last ? ask_at : last;
+        if (old_at && old_at < until)
+            until = old_at;
         if (poll(polled, NUM_POLLED, (int)((until - now) / 1000) + 1) < 0 && errno != EINTR)
             _exit(120);
         if (polled[CALLER].revents) {
-            caller_gone = 1;
-            break;
+            uint32_t more_ms;
+            caller_gone = ask_at || receive_all(slot->socket, &more_ms, sizeof more_ms);
+            if (caller_gone)
+                break;
+            ask_at = now_us() + more_ms * 1000ll;
+            if (!more_ms) {
+                flags |= TIMED_OUT;
+                break;
+            }
         }
         if (polled[STDIN].revents)
             polled[STDIN].fd = feed(input[1], slot->input, request->stdin_len, &fed);
@@ -624,9 +649,11 @@ static int execute(struct slot *slot, const struct request *request, struct repl
     close(child_fd);
     if (scratch_is_dirty(slot))
         flags |= SCRATCH_DIRTY;
+    uint32_t unneeded; /* the answer to a question that the program's end has overtaken */
+    if (!ask_at && !caller_gone)
+        caller_gone = receive_all(slot->socket, &unneeded, sizeof unneeded) != 0;
     *reply = (struct reply){status, flags, slot->streams[0].length, slot->streams[1].length, slot->streams[2].length,
-                            (uint32_t)(now_us() - started), (uint32_t)(children_cpu_us() - cpu_before),
-                            (uint32_t)used.ru_maxrss};
+                            (uint32_t)used.ru_maxrss, now_us() - started, children_cpu_us() - cpu_before};
     return caller_gone ? -1 : 0;
 }
 

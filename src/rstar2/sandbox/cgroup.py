@@ -115,14 +115,22 @@ class SlotGroup:
 
     def __init__(self, path: Path, files: Files) -> None:
         self.path = path
-        self._files = files
-        path.mkdir()
-        self.procs_fd = os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
-        self._limit_fd = os.open(path / files.limit, os.O_WRONLY | os.O_CLOEXEC)
-        self._kills_fd = os.open(path / files.kills, os.O_RDONLY | os.O_CLOEXEC)
         self._limit_bytes = 0
-        if files.swap_limit == "memory.swap.max" and (path / files.swap_limit).exists():
-            (path / files.swap_limit).write_text("0")
+        with contextlib.ExitStack() as undo:  # a group that is half made would be in the way of the next attempt
+            path.mkdir()
+            undo.callback(path.rmdir)
+
+            def opened(name: str, flags: int) -> int:
+                fd = os.open(path / name, flags | os.O_CLOEXEC)
+                undo.callback(os.close, fd)
+                return fd
+
+            self.procs_fd = opened("cgroup.procs", os.O_WRONLY)
+            self._limit_fd = opened(files.limit, os.O_WRONLY)
+            self._kills_fd = opened(files.kills, os.O_RDONLY)
+            if files.swap_limit == "memory.swap.max" and (path / files.swap_limit).exists():
+                (path / files.swap_limit).write_text("0")
+            undo.pop_all()
 
     def set_limit(self, limit_bytes: int) -> None:
         if limit_bytes != self._limit_bytes:

@@ -89,10 +89,15 @@ def enter_slot(layers: Layers, memory_group_fd: int | None, proc_fd: int) -> Non
         kept = frozenset()
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MSGQUEUE, resource.RLIMIT_MEMLOCK):
         resource.setrlimit(kind, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (NUM_OPEN_FILES, NUM_OPEN_FILES))
     if layers.namespaces:
         linux.keep_only_capabilities(kept)
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
+
+
+def limit_open_files() -> None:
+    """Of programs, and of whatever need not send descriptors: Linux refuses to send any while those that all processes
+    of the user have on their way are more than the sender's own limit, and how many that is, others decide."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (NUM_OPEN_FILES, NUM_OPEN_FILES))
 
 
 def seccomp_program(layers: Layers) -> bytes:

@@ -6,6 +6,8 @@ from enum import StrEnum
 from rstar2.records import Fault, ToolStatus
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+STARVED_FACTOR = 10
+"""Enough for a program that shares its core with nine others."""
 
 
 class ExecutionStatus(StrEnum):
@@ -15,7 +17,7 @@ class ExecutionStatus(StrEnum):
     ERROR = "error"
     """It raised, or exited with a code other than 0."""
     TIMEOUT = "timeout"
-    """Stopped at its wall-clock or CPU limit."""
+    """Stopped at its wall-clock or CPU limit, after it has had its time: see `starvation.py`."""
     MEMORY = "memory"
     """Stopped at its memory limit, or raised MemoryError under it."""
     OUTPUT_LIMIT = "output_limit"
@@ -25,7 +27,7 @@ class ExecutionStatus(StrEnum):
     QUEUE_TIMEOUT = "queue_timeout"
     """Never started: no worker was free before the caller's queue deadline."""
     INFRASTRUCTURE = "infrastructure"
-    """A worker was lost, and so was the retry."""
+    """A worker was lost, and so was the retry; or the machine had no core for it in all that time."""
 
     @property
     def is_ours(self) -> bool:
@@ -48,6 +50,7 @@ class Limits:
     """What one execution may use: the program and all its children together, but for the CPU time."""
 
     wall_s: float = 10.0
+    """Running or sleeping. Waiting for a core does not count, up to `longest_s`."""
     cpu_s: float = 10.0
     """Of any one process. Linux counts it so; the wall-clock limit bounds the rest."""
     memory_bytes: int = 1 * GIB
@@ -62,6 +65,11 @@ class Limits:
             value = getattr(self, name)
             if not (value > 0 and least <= value <= most):
                 raise ValueError(f"limits.{name} must be between {least:g} and {most:g}, not {value}")
+
+    @property
+    def longest_s(self) -> float:
+        """After which it is stopped even if it waited for a core all the time."""
+        return STARVED_FACTOR * self.wall_s
 
 
 MIN_MEMORY_BYTES, MAX_OUTPUT_BYTES = 16 * MIB, 16 * MIB

@@ -6,6 +6,7 @@ it to: the whole attack suite runs on both.
 
 import array
 import contextlib
+import math
 import mmap
 import os
 import resource
@@ -24,15 +25,17 @@ from rstar2.sandbox.wire import (
     GOODBYE,
     MAX_CODE_BYTES,
     MAX_STDIN_BYTES,
+    MORE_TIME,
     REPLY,
     REQUEST,
     SLOT_ANSWER,
     SLOT_MESSAGE,
     Flag,
     RequestHeader,
+    question,
 )
 
-_YOUNG_S, _OLD_NICE = 0.1, 19
+_OLD_NICE = 19
 _VALUE_FD = 3
 _MAX_FDS = 4
 _CUT_FLAGS = (Flag.STDOUT_CUT, Flag.STDERR_CUT, Flag.VALUE_CUT)
@@ -242,7 +245,7 @@ def _execute(slot: _Slot, header: RequestHeader) -> tuple[bytes, Flag]:
         flags |= Flag.SCRATCH_DIRTY
     lengths = [stream.length for stream in slot.streams]
     wall_us, cpu_us = (time.monotonic() - started) * 1e6, (_children_cpu_s() - cpu_before) * 1e6
-    return REPLY.pack(status, flags, *lengths, int(wall_us), int(cpu_us), used.ru_maxrss), flags
+    return REPLY.pack(status, flags, *lengths, used.ru_maxrss, int(wall_us), int(cpu_us)), flags
 
 
 def _run_child(slot: _Slot, header: RequestHeader, stdin_fd: int, write_ends: list[int]) -> None:
@@ -298,21 +301,30 @@ def _collect(
     for fd in open_streams:
         poller.register(fd, select.POLLIN)
     pending: memoryview | None = slot.stdin.view[: header.stdin_len]
-    deadline, old_at = started + header.wall_ms / 1000, started + _YOUNG_S
+    last, old_at = started + header.longest_ms / 1000, started + header.young_ms / 1000
+    ask_at, is_asking = started + header.wall_ms / 1000, False
     try:
         while True:
             now = time.monotonic()
-            if now >= deadline:
+            if now >= last:
                 return Flag.TIMED_OUT
+            if now >= ask_at:
+                slot.caller.sendall(question(now - started))
+                ask_at, is_asking = math.inf, True
             if now >= old_at:
                 kind, who = (os.PRIO_USER, slot.uid) if slot.uid >= 0 else (os.PRIO_PGRP, child)
                 with contextlib.suppress(OSError):
                     os.setpriority(kind, who, _OLD_NICE)
-                old_at = float("inf")
-            for fd, _ in poller.poll((min(deadline, old_at) - now) * 1000 + 1):
+                old_at = math.inf
+            for fd, _ in poller.poll((min(last, ask_at, old_at) - now) * 1000 + 1):
                 if fd == slot.caller.fileno():
-                    _kill_all(slot, child)
-                    os._exit(0)
+                    more_ms = _receive_more_time(slot) if is_asking else None
+                    if more_ms is None:
+                        _kill_all(slot, child)
+                        os._exit(0)
+                    ask_at, is_asking = time.monotonic() + more_ms / 1000, False
+                    if not more_ms:
+                        return Flag.TIMED_OUT
                 if fd == input_write and pending is not None:
                     pending = _feed(input_write, pending)
                     if pending is None:
@@ -329,6 +341,20 @@ def _collect(
         os.close(child_fd)
         if pending is not None:
             os.close(input_write)
+        if is_asking:  # the program's end has overtaken the answer
+            _kill_all(slot, child)
+            _receive_more_time(slot)
+
+
+def _receive_more_time(slot: _Slot) -> int | None:
+    """None if the caller is gone."""
+    answer = bytearray(MORE_TIME.size)
+    try:
+        _receive(slot.caller, memoryview(answer))
+    except (OSError, EOFError):
+        return None
+    more_ms: int = MORE_TIME.unpack(answer)[0]
+    return more_ms
 
 
 def _feed(fd: int, pending: memoryview) -> memoryview | None:

@@ -9,6 +9,7 @@ the only sockets and deadlines, and never waits for a state without one.
 import array
 import contextlib
 import hashlib
+import math
 import os
 import random
 import resource
@@ -21,7 +22,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from rstar2.sandbox import inside, wire
+from rstar2.sandbox import confine, inside, wire
 from rstar2.sandbox.wire import Flag, RequestHeader
 
 try:
@@ -67,6 +68,7 @@ class _Cell:
     flags: Flag = _NO_FLAGS
     wait_status: int = 0
     kept: bool = False
+    is_asking: bool = False
     cpu_us: int = 0
     max_rss_kib: int = 0
     cut: set[int] = field(default_factory=set)
@@ -166,6 +168,8 @@ class _Controller:
             else:
                 cell.flags |= _CUT_FLAGS[number]
             os.close(fd)
+        if cell.is_asking:  # the cell's end has overtaken the answer
+            self._receive_more_time(cell)
         return self._reply(cell)
 
     def _start(self, base: _State, header: RequestHeader, code: bytes, stdin: bytes) -> _Cell:
@@ -175,7 +179,6 @@ class _Controller:
         input_read, input_write = os.pipe()
         pipes = [os.pipe() for _ in range(3)]
         given = [theirs.fileno(), input_read, *(write_end for _, write_end in pipes)]
-        started = time.monotonic()
         try:
             base.channel.settimeout(_HANDSHAKE_S)
             os.kill(base.pid, signal.SIGCONT)
@@ -202,6 +205,8 @@ class _Controller:
         os.set_blocking(input_write, False)
         ours.setblocking(False)
         streams = {read_end: bytearray() for read_end, _ in pipes}
+        # Its time begins here: a state that this machine let wait for its turn to fork has not run the cell yet.
+        started = time.monotonic()
         return _Cell(header, memoryview(stdin), started, ours, pid, os.pidfd_open(pid), input_write, streams)
 
     def _collect(self, cell: _Cell) -> None:
@@ -214,16 +219,25 @@ class _Controller:
             poller.register(fd, select.POLLIN)
         if cell.input_fd is not None:
             poller.register(cell.input_fd, select.POLLOUT)
-        deadline = cell.started + cell.header.wall_ms / 1000
+        last, ask_at = cell.started + cell.header.longest_ms / 1000, cell.started + cell.header.wall_ms / 1000
         numbers = {fd: number for number, fd in enumerate(cell.streams)}
         while True:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
+            now = time.monotonic()
+            if now >= last:
                 cell.flags |= Flag.TIMED_OUT
                 return
-            for fd, _ in poller.poll(left_s * 1000 + 1):
+            if now >= ask_at:
+                self._caller.sendall(wire.SESSION_REPLY.pack(0, 0) + wire.question(now - cell.started))
+                ask_at, cell.is_asking = math.inf, True
+            for fd, _ in poller.poll((min(last, ask_at) - now) * 1000 + 1):
                 if fd == self._caller.fileno():
-                    os._exit(0)
+                    if not cell.is_asking:
+                        os._exit(0)
+                    more_ms = self._receive_more_time(cell)
+                    ask_at = time.monotonic() + more_ms / 1000
+                    if not more_ms:
+                        cell.flags |= Flag.TIMED_OUT
+                        return
                 if fd == cell.input_fd:
                     if not _feed(cell):
                         poller.unregister(fd)
@@ -243,6 +257,11 @@ class _Controller:
                             cell.cut.add(number)
                             cell.kept = False
                     return
+
+    def _receive_more_time(self, cell: _Cell) -> int:
+        cell.is_asking = False
+        more_ms: int = wire.MORE_TIME.unpack(_receive(self._caller, wire.MORE_TIME.size))[0]
+        return more_ms
 
     def _wait_for_end(self, cell: _Cell) -> None:
         until = time.monotonic() + _DEATH_S
@@ -288,9 +307,9 @@ class _Controller:
             cell.wait_status,
             cell.flags,
             *map(len, bodies),
-            wall_us,
-            cell.cpu_us & 0xFFFFFFFF,
             cell.max_rss_kib & 0xFFFFFFFF,
+            wall_us,
+            cell.cpu_us,
         )
         return b"".join([wire.SESSION_REPLY.pack(cell.kept, fingerprint), numbers, *bodies])
 
@@ -432,6 +451,7 @@ def _confine_root(limits: RequestHeader, uid: int, base_data_bytes: int, base_ad
     """Hard limits of the whole session: no cell can raise them, and every cell inherits them."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    confine.limit_open_files()
     values = {
         resource.RLIMIT_DATA: base_data_bytes + limits.data_bytes,
         resource.RLIMIT_FSIZE: limits.file_bytes,

@@ -6,6 +6,7 @@ under it), the cells are run again in a new tree before anything else happens; t
 """
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from rstar2.sandbox.execution import Execution, ExecutionStatus, Limits
 from rstar2.sandbox.host import Host
 from rstar2.sandbox.isolation import FIRST_SESSION_NUMBER, NUM_UIDS_PER_BLOCK
 from rstar2.sandbox.slot import MemoryAccount, SlotChannel, kill_quietly, socket_pair
+from rstar2.sandbox.starvation import WallClock
+from rstar2.sandbox.tasks import tasks_below
 
 _TEMPLATE_WAIT_S = 30.0
 _UID_NUMBERS = cycle(range(FIRST_SESSION_NUMBER, NUM_UIDS_PER_BLOCK))
@@ -79,11 +82,14 @@ class _Tree:
             limits,
             has_memory_group=self.memory.group is not None,
         )
-        self.waiting = asyncio.get_running_loop().create_future()
-        self.channel.send(wire.SESSION_REQUEST.pack(wire.OPERATION_RUN, base, new) + body)
+        clock = WallClock(limits.wall_s, limits.longest_s)
         try:
-            async with asyncio.timeout(limits.wall_s + 3 * GRACE_S):
-                header, data = await self.waiting
+            header, data = await self._ask(
+                wire.SESSION_REQUEST.pack(wire.OPERATION_RUN, base, new) + body, limits.wall_s
+            )
+            while (asked_after_s := wire.asked_after_s(header[wire.SESSION_REPLY.size :])) is not None:
+                more_s = clock.more_s(asked_after_s, tasks_below(self.pid) if self.pid else ())
+                header, data = await self._ask(wire.encode_more_time(more_s), more_s)
         except TimeoutError:
             kill_quietly(self.pid)
             raise _LostError from None
@@ -96,11 +102,19 @@ class _Tree:
         if wait_status == _STATE_LOST:
             raise _DamagedError
         killed_for_memory = bool(wait_status & 0x7F) and self.memory.was_killed()
-        execution, _ = wire.decode_reply(reply, data, limits, killed_for_memory=killed_for_memory)
+        execution, _ = wire.decode_reply(
+            reply, data, limits, killed_for_memory=killed_for_memory, is_starved=clock.is_starved
+        )
         if kept:
             self.states.add(new)
             self._drop_oldest()
         return execution, new if kept else None
+
+    async def _ask(self, message: bytes, expected_s: float) -> tuple[bytes, bytes]:
+        self.waiting = asyncio.get_running_loop().create_future()
+        self.channel.send(message)
+        async with asyncio.timeout(expected_s + 3 * GRACE_S):
+            return await self.waiting
 
     def _drop_oldest(self) -> None:
         """States count against the slot's limit of processes; what a rollback needs can be rebuilt."""
@@ -171,39 +185,43 @@ class SessionKeeper:
             self.end_tree(making.result())
 
     async def _make_tree(self, limits: Limits) -> _Tree:
+        """OSError where the machine refuses what it needs; nothing of it is left then."""
         self._evict()
         number = next(_UID_NUMBERS)
         self._next_number += 1
-        memory = MemoryAccount(self._host.make_memory_group(f"session-{self._next_number}"))
-        memory.begin(limits.memory_bytes)
-        ours, theirs = socket_pair()
+        group = self._host.make_memory_group(f"session-{self._next_number}")
+        with contextlib.ExitStack() as undo:
+            if group is not None:
+                undo.callback(self._host.retire_memory_group, group)
+            memory = MemoryAccount(group)
+            memory.begin(limits.memory_bytes)
+            ours, theirs = socket_pair()
+            undo.callback(ours.close)
 
-        def on_answer(pid: int) -> None:
-            if pid > 0:
-                tree.pid = pid
-            else:
-                self._on_lost(tree)
+            def on_answer(pid: int) -> None:
+                if pid > 0:
+                    tree.pid = pid
+                else:
+                    self._on_lost(tree)
 
-        deadline = time.monotonic() + _TEMPLATE_WAIT_S
-        while not self._host.fork_slot(wire.KIND_SESSION, number, theirs, memory.group, on_answer):
-            if time.monotonic() > deadline:
-                ours.close()
-                theirs.close()
-                raise _LostError
-            await asyncio.sleep(0.02)
-        theirs.close()
-        tree: _Tree
-        channel = SlotChannel(
-            asyncio.get_running_loop(),
-            ours,
-            prefix_bytes=wire.SESSION_REPLY.size,
-            on_reply=lambda header, body: _resolve(tree, lambda waiting: waiting.set_result((header, body))),
-            on_lost=lambda: self._on_lost(tree),
-        )
-        tree = _Tree(channel, memory, number)
-        self._trees.add(tree)
-        has_group = memory.group is not None
-        channel.send(wire.encode_request(b"", b"", limits, has_memory_group=has_group))
+            with theirs:
+                deadline = time.monotonic() + _TEMPLATE_WAIT_S
+                while not self._host.fork_slot(wire.KIND_SESSION, number, theirs, group, on_answer):
+                    if time.monotonic() > deadline:
+                        raise _LostError
+                    await asyncio.sleep(0.02)
+            tree: _Tree
+            channel = SlotChannel(
+                asyncio.get_running_loop(),
+                ours,
+                prefix_bytes=wire.SESSION_REPLY.size,
+                on_reply=lambda header, body: _resolve(tree, lambda waiting: waiting.set_result((header, body))),
+                on_lost=lambda: self._on_lost(tree),
+            )
+            tree = _Tree(channel, memory, number)
+            self._trees.add(tree)
+            undo.pop_all()
+        channel.send(wire.encode_request(b"", b"", limits, has_memory_group=group is not None))
         return tree
 
     def _on_lost(self, tree: _Tree) -> None:
@@ -275,9 +293,10 @@ class LocalSession:
             self._check_open()
             try:
                 execution, state, tree = await self._run_on_head(code, stdin, limits)
-            except _LostError:
+            except (_LostError, OSError) as error:
                 self._leave_tree()
                 message = "the session's worker was lost during this cell; the session is as it was before it"
+                message += f" ({error})" if isinstance(error, OSError) else ""
                 return Execution(ExecutionStatus.INFRASTRUCTURE, message=message)
             except asyncio.CancelledError:
                 # The cell may be running: its tree goes, and with it the cell; the state before it can be rebuilt.
@@ -322,11 +341,14 @@ class LocalSession:
             state = 0
             for index, cell in enumerate(self._cells):
                 try:
-                    _, new = await tree.run(state, cell.code, cell.stdin, cell.limits)
+                    execution, new = await tree.run(state, cell.code, cell.stdin, cell.limits)
                 except _DamagedError:
                     self._keeper.end_tree(tree)
                     self._cells = (*self._cells[: max(0, index - 1)], *self._cells[index:])
                     raise
+                if execution.status.is_ours:
+                    self._keeper.end_tree(tree)
+                    raise _LostError
                 if new is not None:
                     state = new
                 rebuilt.append(replace(cell, state=state, fingerprint=tree.fingerprint))

@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import resource
+import select
 import signal
 import sys
 import tempfile
@@ -59,7 +60,6 @@ def main() -> None:
     _forget_inherited_signals()
     control = _take_control_socket(settings.control_fd)
     missing = _load(settings)
-    statm_fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
     maps_fd = os.open("/proc/self/maps", os.O_RDONLY | os.O_CLOEXEC)
     proc_fd = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     group_fd = -1
@@ -81,14 +81,21 @@ def main() -> None:
         kind, uid, _ = wire.SLOT_MESSAGE.unpack(message)
         if group_fd >= 0:
             os.close(group_fd)
-        base_data_bytes, base_address_bytes = _own_size(statm_fd)
-        os.close(statm_fd)
-        confine.enter_slot(settings.layers, fds[1] if len(fds) > 1 else None, proc_fd)
+        base_data_bytes, base_address_bytes = _own_size(proc_fd)
+        try:
+            confine.enter_slot(settings.layers, fds[1] if len(fds) > 1 else None, proc_fd)
+        except OSError:
+            if _is_abandoned(fds[0]):  # before it was born: its host has taken away what it needs, its memory group
+                os._exit(0)
+            raise
         facts = (fds[0], uid, settings.layers.namespaces, base_data_bytes, base_address_bytes)
         if kind == wire.KIND_SESSION:
+            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
             if program:
                 linux.install_seccomp_filter(program)
             session_tree.serve(*facts)
+        confine.limit_open_files()
         return facts
 
     inside.prepare()
@@ -155,10 +162,18 @@ def _remove_group(parent_fd: int, name: str) -> None:
             time.sleep(0.02)
 
 
-def _own_size(statm_fd: int) -> tuple[int, int]:
-    """Bytes of private writable memory and of address space that the template has mapped, as the limits count them,
-    and a little room for the buffers of a slot."""
-    fields = os.pread(statm_fd, 256, 0).split()
+def _is_abandoned(caller_fd: int) -> bool:
+    poller = select.poll()
+    poller.register(caller_fd, select.POLLRDHUP)
+    return bool(poller.poll(0))
+
+
+def _own_size(proc_fd: int) -> tuple[int, int]:
+    """Bytes of private writable memory and of address space that a slot has from its template, as the limits count
+    them, and a little room for its buffers."""
+    statm_fd = os.open("self/statm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_fd)
+    fields = os.read(statm_fd, 256).split()
+    os.close(statm_fd)
     return int(fields[5]) * _PAGE_BYTES + _SLOT_BUFFER_BYTES, int(fields[0]) * _PAGE_BYTES + _SLOT_BUFFER_BYTES
 
 

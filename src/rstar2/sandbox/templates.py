@@ -214,7 +214,7 @@ class Nursery:
         while len(self._alive) < self._num_wanted:
             try:
                 self._add(await start_template(self._config))
-            except InfrastructureError:
+            except (InfrastructureError, OSError):
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, _MAX_RESTART_DELAY_S)
 

@@ -16,8 +16,11 @@ from rstar2.sandbox.execution import GIB, MIB, Execution, ExecutionStatus, Limit
 
 MAX_CODE_BYTES, MAX_STDIN_BYTES = 8 * MIB, 32 * MIB
 
-REQUEST = struct.Struct("=IIIIQQQII")
-REPLY = struct.Struct("=iIIIIIII")
+REQUEST = struct.Struct("=IIIIQQQIIII")
+REPLY = struct.Struct("=iIIIIIQQ")
+MORE_TIME = struct.Struct("=I")
+"""To a slot that asked at its wall limit (`Flag.AT_LIMIT`): the milliseconds until it asks again; 0: stop the program.
+Each question gets one answer."""
 SLOT_MESSAGE = struct.Struct("=BiI")
 """To a template: the kind of slot, the uid its programs run under (-1: the slot's own), and a serial number."""
 GOODBYE = b"."
@@ -39,6 +42,8 @@ class Flag(IntFlag):
     STDERR_CUT = 4
     VALUE_CUT = 8
     SCRATCH_DIRTY = 16
+    AT_LIMIT = 32
+    """No reply but a question: may the program go on?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,10 @@ class RequestHeader:
     file_bytes: int
     num_processes: int
     output_bytes: int
+    longest_ms: int
+    """After which the slot stops the program without asking."""
+    young_ms: int
+    """After which the slot lowers the program's CPU share."""
 
     def pack(self) -> bytes:
         return REQUEST.pack(*(getattr(self, name) for name in self.__slots__))
@@ -61,7 +70,16 @@ class RequestHeader:
         return cls(*REQUEST.unpack(data))
 
 
-def encode_request(code: bytes, stdin: bytes, limits: Limits, *, has_memory_group: bool) -> bytes:
+def encode_request(
+    code: bytes,
+    stdin: bytes,
+    limits: Limits,
+    *,
+    has_memory_group: bool,
+    longest_s: float | None = None,
+    young_s: float = math.inf,
+) -> bytes:
+    longest_ms = math.ceil((limits.longest_s if longest_s is None else longest_s) * 1000)
     header = RequestHeader(
         code_len=len(code),
         stdin_len=len(stdin),
@@ -74,13 +92,32 @@ def encode_request(code: bytes, stdin: bytes, limits: Limits, *, has_memory_grou
         file_bytes=limits.file_bytes,
         num_processes=limits.num_processes,
         output_bytes=limits.output_bytes,
+        longest_ms=longest_ms,
+        young_ms=math.ceil(min(young_s * 1000, longest_ms)),
     )
     return header.pack() + code + stdin
 
 
-def decode_reply(header: bytes, body: bytes, limits: Limits, *, killed_for_memory: bool) -> tuple[Execution, Flag]:
-    """What the slot saw, as a typed result."""
-    wait_status, bits, out_len, err_len, value_len, wall_us, cpu_us, max_rss_kib = REPLY.unpack(header)
+def question(elapsed_s: float) -> bytes:
+    """What a slot sends at the wall limit of its program."""
+    return REPLY.pack(0, Flag.AT_LIMIT, 0, 0, 0, 0, int(elapsed_s * 1e6), 0)
+
+
+def encode_more_time(more_s: float) -> bytes:
+    return MORE_TIME.pack(math.ceil(more_s * 1000))
+
+
+def asked_after_s(header: bytes) -> float | None:
+    """How long the program has been running, if this is a slot's question and not its reply."""
+    _, bits, *_, wall_us, _ = REPLY.unpack(header)
+    return wall_us / 1e6 if bits & Flag.AT_LIMIT else None
+
+
+def decode_reply(
+    header: bytes, body: bytes, limits: Limits, *, killed_for_memory: bool, is_starved: bool = False
+) -> tuple[Execution, Flag]:
+    """What the slot saw, as a typed result. `is_starved`: it was not stopped for having had its time."""
+    wait_status, bits, out_len, err_len, value_len, max_rss_kib, wall_us, cpu_us = REPLY.unpack(header)
     flags = Flag(bits)
     stdout, stderr = body[:out_len], body[out_len : out_len + err_len]
     value = body[out_len + err_len : out_len + err_len + value_len]
@@ -90,6 +127,9 @@ def decode_reply(header: bytes, body: bytes, limits: Limits, *, killed_for_memor
     status, message, exit_code, signal_number = classify(
         wait_status, flags, limits, killed_for_memory=killed_for_memory or ran_out, cpu_s=cpu_us / 1e6
     )
+    if Flag.TIMED_OUT in flags and is_starved:
+        status = ExecutionStatus.INFRASTRUCTURE
+        message = f"the machine was too busy: {cpu_us / 1e6:.2f} s of CPU in {wall_us / 1e6:.2f} s"
     return Execution(
         status=status,
         stdout=stdout.decode("utf-8", "replace"),

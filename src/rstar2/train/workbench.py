@@ -22,6 +22,7 @@ from rstar2.records import Problem
 from rstar2.rollout.farm import RollerFarm
 from rstar2.rollout.of_recipe import open_roller, open_shared_roller
 from rstar2.rollout.request import RollsInSteps
+from rstar2.sandbox.execution import STARVED_FACTOR
 from rstar2.sandbox.local import usable_cores
 from rstar2.train.gpu_use import GpuWatch
 from rstar2.train.learner import Learner, SoloLearner
@@ -46,6 +47,11 @@ class Workbench(Protocol):
 
     def learning(self, version: int) -> AbstractAsyncContextManager[None]:
         """Inside it the learner may change its weights. After it the engines generate with them, as `version`."""
+        ...
+
+    @property
+    def weights(self) -> str:
+        """Which weights every engine has (`Learner.weights_id`); nothing while they are given others."""
         ...
 
     def gpu_busy_share(self) -> float | None:
@@ -74,6 +80,7 @@ class SoloWorkbench:
         self._gpu = gpu
         self._learns_aside = learns_aside
         self._between_steps = asyncio.Lock()
+        self.weights = rank.weights_id()
 
     def collecting(self) -> AbstractAsyncContextManager[None]:
         return self._between_steps
@@ -88,11 +95,16 @@ class SoloWorkbench:
         if not self._learns_aside:
             async with self._engine.learning(version):
                 yield
-                self._rank.policy.publish()
+                self._publish()
             return
         yield
         async with self._between_steps, self._engine.learning(version):
-            self._rank.policy.publish()
+            self._publish()
+
+    def _publish(self) -> None:
+        """Nobody rolls out meanwhile."""
+        self._rank.policy.publish()
+        self.weights = self._rank.weights_id()
 
 
 @asynccontextmanager
@@ -168,7 +180,7 @@ def agent_limits(recipe: Recipe, stage: Stage) -> AgentLimits:
 
 def tool_deadline_s(recipe: Recipe) -> float:
     """Above the sandbox's own queue and wall clock, so that it is the sandbox that stops what is late, and says why."""
-    return recipe.sandbox.queue_s + recipe.sandbox.limits.wall_s + 30.0
+    return recipe.sandbox.queue_s + STARVED_FACTOR * recipe.sandbox.limits.wall_s + 30.0
 
 
 def engine_options(recipe: Recipe) -> EmbeddedOptions:
