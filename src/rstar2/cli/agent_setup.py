@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rstar2.cli.agent_options import DEFAULT_MODEL, AgentOptions, EngineKind
 from rstar2.cli.output import note
+from rstar2.cli.sandbox.door import TOKEN_ENV
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def make_executor(options: AgentOptions) -> "Executor":
     if options.sandbox is not None:
         from rstar2.sandbox.client import RemoteExecutor
 
-        return RemoteExecutor(options.sandbox, options.sandbox_token)
+        return RemoteExecutor(options.sandbox, os.environ.get(TOKEN_ENV))
     from rstar2.sandbox import LocalExecutor
 
     return LocalExecutor()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rstar2.records import RunDirectory, RunView
 
 VERB = "eval"
-_ALONGSIDE_A_RUN = ("as_json", "markdown", "sandbox", "sandbox_token")
+_ALONGSIDE_A_RUN = ("as_json", "markdown", "sandbox")
 """What may be given together with --resume or --regrade; all else is as the run has it."""
 
 
@@ -57,7 +57,6 @@ def eval_command(
     template: opt.Template = "model",
     tools: opt.Tools = None,
     sandbox: opt.SandboxUrl = None,
-    sandbox_token: opt.SandboxToken = None,
     max_turns: opt.MaxTurns = 30,
     max_tokens: opt.MaxTokens = 30_720,
     temperature: opt.Temperature = 0.6,
@@ -109,9 +108,9 @@ def eval_command(
 
     stored = _stored_run(context, resume, regrade)
     if stored is not None and regrade is not None:
-        outcome = asyncio.run(_regrade(stored, sandbox, sandbox_token))
+        outcome = asyncio.run(_regrade(stored, sandbox))
     elif stored is not None:
-        plan, options, judge = _remembered(stored, sandbox, sandbox_token)
+        plan, options, judge = _remembered(stored, sandbox)
         path = stored.path
         outcome = asyncio.run(_evaluate(plan, options, judge, lambda: RunDirectory.resume(path, verb=VERB)))
     else:
@@ -136,7 +135,6 @@ def eval_command(
             template=template,
             tools=tuple(tools or ()),
             sandbox=sandbox,
-            sandbox_token=sandbox_token,
             max_turns=max_turns,
             max_tokens=max_tokens,
             temperature=temperature,
@@ -202,9 +200,7 @@ def _stored_run(context: typer.Context, resume: Path | None, regrade: Path | Non
     return view
 
 
-def _remembered(
-    view: "RunView", sandbox: str | None, sandbox_token: str | None
-) -> "tuple[Plan, opt.AgentOptions, JudgeOptions]":
+def _remembered(view: "RunView", sandbox: str | None) -> "tuple[Plan, opt.AgentOptions, JudgeOptions]":
     from rstar2.evals import read_plan
 
     plan, sections = read_plan(view.recipe_toml)
@@ -214,18 +210,17 @@ def _remembered(
         "tokenizer": Path(kept["tokenizer"]) if kept["tokenizer"] else None,
         "script": Path(kept["script"]) if kept["script"] else None,
         "sandbox": sandbox or kept["sandbox"],
-        "sandbox_token": sandbox_token,
     }
     judge: dict[str, Any] = dict.fromkeys(JudgeOptions.__dataclass_fields__) | sections.get("judge", {})
     return plan, opt.AgentOptions(**kept), JudgeOptions(**judge)
 
 
 def _plain(options: opt.AgentOptions) -> dict[str, Any]:
-    """As it can be written down; the token of the sandbox is not."""
+    """As it can be written down."""
     values = {
         name: str(value.absolute()) if isinstance(value, Path) else value for name, value in asdict(options).items()
     }
-    return values | {"tools": list(options.tools), "sandbox_token": None}
+    return values | {"tools": list(options.tools)}
 
 
 async def _evaluate(
@@ -254,12 +249,12 @@ async def _evaluate(
     return Outcome(results, plan, plan.deviations(benchmarks), bench.model)
 
 
-async def _regrade(view: "RunView", sandbox: str | None, sandbox_token: str | None) -> Outcome:
+async def _regrade(view: "RunView", sandbox: str | None) -> Outcome:
     from rstar2.cli.eval_display import grading_bar
     from rstar2.evals import grade_again, results_of
     from rstar2.evals.session import num_stored
 
-    plan, options, judge = _remembered(view, sandbox, sandbox_token)
+    plan, options, judge = _remembered(view, sandbox)
     benchmarks = plan.load()
     async with open_executor(options) as executor:
         judges = make_judges(plan, judge, executor)
