@@ -56,10 +56,10 @@ browser:
 	    { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }; }; } || \
 	  echo "no Chromium: the viewer's browser tests will be skipped"
 
-# Real processes on cores that others use too: what fails is tried twice more, and listed as rerun if it then passes.
+# Only tests that measure real time (marker `timing`) are tried again on a busy machine: tests/conftest.py.
 tests: $(VENV)/.dev browser
 	@echo "== tests (pytest)"
-	@$(VENV)/bin/pytest -n 2 --dist loadfile --reruns 2 --reruns-delay 2 --cov --cov-report=term:skip-covered -q $(TESTS)
+	@$(VENV)/bin/pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered -q $(TESTS)
 
 # Processes are killed and hung in the middle of steps; each test has a cluster of its own size.
 test-cluster: $(VENV)/.dev

@@ -28,7 +28,7 @@ from rstar2.engine.embedded.options import CUDA_BLOCK_SIZE
 from rstar2.engine.embedded.runner import DecodeHandle
 from rstar2.engine.process.collector import look_rarely_for_cycles
 from rstar2.engine.process.guest import join_engine
-from rstar2.engine.process.host import _serve_guest
+from rstar2.engine.process.host import serve_guest
 from rstar2.engine.protocol import Sampling
 
 STOP_ID, VOCABULARY = 2, 1000
@@ -124,7 +124,7 @@ async def _roll_out(connection: socket.socket, num_rollouts: int, num_concurrent
 
 async def serve(engine: EmbeddedEngine, connections: list[socket.socket]) -> None:
     began_s, began_cpu_s, began_loop_s = time.monotonic(), time.process_time(), time.thread_time()
-    await asyncio.gather(*(_serve_guest(engine, connection) for connection in connections))
+    await asyncio.gather(*(serve_guest(engine, connection) for connection in connections))
     wall_s, cpu_s, loop_s = (
         time.monotonic() - began_s,
         time.process_time() - began_cpu_s,

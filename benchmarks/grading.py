@@ -16,6 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from rstar2 import sandbox
@@ -56,7 +57,7 @@ def time_program(num_verdicts: int) -> float:
         try:
             for comparison in comparisons:
                 assert isinstance(comparison, Comparison)
-                sys.stdin = io.StringIO(json.dumps({"answer": comparison.answer, "gold": comparison.gold}))
+                sys.stdin = io.StringIO(json.dumps(asdict(comparison)))
                 with contextlib.redirect_stdout(io.StringIO()):
                     program.main()
         finally:

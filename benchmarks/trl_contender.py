@@ -206,8 +206,8 @@ class Bench:
 
         if token_ids[-1] not in self._stop_token_ids:
             return 0.0
-        words = "".join(message["content"] for message in messages if message["role"] == "assistant")
-        return float((await self._grader.grade(words, answer)).verdict is Verdict.RIGHT)
+        turns = [message["content"] for message in messages if message["role"] == "assistant"]
+        return float((await self._grader.grade(*turns, gold=answer)).verdict is Verdict.RIGHT)
 
 
 def tools_of(task: Any, bench: Bench) -> dict[str, Any]:

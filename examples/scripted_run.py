@@ -119,7 +119,7 @@ async def roll_out(
     traces = await asyncio.gather(*(agent.rollout(problem, [tool], trace_id=session) for session in sessions))
     graded = []
     for index, trace in enumerate(traces):
-        grade = await grader.grade(trace.response_text, problem.answer)
+        grade = await grader.grade(*trace.turn_texts, gold=problem.answer)
         is_right = grade.verdict is Verdict.RIGHT
         graded.append(
             replace(
@@ -178,7 +178,7 @@ async def main(folder: Path) -> None:
                     skill = (step - 1) / (NUM_STEPS - 1)
                     sessions = {f"s{step}-p{number}-r{n}": draw_way(skill, rng) for n in range(NUM_SAMPLES)}
                     rollouts = await roll_out(problem, (base, exponent, modulus), sessions, tool, grader, step)
-                    num_blocks = [count_answer_blocks(trace.response_text) for trace in rollouts]
+                    num_blocks = [count_answer_blocks(*trace.turn_texts) for trace in rollouts]
                     settings = RocSettings(group_size=NUM_SAMPLES // 2)
                     group_id = rollouts[0].group_id
                     groups.append(decide_group(rollouts, num_blocks, settings, rng, group_id=group_id, step=step))

@@ -12,6 +12,9 @@ import venv
 from pathlib import Path
 
 TORCH = "torch==2.13.0"
+WITHOUT_DEPENDENCIES = ("bfcl-eval==2025.7.8", "llama-index-core==0.14.25")
+"""What tests of evaluations need of two packages is self-contained: BFCL's simulated services, a copy of nltk's
+punkt_tab. The packages' own requirements (numpy 1.26 among them) are not needed and cannot be met beside ours."""
 MINIMUM = (3, 11)
 
 
@@ -43,6 +46,8 @@ def main() -> None:
         run(f"installing {TORCH}", [*pip, TORCH])
     wanted = f".[{','.join(extras)}]" if extras else "."
     run(f"installing rstar2 {wanted}", [*pip, "--editable", wanted])
+    if "dev" in extras:
+        run(f"installing {', '.join(WITHOUT_DEPENDENCIES)}", [*pip, "--no-deps", *WITHOUT_DEPENDENCIES])
 
 
 if __name__ == "__main__":

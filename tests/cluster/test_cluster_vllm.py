@@ -38,7 +38,7 @@ layout = "colocated"
 num_trainer_ranks = 2
 num_engines = 2
 """
-CHANGES = (("hidden_size = 32", "hidden_size = 128"), ("[engine]\n", '[engine]\nkind = "vllm"\nblock_tokens = 32\n'))
+CHANGES = (("hidden_size = 32", "hidden_size = 128"), ("[engine]\n", '[engine]\nkind = "vllm"\n'))
 MID_STEP = 2
 MAX_MISMATCH = 1e-3
 """Between the engine's and the trainer's log-probabilities of the same tokens, in float32."""

@@ -18,12 +18,13 @@ START_DEADLINE_S = 120.0
 
 
 class SandboxProcess:
-    """`rstar2 sandbox VERB` on a free port of the loopback."""
+    """`rstar2 sandbox VERB` on a free port of the loopback. Without a token it makes one of its own."""
 
-    def __init__(self, verb: str, *arguments: str) -> None:
+    def __init__(self, verb: str, *arguments: str, token: str | None = TOKEN) -> None:
+        environment = {name: value for name, value in os.environ.items() if name != "RSTAR2_SANDBOX_TOKEN"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rstar2.cli.main", "sandbox", verb, "--port", "0", *arguments],
-            env={**os.environ, "RSTAR2_SANDBOX_TOKEN": TOKEN},
+            env=environment | ({"RSTAR2_SANDBOX_TOKEN": token} if token is not None else {}),
             stderr=subprocess.PIPE,
             text=True,
         )

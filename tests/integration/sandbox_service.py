@@ -101,8 +101,8 @@ class EqualityGrader:
             raise InfrastructureError("no worker")
         return GradeResult(Verdict.RIGHT if answer == gold else Verdict.WRONG, answer, "text", "")
 
-    async def grade(self, text: str, gold: str) -> GradeResult:
-        return await self.grade_answer(text.rpartition(" ")[2], gold)
+    async def grade(self, *turns: str, gold: str) -> GradeResult:
+        return await self.grade_answer(turns[-1].rpartition(" ")[2], gold)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def service_on_thread(settings: ServiceSettings | None = None, **wiring: Any) ->
         loop.close()
 
 
-async def until(condition: Any, timeout_s: float = 5.0) -> None:
+async def until(condition: Any, timeout_s: float = 60.0) -> None:
     """Wait for something that another task is about to make true."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110

@@ -9,9 +9,11 @@ import pytest
 import typer
 from fake_openai_server import FakeServer, serving
 
+from rstar2.agent import load_chat, write_format
 from rstar2.cli.chat import chat_command
 from rstar2.cli.output import ExitCode, errors_as_sentences
 from rstar2.cli.solve import solve_command
+from rstar2.models.tiny import TinySizes, build_tiny
 from rstar2.records import Outcome, Trace
 from rstar2.records.codec import decode
 
@@ -117,9 +119,36 @@ def test_chat_keeps_the_conversation_and_the_notebook(
     ]
     script.write_text("\n===\n".join(turns))
     monkeypatch.setattr(sys, "stdin", io.StringIO("Set x.\n\nAdd 2.\n"))
-    code, out, err = shell("chat", "--script", str(script))
+    code, out, err = shell("chat", "--script", str(script), "--tool", "jupyter_code")
     assert (code, err) == (ExitCode.OK, "")
     assert out.index("It is set.") < out.index("\n42\n") < out.index("There.")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model that knows a notebook and nothing else."""
+    folder = tmp_path_factory.mktemp("model")
+    build_tiny(folder, "llama", TinySizes(1, 16, 2, 1, 400, 64), ["some words"], seed=0)
+    write_format(folder, load_chat(folder), "jupyter_code")
+    return str(folder)
+
+
+@pytest.mark.parametrize("verb", ["solve", "chat"])
+def test_a_model_is_given_the_tool_that_it_was_trained_with(
+    shell: Shell, tmp_path: Path, trained: str, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook = "</reason><tool_call>" + json.dumps({"name": "jupyter_code", "arguments": {"code": "6 * 7"}})
+    script = tmp_path / "script.txt"
+    script.write_text(f"{notebook}</tool_call>\n===\n{ANSWER}")
+    question = ["Six times seven?"] if verb == "solve" else []
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Six times seven?\n"))
+    _, out, err = shell(verb, *question, "--script", str(script), "--model", trained)
+    assert "jupyter_code: ok" in out, err
+    assert "trained with" not in err
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Six times seven?\n"))
+    _, out, err = shell(verb, *question, "--script", str(script), "--model", trained, "--tool", TOOL)
+    assert "was trained with the tool jupyter_code: it may not know how to call another" in err
+    assert "jupyter_code: unknown tool" in out
 
 
 @pytest.mark.parametrize(
@@ -151,6 +180,80 @@ def test_a_tool_that_is_none_is_a_sentence(shell: Shell, script: str, tool: str,
     code, _, err = shell("solve", "?", "--script", script, "--tool", tool)
     assert (code, err.count("\n")) == (ExitCode.USAGE, 1)
     assert sentence in err
+
+
+def tool_source(call: str = "return ToolResult(ToolStatus.OK, 'x')", is_async: bool = True) -> str:
+    return f"""from rstar2.agent import ToolSchema
+from rstar2.records import ToolResult, ToolStatus
+class Mine:
+    schema = ToolSchema("mine", "Mine.", {{"type": "object", "properties": {{}}}})
+    {"async " if is_async else ""}def call(self, arguments):
+        {call}
+    async def close(self):
+        pass
+def make_tool():
+    return Mine()
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("def make_tool(:\n", "{file}, line 1: invalid syntax"),
+        ("x = 1\nimport nosuch_module\n", "{file}, line 2: No module named 'nosuch_module': install it beside rstar2"),
+        ("x = 1\n1 / 0\n", "{file}, line 2: ZeroDivisionError: division by zero"),
+        ("exit(3)\n", "{file}, line 1: SystemExit: 3"),
+        ("def make_tool():\n    raise KeyError('TOKEN')\n", "{file}, line 2: KeyError: 'TOKEN'"),
+        ("def make_tool(size):\n    pass\n", "missing 1 required positional argument"),
+        ("def make_tool():\n    pass\n", "make_tool() of {file} returns has no schema, so it is no tool"),
+        (tool_source().replace('"type": "object"', '"type": "list"'), "{file}, line 4: tool mine: parameters.type"),
+        (
+            tool_source().replace("schema = ToolSchema", "schema = len"),
+            "{file}, line 4: TypeError: len() takes exactly",
+        ),
+        (tool_source().replace("schema = ", "schema = 3 or "), "returns has a schema of type int: make it a"),
+        (tool_source(is_async=False), "has a call that is not async: write `async def call(…)`"),
+        (
+            tool_source().replace("(self, arguments)", "(self)"),
+            "cannot be asked to call (too many positional arguments)",
+        ),
+    ],
+)
+def test_a_mistake_in_a_tool_s_file_is_a_sentence(
+    shell: Shell, script: str, tmp_path: Path, source: str, sentence: str
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(source)
+    code, _, err = shell("solve", "?", "--script", script, "--tool", str(file))
+    assert (code, err.count("\n")) == (ExitCode.USAGE, 1), err
+    assert sentence.format(file=file) in err
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        ("return 'forty-two'", "TypeError: its call returned a str, not a ToolResult"),
+        ("pass", "TypeError: its call returned a NoneType, not a ToolResult"),
+        ("return ToolResult('ok', 'x')", "TypeError: its call returned a ToolResult of str and str"),
+        ("return ToolResult(ToolStatus.OK, 42)", "TypeError: its call returned a ToolResult of ToolStatus and int"),
+        ("raise KeyError('TOKEN')", "KeyError: 'TOKEN'"),
+    ],
+)
+def test_a_tool_that_fails_is_a_fault_that_names_it(shell: Shell, tmp_path: Path, call: str, sentence: str) -> None:
+    file, script = tmp_path / "mine.py", tmp_path / "script.txt"
+    file.write_text(tool_source(call))
+    script.write_text('</reason><tool_call>{"name": "mine", "arguments": {}}</tool_call>')
+    code, _, err = shell("solve", "?", "--script", str(script), "--tool", str(file))
+    assert code == ExitCode.INFRASTRUCTURE
+    assert f"tool mine failed: {sentence}" in err
+    assert err.count("\n") == 1
+
+
+def test_a_tool_that_cannot_be_closed_is_a_fault_that_names_it(shell: Shell, script: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(tool_source().replace("        pass", "        raise OSError('gone')"))
+    code, _, err = shell("solve", "?", "--script", script, "--tool", str(file))
+    assert (code, err) == (ExitCode.INFRASTRUCTURE, "failed: tool mine could not be closed: OSError: gone\n")
 
 
 def test_a_model_without_a_chat_template_is_a_sentence(shell: Shell, tmp_path: Path) -> None:

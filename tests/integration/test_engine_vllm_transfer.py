@@ -151,7 +151,6 @@ async def test_weights_are_sent_and_followed(tmp_path: Path, monkeypatch: pytest
     options = VllmOptions(
         max_context_tokens=1024,
         kv_cache_tokens=8192,
-        block_size=32,
         max_running=4,
         gpu_memory_share=0.2,
         is_eager=True,

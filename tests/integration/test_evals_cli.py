@@ -7,8 +7,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from rstar2.agent import load_chat, write_format
 from rstar2.cli.eval import eval_command
 from rstar2.errors import UserError
+from rstar2.models.tiny import TinySizes, build_tiny
+from rstar2.records import RunView
 
 pytestmark = pytest.mark.integration
 
@@ -91,3 +94,25 @@ def test_mistakes_are_sentences_and_leave_no_run(arguments: tuple[str, ...], sai
     with pytest.raises(UserError, match=said):
         run(*arguments)
     assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize("options", [("--model", "nosuch"), ("--model", "."), ("--script", "nosuch.txt")])
+def test_what_cannot_be_loaded_leaves_no_run_behind(folder: Path, options: tuple[str, str]) -> None:
+    with pytest.raises(UserError):
+        run("--bench", "procedural:gcd", "--problems", "1", *options)
+    with pytest.raises(UserError):
+        run("--bench", "procedural:gcd", "--problems", "1", "--run", "here", *options)
+    assert not (folder / "runs").exists()
+    assert not (folder / "here").exists()
+
+
+def test_a_model_is_given_the_tool_that_it_was_trained_with(folder: Path) -> None:
+    build_tiny(folder / "model", "llama", TinySizes(1, 16, 2, 1, 400, 64), ["some words"], seed=0)
+    write_format(folder / "model", load_chat(folder / "model"), "jupyter_code")
+    call = json.dumps({"name": "jupyter_code", "arguments": {"code": "3 + 4"}})
+    (folder / "script.txt").write_text(f"</reason><tool_call>{call}</tool_call>\n===\n<answer>\\boxed{{7}}</answer>")
+    options = ("--script", "script.txt", "--model", "model", "--samples", "1", "--problems", "1", "--run", "here")
+    run("--bench", "procedural:gcd", *options)
+    view = RunView(folder / "here")
+    (trace,) = (trace for step in view.trace_steps() for trace in view.traces(step))
+    assert [result.text for result in trace.results] == ["7"]

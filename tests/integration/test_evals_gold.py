@@ -1,7 +1,6 @@
 """Whole evaluations by an engine that knows the golds: 100% and 0%, resumed, regraded, with faults on the way."""
 
 import asyncio
-import importlib.util
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -12,9 +11,10 @@ import pytest
 from aiohttp import web
 from gold_engine import Reply, right_reply, scripted_bench, wrong_reply
 
-from rstar2.errors import InfrastructureError
+from rstar2.errors import InfrastructureError, UserError
 from rstar2.evals import Benchmark, Judges, Plan, Protocol, grade_again, read_plan, results_of, run_evaluation
 from rstar2.evals.arena import ChatClient
+from rstar2.evals.ifeval import instruction_judge
 from rstar2.grading import Grader
 from rstar2.records import Problem, RunDirectory, RunStatus, RunView, Trace
 from rstar2.sandbox import LocalExecutor
@@ -58,6 +58,14 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "arena_hard": [{"id": "h1", "prompt": "Why is the sky blue?"}],
 }
 ANSWER_SETS = ("aime24", "math500", "gpqa_diamond", "procedural:gcd,lcm")
+
+
+def can_check_instructions() -> bool:
+    try:
+        instruction_judge()
+    except UserError:
+        return False
+    return True
 
 
 @pytest.fixture
@@ -104,10 +112,10 @@ async def test_golds_score_everything_and_wrong_answers_nothing(
     assert num_traces == 2 * sum(len(benchmark.problems) for benchmark in benchmarks)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("langdetect") is None, reason="langdetect is not installed")
+@pytest.mark.skipif(not can_check_instructions(), reason="langdetect, nltk or its punkt_tab is not installed")
 @pytest.mark.parametrize(
     ("said", "accuracy", "instruction_strict"),
-    [('"My answer is yes."', 1.0, 1.0), ("My answer is, yes.", 0.0, 0.0), ("My answer is yes.", 0.5, 0.75)],
+    [('"My answer is yes."', 1.0, 1.0), ("My answer is, yes.", 0.0, 0.0), ("My answer is yes.", 0.5, 2 / 3)],
 )
 async def test_ifeval_checks_the_whole_response(
     said: str, accuracy: float, instruction_strict: float, data_dir: Path, tmp_path: Path, judges: Judges
@@ -209,7 +217,7 @@ async def test_a_run_can_be_graded_again_without_generating(data_dir: Path, tmp_
     assert read_plan(view.recipe_toml)[0] == plan
     same = await grade_again(view, benchmarks, judges, only_undecided=False)
     assert (same.num_graded, same.num_changed) == (14, 0)
-    again = results_of(same.history, benchmarks, plan)
+    again = await results_of(same.history, benchmarks, plan, judges)
     assert again == {name: replace(result, seconds=0.0) for name, result in results.items()}
 
     corrected = tuple(replace(problem, answer="-1") for problem in benchmarks[0].problems)
@@ -222,10 +230,10 @@ class MoodyGrader(Grader):
 
     is_well = False
 
-    async def grade(self, *arguments: Any) -> Any:
+    async def grade(self, *turns: str, **arguments: Any) -> Any:
         if not MoodyGrader.is_well:
             raise InfrastructureError("the grader is away")
-        return await super().grade(*arguments)
+        return await super().grade(*turns, **arguments)
 
 
 async def test_what_could_not_be_judged_is_counted_and_judged_on_resume(

@@ -7,13 +7,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from rollout_leftovers import left_in_driver
 
 from rstar2.engine import Chunk, EngineLoad, Sampling
-from rstar2.errors import InfrastructureError
+from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import RunDirectory, RunView, SpanKind, StopReason
 from rstar2.rollout.driver import Driver
-from rstar2.rollout.facts import EngineSpeed, RolloutSpec
+from rstar2.rollout.facts import EngineSpeed, Fact, RolloutSpec
 from rstar2.rollout.policies import POLICIES, make_policy
+from rstar2.rollout.recorder import StepRecorder
 from rstar2.rollout.seat import Seat
 
 pytestmark = pytest.mark.integration
@@ -186,6 +188,68 @@ async def test_no_more_are_in_flight_than_may_be_and_none_is_forgotten(policy: s
     assert min(limit, 40) <= most <= limit
 
 
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+async def test_a_run_that_is_cancelled_leaves_its_places_to_the_next(policy: str) -> None:
+    driver: Driver[list[int]] = Driver(make_policy(policy), report_period_s=0.01)
+    engine = CountingEngine()
+    driver.add_engine("only", engine, SPEED, num_cache_tokens=2 * (len(PROMPT) + 64))
+    has_begun = asyncio.Event()
+
+    async def endless(seat: Seat) -> list[int]:
+        async for _ in seat.generate(PROMPT, Sampling(), 60):
+            has_begun.set()
+            await asyncio.Event().wait()
+        raise AssertionError("nobody lets it go on")
+
+    running = asyncio.create_task(driver.run(specs(8), endless))
+    await has_begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert left_in_driver(driver) == [] and not engine.sessions
+    assert await asyncio.wait_for(driver.run(specs(8), two_turns), 60) == [EXPECTED] * 8
+
+
+async def test_a_run_that_is_cancelled_before_it_began_leaves_nothing() -> None:
+    driver: Driver[list[int]] = Driver(make_policy("kv-aware"))
+    driver.add_engine("only", CountingEngine(), SPEED)
+    running = asyncio.create_task(driver.run(specs(8), two_turns))
+    asyncio.get_running_loop().call_soon(running.cancel)  # between the start of the run and that of its rollouts
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert left_in_driver(driver) == []
+
+
+@pytest.mark.parametrize("policy", ["kv-aware", "worst-case"])
+async def test_what_no_engine_has_room_for_is_said_and_keeps_nobody_waiting(policy: str) -> None:
+    driver: Driver[list[int]] = Driver(make_policy(policy), max_concurrent=2)
+    driver.add_engine("only", CountingEngine(), SPEED)
+    wanted = [*specs(4), RolloutSpec("large", "p", len(PROMPT), 1 << 20)]
+    results = await asyncio.wait_for(driver.run(wanted, two_turns), 60)
+    assert results[:3] == [EXPECTED] * 3
+    assert isinstance(results[4], UserError) and "lower max_response_tokens" in str(results[4])
+    assert left_in_driver(driver) == []
+    assert await asyncio.wait_for(driver.run(specs(4), two_turns), 60) == [EXPECTED] * 4
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+async def test_who_tries_again_after_the_last_engine_was_lost_hears_it_again(policy: str) -> None:
+    driver: Driver[list[int]] = Driver(make_policy(policy))
+    driver.add_engine("only", CountingEngine(dies_after=50), SPEED)
+
+    async def stubborn(seat: Seat) -> list[int]:
+        try:
+            return await two_turns(seat)
+        except InfrastructureError:
+            return await two_turns(seat)
+
+    results = await asyncio.wait_for(driver.run(specs(20), stubborn), 60)
+    assert any(isinstance(result, InfrastructureError) for result in results)
+    driver.add_engine("another", CountingEngine(), SPEED)
+    assert left_in_driver(driver) == []
+    assert await asyncio.wait_for(driver.run(specs(20), two_turns), 60) == [EXPECTED] * 20
+
+
 async def test_patience_has_an_end() -> None:
     driver: Driver[list[int]] = Driver(make_policy("kv-aware"), patience_s=0.05)
     driver.add_engine("only", CountingEngine(dies_after=500), SPEED)
@@ -225,3 +289,43 @@ async def test_a_step_is_recorded_and_found_again_in_the_run_directory(tmp_path:
     assert all(earlier.end_s == later.start_s for earlier, later in pairwise(path))
     assert {SpanKind.GENERATING, SpanKind.TOOL} <= {span.kind for span in path}
     assert all(bool(span.engine) == (span.kind in (SpanKind.FIRST_TOKEN, SpanKind.GENERATING)) for span in path)
+
+
+async def test_a_seat_says_how_long_its_turn_waited_for_a_place() -> None:
+    now_s, counting = 0.0, CountingEngine()
+
+    class Host:
+        """Of one engine; places are given by the test."""
+
+        recorder = StepRecorder(0, 0.0, lambda: now_s)
+        recorder.engine_joined("here", counting.load())
+
+        def clock(self) -> float:
+            return now_s
+
+        def tell(self, fact: Fact) -> None: ...
+
+        def engine(self, name: str) -> CountingEngine | None:
+            return counting if name == "here" else None
+
+        def lose_engine(self, name: str) -> None:
+            raise AssertionError(name)
+
+    seat = Seat(Host(), specs(1)[0])
+    now_s = 2.0
+    seat.place("here")
+    await seat.placed()
+    waits = []
+    for num_tokens in (3, 8):
+        turn = asyncio.ensure_future(_all_of(seat.generate(range(num_tokens), Sampling(), 2)))
+        await asyncio.sleep(0)
+        now_s += 3.0
+        if num_tokens == 8:
+            seat.place("here")
+        await turn
+        waits.append(seat.waited_s)
+    assert waits == [0.0, 3.0], "the first turn begins in its place; the second, after a tool, waits for one"
+
+
+async def _all_of(chunks: AsyncIterator[Chunk]) -> list[Chunk]:
+    return [chunk async for chunk in chunks]

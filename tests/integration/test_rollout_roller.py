@@ -10,6 +10,7 @@ from rstar2.engine import Sampling
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import Outcome, Problem, ToolStatus, Trace, Verdict
 from rstar2.rollout import roller as module
+from rstar2.rollout.remembered import RememberingRoller
 from rstar2.rollout.request import RolloutRequest
 from rstar2.sandbox import Executor
 from rstar2.sandbox.client import RemoteExecutor
@@ -77,16 +78,20 @@ async def test_one_judged_trace_a_request_in_their_order(executor: Executor, mon
     assert (by_name["tool"].answer, by_name["undecided"].note) == ("42", "it could not tell")
 
 
-async def test_what_had_ended_before_an_interruption_comes_back_as_it_was(executor: Executor) -> None:
+async def test_what_had_ended_before_an_interruption_comes_back_as_it_was_to_the_same_weights(
+    executor: Executor,
+) -> None:
     rolled: list[str] = []
+    weights = "first"
 
     def says(_id: str, question: str, turn: int) -> str:
         rolled.append(question)
         return TURNS[question][turn]
 
     names = ["tool", "wrong", "lost", "undecided"]
-    earlier = await make_roller(executor, says).run(requests(names), LIMITS, Sampling())
-    roller = make_roller(executor, says)
+    roller = RememberingRoller(make_roller(executor, says), lambda: weights)
+    earlier = await roller.run(requests(names), LIMITS, Sampling())
+    assert {trace.weights for trace in earlier} == {"first"}
     roller.remember({trace.id: trace for trace in earlier})
     rolled.clear()
     seen: list[str] = []
@@ -97,6 +102,32 @@ async def test_what_had_ended_before_an_interruption_comes_back_as_it_was(execut
     rolled.clear()
     await roller.run(requests(["tool"]), LIMITS, Sampling())
     assert set(rolled) == {"tool"}, "each comes back once"
+
+    for others, older, comes_back in (("second", (), False), ("second", ("first",), True), ("", (), False)):
+        weights = others
+        rolled.clear()
+        roller.remember({trace.id: trace for trace in earlier}, older)
+        (found,) = await roller.run(requests(["tool"]), LIMITS, Sampling())
+        assert (found == earlier[0]) == comes_back == (not rolled)
+        assert found.weights == ("first" if comes_back else others)
+
+
+async def test_a_rollout_during_which_the_weights_changed_is_of_none(executor: Executor) -> None:
+    weights = "first"
+
+    def says(_id: str, question: str, turn: int) -> str:
+        nonlocal weights
+        if turn == 1:
+            weights = "second"
+        return TURNS[question][turn]
+
+    roller = RememberingRoller(make_roller(executor, says), lambda: weights)
+    (trace,) = await roller.run(requests(["tool"]), LIMITS, Sampling())
+    assert trace.weights == ""
+    roller.remember({trace.id: trace})
+    weights = ""
+    (again,) = await roller.run(requests(["tool"]), LIMITS, Sampling())
+    assert again is not trace
 
 
 async def test_a_judge_that_is_out_of_order_is_asked_again_and_in_the_end_leaves_it_undecided(

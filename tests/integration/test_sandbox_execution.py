@@ -17,9 +17,18 @@ import pytest_asyncio
 from sandbox_leftovers import traces_of
 
 from rstar2.records import Fault
-from rstar2.sandbox import Execution, ExecutionStatus, Limits, LocalConfig, LocalExecutor, Overloaded, Request
+from rstar2.sandbox import (
+    Execution,
+    ExecutionStatus,
+    Limits,
+    LocalConfig,
+    LocalExecutor,
+    Overloaded,
+    Request,
+)
 from rstar2.sandbox.execution import MIB
 from rstar2.sandbox.host import HostConfig
+from rstar2.sandbox.isolation import detect
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 S = ExecutionStatus
@@ -41,7 +50,7 @@ async def run(executor: LocalExecutor, code: str, stdin: str = "", **limits: Any
     return await executor.run(Request(textwrap.dedent(code), stdin, Limits(**limits)))
 
 
-async def until(condition: Any, deadline_s: float = 10.0) -> None:
+async def until(condition: Any, deadline_s: float = 60.0) -> None:
     async with asyncio.timeout(deadline_s):
         while not condition():  # noqa: ASYNC110 - the condition is about other processes
             await asyncio.sleep(0.01)
@@ -167,7 +176,7 @@ async def test_what_was_printed_before_the_end_is_kept(executor: LocalExecutor, 
     code = (
         f"import sys\nprint('kept')\nprint('seen', file=sys.stderr)\nprint('unflushed', end='', flush=True)\n{ending}"
     )
-    result = await run(executor, code, wall_s=0.5, output_bytes=100_000)
+    result = await run(executor, code, wall_s=2, output_bytes=100_000)
     assert not result.ok
     assert result.stdout.startswith("kept\nunflushed")
     assert result.stderr.startswith("seen\n")
@@ -181,14 +190,14 @@ async def test_wall_limit(executor: LocalExecutor) -> None:
 
 
 async def test_cpu_limit(executor: LocalExecutor) -> None:
-    result = await run(executor, FOREVER, wall_s=20, cpu_s=1)
+    result = await run(executor, FOREVER, wall_s=50, cpu_s=1)
     assert (result.status, result.signal) == (S.TIMEOUT, signal.SIGXCPU)
     assert 0.5 <= result.cpu_s < 3
     assert "CPU" in result.message
 
 
 async def test_sleeping_costs_no_cpu(executor: LocalExecutor) -> None:
-    result = await run(executor, "import time\ntime.sleep(1.2)\nprint('awake')", wall_s=10, cpu_s=1)
+    result = await run(executor, "import time\ntime.sleep(1.2)\nprint('awake')", wall_s=30, cpu_s=1)
     assert (result.status, result.stdout) == (S.OK, "awake\n")
 
 
@@ -303,7 +312,7 @@ async def test_a_memory_limit_below_what_the_slot_still_holds_harms_nobody() -> 
     """What an earlier program left in the slot's caches may be over a small limit already."""
     async with cold(num_young=2, max_slots=2) as executor:
         await asyncio.gather(*(run(executor, "open('f', 'w').write('x' * (8 << 20))") for _ in range(4)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             results = [await run(executor, "print(1)", memory_bytes=16 * MIB) for _ in range(4)]
             assert {result.status for result in results} <= {S.MEMORY, S.OK}
             assert (await run(executor, "print(1)")).stdout == "1\n"
@@ -362,6 +371,7 @@ async def test_too_much_code_is_refused_without_harm(executor: LocalExecutor) ->
 # ---- numbers ----
 
 
+@pytest.mark.timing
 async def test_wall_and_cpu_time(executor: LocalExecutor) -> None:
     asleep = await run(executor, "import time\ntime.sleep(0.3)")
     assert 0.3 <= asleep.wall_s < 20
@@ -514,21 +524,22 @@ async def test_random_numbers_differ_between_runs(executor: LocalExecutor, draw:
 
 async def test_queue_timeout() -> None:
     async with cold(num_young=1, max_slots=1) as executor:
-        holder = asyncio.create_task(run(executor, "import time\ntime.sleep(4)\nprint('held')"))
+        holder = asyncio.create_task(run(executor, FOREVER, wall_s=60, cpu_s=60))
         await until(lambda: executor.status()["running"] == 1)
         waited = await executor.run(Request("print(1)", queue_s=0.3))
         assert (waited.status, waited.exit_code, waited.stdout) == (S.QUEUE_TIMEOUT, None, "")
         assert waited.status.is_ours
         assert waited.fault is Fault.INFRASTRUCTURE
-        assert 0.3 <= waited.queue_s < 3.5
-        patient = await run(executor, "print(2)")
-        assert (patient.stdout, (await holder).stdout) == ("2\n", "held\n")
-        assert patient.queue_s > 0.5
+        assert waited.queue_s >= 0.3
+        patient = asyncio.create_task(run(executor, "print(2)"))
+        await until(lambda: executor.status()["queued"] == 1)
+        holder.cancel()
+        assert (await patient).stdout == "2\n"
 
 
 async def test_over_capacity_is_said_at_once() -> None:
     async with cold(num_young=1, max_slots=1, queue_capacity=2) as executor:
-        holder = asyncio.create_task(run(executor, "import time\ntime.sleep(1)\nprint('held')"))
+        holder = asyncio.create_task(run(executor, FOREVER, wall_s=60, cpu_s=60))
         await until(lambda: executor.status()["running"] == 1)
         waiting = [asyncio.create_task(run(executor, f"print({i})")) for i in range(2)]
         await until(lambda: executor.status()["queued"] == 2)
@@ -536,8 +547,8 @@ async def test_over_capacity_is_said_at_once() -> None:
             await run(executor, "print('refused')")
         assert not holder.done()
         assert refused.value.retry_after_s > 0
+        holder.cancel()
         assert [(await task).stdout for task in waiting] == ["0\n", "1\n"]
-        assert (await holder).stdout == "held\n"
 
 
 async def test_a_batch_over_capacity_leaves_nothing_behind() -> None:
@@ -560,24 +571,20 @@ async def test_cancelling_frees_the_slot() -> None:
         assert [type(error) for error in await asyncio.gather(running, queued, return_exceptions=True)] == [
             asyncio.CancelledError
         ] * 2
-        async with asyncio.timeout(5):
-            assert (await run(executor, "print(1)")).stdout == "1\n"
+        assert (await run(executor, "print(1)")).stdout == "1\n"
         assert executor.status()["queued"] == 0
 
 
 async def test_results_stream_back_before_the_slowest_ends() -> None:
     async with cold() as executor:
-        slow = Request("import time\ntime.sleep(1.5)\nprint('slow')")
-        order = []
-        began = time.monotonic()
-        first_at = 0.0
-        async for index, result in executor.run_many([slow, *(Request(f"print({i})") for i in range(1, 40))]):
-            first_at = first_at or time.monotonic() - began
-            order.append(index)
-            assert result.stdout == ("slow\n" if index == 0 else f"{index}\n")
-        assert sorted(order) == list(range(40))
-        assert order[-1] == 0
-        assert first_at < 1.0
+        slow = Request("import time\ntime.sleep(60)", limits=Limits(wall_s=90))
+        found: dict[int, str] = {}
+        async with aclosing(executor.run_many([slow, *(Request(f"print({i})") for i in range(1, 40))])) as results:
+            async for index, result in results:
+                found[index] = result.stdout
+                if len(found) == 39:
+                    break
+        assert found == {index: f"{index}\n" for index in range(1, 40)}
 
 
 async def test_leaving_a_batch_early_ends_the_rest() -> None:
@@ -587,7 +594,7 @@ async def test_leaving_a_batch_early_ends_the_rest() -> None:
             async for index, _ in results:
                 assert index == 0
                 break
-        await until(lambda: executor.status()["running"] == executor.status()["queued"] == 0, 5)
+        await until(lambda: executor.status()["running"] == executor.status()["queued"] == 0)
         assert (await run(executor, "print(1)")).stdout == "1\n"
 
 
@@ -610,6 +617,7 @@ async def test_a_single_call_does_not_wait_for_a_batch() -> None:
         assert num_done == 2000
 
 
+@pytest.mark.timing
 async def test_long_runners_do_not_starve_short_ones() -> None:
     async with cold() as executor:
 
@@ -632,6 +640,27 @@ async def test_long_runners_do_not_starve_short_ones() -> None:
             task.cancel()
         await asyncio.gather(*crowd, return_exceptions=True)
         assert crowded < 2, "they had to wait for the long ones"
+
+
+@pytest.mark.skipif(not detect().is_privileged, reason="needs root, which gives slots uids of their own")
+async def test_executors_of_one_process_do_not_share_their_limits() -> None:
+    forks = "import os, time\nwhile True:\n    try:\n        if os.fork() == 0: time.sleep(60)\n    except OSError:\n"
+    held = f"{forks}        print('full', flush=True)\n        time.sleep(60)"
+    limits = Limits(wall_s=60, num_processes=24)
+    async with cold(num_young=1, max_slots=1) as first, cold(num_young=1, max_slots=1) as second:
+        sessions = [await executor.session() for executor in (first, second)]
+        for session in sessions:
+            assert (await session.run("1")).ok
+        hogs = [asyncio.create_task(first.run(Request(held, limits=limits)))]
+        hogs += [asyncio.create_task(sessions[0].run(held, limits=limits))]
+        await until(lambda: len(traces_of(os.getpid()).processes) > 40)
+        few = Limits(num_processes=8)
+        code = "import os\npid = os.fork()\nif pid == 0: os._exit(0)\nprint(os.waitpid(pid, 0)[1])"
+        results = [await second.run(Request(code, limits=few)), await sessions[1].run(code, limits=few)]
+        for hog in hogs:
+            hog.cancel()
+        await asyncio.gather(*hogs, return_exceptions=True)
+    assert [result.stdout for result in results] == ["0\n", "0\n"], results
 
 
 # ---- parts that die ----
@@ -667,20 +696,18 @@ async def test_killed_slots_are_replaced_and_their_calls_retried() -> None:
     async with cold() as executor:
         assert executor._dispatcher is not None
         calls = asyncio.create_task(load(executor, 100))
-        num_killed = 0
-        for _ in range(10):
-            await asyncio.sleep(0.03)
+        killed: set[int] = set()
+        while len(killed) < 10 and not calls.done():
             for slot in executor._dispatcher._slots[:2]:
-                if slot.pid:
-                    num_killed += 1
+                if slot.pid and slot.pid not in killed:
+                    killed.add(slot.pid)
                     os.kill(slot.pid, signal.SIGKILL)
-        assert num_killed
+            await asyncio.sleep(0.03)
+        assert killed
         assert check_answers(await calls) < 20
         status = executor.status()
         assert status["slots_lost"] > 0
-        began = time.monotonic()
         assert check_answers(await load(executor, 5)) == 0
-        assert time.monotonic() - began < 20
 
 
 async def test_an_idle_slot_that_is_killed_costs_nobody_anything() -> None:
@@ -696,7 +723,7 @@ async def test_an_idle_slot_that_is_killed_costs_nobody_anything() -> None:
 async def test_a_killed_template_is_replaced() -> None:
     async with cold() as executor:
         calls = asyncio.create_task(load(executor, 100))
-        await asyncio.sleep(0.1)
+        await until(lambda: executor.status()["running"] > 0)
         kill_template(executor)
         assert check_answers(await calls) == 0
         await until(lambda: executor.status()["template_deaths"] == 1)
@@ -707,7 +734,7 @@ async def test_a_killed_template_is_replaced() -> None:
 async def test_template_and_all_slots_killed_at_once() -> None:
     async with cold() as executor:
         calls = asyncio.create_task(load(executor, 60))
-        await asyncio.sleep(0.1)
+        await until(lambda: executor.status()["running"] > 0)
         assert executor._dispatcher is not None
         kill_template(executor)
         for slot in executor._dispatcher._slots:
@@ -722,7 +749,7 @@ async def test_a_stopped_slot_is_given_up_after_its_grace() -> None:
         await load(executor, 4)
         assert executor._dispatcher is not None
         os.kill(executor._dispatcher._slots[0].pid, signal.SIGSTOP)
-        results = await load(executor, 12, wall_s=1)
+        results = await load(executor, 12, wall_s=4)
         assert check_answers(results) == 0
         assert max(result.num_attempts for result in results) == 2
         assert executor.status()["slots_lost"] == 1
@@ -742,7 +769,7 @@ async def test_after_close_nothing_is_left() -> None:
     traces = traces_of(os.getpid()) - before
     assert len(traces.processes) > 20
     await executor.close()
-    assert traces.left_after(2.0) == []
+    assert traces.left_after(20.0) == []
     assert {result.status for result in await asyncio.gather(*calls)} == {S.INFRASTRUCTURE}
 
 
@@ -759,7 +786,8 @@ async def main():
         session = await executor.session()
         await session.run("x = 1")
         loops = [asyncio.create_task(keep(executor, Request(program, limits=limits))) for program in programs * 3]
-        await asyncio.sleep(0.7)
+        while executor.status()["running"] < 6:
+            await asyncio.sleep(0.01)
         print("under load", flush=True)
         await asyncio.gather(*loops)
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,11 @@ from sandbox_service import GateExecutor, listening_socket, service, until
 from rstar2.sandbox import Execution, ExecutionStatus, Request
 from rstar2.sandbox.executor import Overloaded
 from rstar2.sandbox.http import ServiceSettings, create_app, serve_forever
+from rstar2.sandbox.http.idempotency import OnceTable
 from rstar2.sandbox.unsafe import UnsafeExecutor
 
 pytestmark = pytest.mark.integration
+HEADERS = b"Host: localhost\r\nContent-Type: application/json\r\n"
 WAITS = {"code": "wait"}
 
 
@@ -23,9 +26,23 @@ async def leave_after_start(port: int, path: str, body: Any, has_started: Callab
     """Ask for something and go away while it runs."""
     data = json.dumps(body).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(data)) + data)
+    writer.write(b"POST %s HTTP/1.1\r\n%sContent-Length: %d\r\n\r\n" % (path.encode(), HEADERS, len(data)) + data)
     await until(has_started)
     writer.close()
+
+
+def counted(seen: "Counter[str]", name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*given: Any, **named: Any) -> Any:
+        seen[name] += 1
+        return method(*given, **named)
+
+    return call
+
+
+async def until_draining(http: aiohttp.ClientSession) -> None:
+    async with asyncio.timeout(60):
+        while (await http.get("/healthz")).status != 503:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
 
 async def test_the_token_is_asked_everywhere_but_at_healthz() -> None:
@@ -56,8 +73,8 @@ async def test_too_large_a_body_is_refused() -> None:
 async def test_a_body_that_does_not_arrive_is_given_up() -> None:
     async with service(GateExecutor(), ServiceSettings(transfer_timeout_s=0.2)) as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-        writer.write(b"POST /v1/run HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-        assert b" 408 " in await asyncio.wait_for(reader.readline(), 5)
+        writer.write(b"POST /v1/run HTTP/1.1\r\n%sContent-Length: 100\r\n\r\n{" % HEADERS)
+        assert b" 408 " in await asyncio.wait_for(reader.readline(), 60)
         writer.close()
 
 
@@ -163,16 +180,19 @@ async def test_a_conflicting_key_in_a_batch_spoils_only_its_own_line() -> None:
         assert lines[0]["result"]["status"] == "ok" and lines[1]["error"]["error"] == "conflict"
 
 
-async def test_a_cell_with_a_key_runs_once_though_its_caller_was_lost() -> None:
+async def test_a_cell_with_a_key_runs_once_though_its_caller_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: Counter[str] = Counter()
+    for name in ("join", "leave"):
+        monkeypatch.setattr(OnceTable, name, counted(seen, name, getattr(OnceTable, name)))
     executor = GateExecutor()
     async with service(executor) as running, aiohttp.ClientSession(running.url) as http:
         async with http.post("/v1/sessions") as response:
             path = f"/v1/sessions/{(await response.json())['id']}/cells"
         keyed = {**WAITS, "idempotency_key": "k"}
         await leave_after_start(running.port, path, keyed, lambda: executor.num_running == 1)
-        await asyncio.sleep(0.05)
+        await until(lambda: seen["leave"] == 1)
         again = asyncio.ensure_future(http.post(path, json=keyed))
-        await asyncio.sleep(0.05)
+        await until(lambda: seen["join"] == 2)
         executor.gate.set()
         assert (await (await again).json())["num_cells"] == 1
         async with http.post(path, json=keyed) as response:
@@ -208,8 +228,9 @@ async def test_sessions_are_bounded_and_idle_ones_are_closed() -> None:
     async with service(UnsafeExecutor(), settings) as running, aiohttp.ClientSession(running.url) as http:
         statuses = [(await http.post("/v1/sessions")).status for _ in range(3)]
         assert statuses == [201, 201, 503]
-        await asyncio.sleep(0.8)
-        assert (await http.post("/v1/sessions")).status == 201
+        async with asyncio.timeout(60):
+            while (await http.post("/v1/sessions")).status != 201:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
 
 
 async def test_draining_finishes_what_is_in_flight_and_refuses_the_rest() -> None:
@@ -217,8 +238,8 @@ async def test_draining_finishes_what_is_in_flight_and_refuses_the_rest() -> Non
     async with service(executor) as running, aiohttp.ClientSession(running.url) as http:
         first = asyncio.ensure_future(http.post("/v1/run", json=WAITS))
         await until(lambda: executor.num_running == 1)
-        draining = asyncio.ensure_future(running.server.drain(5))
-        await asyncio.sleep(0.05)
+        draining = asyncio.ensure_future(running.server.drain(60))
+        await until_draining(http)
         async with http.post("/v1/run", json=WAITS) as response:
             assert response.status == 503 and "Retry-After" in response.headers
         async with http.get("/healthz") as response:
@@ -226,7 +247,7 @@ async def test_draining_finishes_what_is_in_flight_and_refuses_the_rest() -> Non
         assert not draining.done()
         executor.gate.set()
         assert (await first).status == 200
-        assert await asyncio.wait_for(draining, 5)
+        assert await asyncio.wait_for(draining, 60)
 
 
 async def test_draining_has_a_deadline() -> None:
@@ -234,7 +255,7 @@ async def test_draining_has_a_deadline() -> None:
     async with service(executor) as running, aiohttp.ClientSession(running.url) as http:
         stuck = asyncio.ensure_future(http.post("/v1/run", json=WAITS))
         await until(lambda: executor.num_running == 1)
-        assert not await asyncio.wait_for(running.server.drain(0.1), 5)
+        assert not await asyncio.wait_for(running.server.drain(0.1), 60)
         with pytest.raises(aiohttp.ClientError):
             await stuck
         assert executor.num_cancelled == 1
@@ -250,10 +271,10 @@ async def test_sigterm_drains_and_returns() -> None:
         first = asyncio.ensure_future(http.post("/v1/run", json=WAITS))
         await until(lambda: executor.num_running == 1)
         signal.raise_signal(signal.SIGTERM)
-        await asyncio.sleep(0.05)
+        await until_draining(http)
         executor.gate.set()
         assert (await first).status == 200
-    assert await asyncio.wait_for(serving, 5)
+    assert await asyncio.wait_for(serving, 60)
 
 
 async def test_a_second_signal_ends_the_draining() -> None:
@@ -265,10 +286,10 @@ async def test_a_second_signal_ends_the_draining() -> None:
         stuck = asyncio.ensure_future(http.post("/v1/run", json=WAITS))
         await until(lambda: executor.num_running == 1)
         signal.raise_signal(signal.SIGTERM)
-        await asyncio.sleep(0.05)
+        await until_draining(http)
         assert not serving.done()
         signal.raise_signal(signal.SIGTERM)
-        assert not await asyncio.wait_for(serving, 5)
+        assert not await asyncio.wait_for(serving, 60)
         with pytest.raises(aiohttp.ClientError):
             await stuck
     assert executor.num_cancelled == 1

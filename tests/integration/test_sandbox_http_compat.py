@@ -16,6 +16,8 @@ import pytest
 import requests
 from sandbox_service import Running, service_on_thread
 
+from rstar2.sandbox.http import ServiceSettings
+
 pytestmark = pytest.mark.integration
 
 
@@ -288,3 +290,19 @@ async def test_callers_of_both_kinds_at_once(http: aiohttp.ClientSession) -> Non
             return str((await response.json())["stdout"])
 
     assert await asyncio.gather(*map(one, range(16))) == [f"{index}\n" for index in range(16)]
+
+
+def test_clients_that_know_nothing_but_a_url_bring_the_token_in_it() -> None:
+    batch = {"type": "batch", "submissions": [asdict(Submission(None, "python", "print(42)"))]}
+
+    async def ask(url: str) -> Any:
+        async with aiohttp.ClientSession() as session, session.post(f"{url}/run/long-batch", json=batch) as response:
+            return await response.json()
+
+    with service_on_thread(ServiceSettings(token="s3cret")) as running:
+        url = running.url.replace("http://", "http://:s3cret@")
+        answer = requests.post(f"{url}/run/long-batch", json=batch, timeout=60)
+        assert answer.json()["results"][0]["stdout"] == "42\n"
+        assert asyncio.run(ask(url))["results"][0]["success"]
+        assert call_sandbox_api(url, "print(input())", "x", 5)["run_result"]["stdout"] == "x\n"
+        assert requests.post(f"{running.url}/run/long-batch", json=batch, timeout=60).status_code == 401

@@ -70,7 +70,7 @@ def assert_unharmed(running: Running) -> None:
     assert answer.status_code == 200 and answer.json()["stdout"] == "2\n"
 
 
-HEAD = b"POST /v1/run HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+HEAD = b"POST /v1/run HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
 
 
 @pytest.mark.parametrize(
@@ -81,15 +81,15 @@ HEAD = b"POST /v1/run HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
         b"GET\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
-        b"GET /%00%ff%zz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET http://[::1 HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 20_000 + b"\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nA\x00: \xff\r\n\r\n",
-        b"OPTIONS * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-        b"CONNECT example.org:443 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /%00%ff%zz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET http://[::1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 20_000 + b"\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nA\x00: \xff\r\n\r\n",
+        b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        b"CONNECT example.org:443 HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"GET /healthz HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
         HEAD + b"Content-Length: -1\r\n\r\n",
         HEAD + b"Content-Length: 99999999999999999999\r\n\r\n{}",
         HEAD + b"Content-Length: 10\r\nContent-Length: 11\r\n\r\n{}",
@@ -98,6 +98,7 @@ HEAD = b"POST /v1/run HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
         HEAD + b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n{}",
         HEAD + b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\n\x1f\x8b\x00\x00",
         HEAD + b"Content-Encoding: nonsense\r\nContent-Length: 2\r\n\r\n{}",
+        HEAD.replace(b"application/json", b"\xff\xfe; charset=utf-7") + b"Content-Length: 2\r\n\r\n{}",
         HEAD + b"Content-Type: \xff\xfe; charset=utf-7\r\nContent-Length: 2\r\n\r\n{}",
         HEAD + b"Expect: 200-ok\r\nContent-Length: 2\r\n\r\n{}",
         HEAD + b"Content-Length: 400000\r\n\r\n" + b"[" * 400_000,
@@ -127,7 +128,8 @@ def test_random_bytes(running: Running) -> None:
 
 def test_a_compressed_bomb_is_refused(running: Running) -> None:
     bomb = gzip.compress(bytes(200 << 20), 9)
-    response = requests.post(f"{running.url}/v1/run", data=bomb, headers={"Content-Encoding": "gzip"}, timeout=30)
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    response = requests.post(f"{running.url}/v1/run", data=bomb, headers=headers, timeout=30)
     assert response.status_code == 413
     assert_unharmed(running)
 

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import signal
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 
@@ -95,14 +93,13 @@ def test_it_serves_the_api_of_one_sandbox(gateway: SandboxProcess, node: Sandbox
 
 def test_a_batch_streams_as_it_finishes(gateway: SandboxProcess, node: SandboxProcess) -> None:
     wait_until(lambda: node_states(gateway.url).get(node.url) == "ready", "the node to join")
-    body = {"runs": [{"code": "import time; time.sleep(2)"}, {"code": "print(1)"}, {"code": "1/0"}]}
-    request = urllib.request.Request(
-        f"{gateway.url}/v1/batch", json.dumps(body).encode(), {"Authorization": f"Bearer {TOKEN}"}
-    )
+    slow = {"code": "import time; time.sleep(40)", "limits": {"wall_s": 50}}
+    body = {"runs": [slow, {"code": "print(1)"}, {"code": "1/0"}]}
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{gateway.url}/v1/batch", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as response:
-        lines = [json.loads(line) for line in response]
-    assert [lines[0]["index"], lines[1]["index"]] != [0, 0] and lines[2]["index"] == 0
-    assert {line["index"]: line["result"]["status"] for line in lines} == {0: "ok", 1: "ok", 2: "error"}
+        lines = [json.loads(response.readline()) for _ in range(2)]
+    assert {line["index"]: line["result"]["status"] for line in lines} == {1: "ok", 2: "error"}
 
 
 @pytest.mark.parametrize("token", [None, "wrong"])
@@ -116,13 +113,6 @@ def test_nobody_joins_leaves_or_runs_without_the_token(gateway: SandboxProcess, 
     assert node_states(gateway.url).keys() == before.keys()
     assert ask(gateway.url, "/nodes", {"url": "not an address"})[0] == 422
     assert ask(gateway.url, "/nodes", intruder, method="DELETE")[0] == 404
-
-
-@pytest.mark.parametrize("verb", ["serve", "gateway"])
-def test_an_open_address_without_a_token_is_refused(verb: str) -> None:
-    command = [sys.executable, "-m", "rstar2.cli.main", "sandbox", verb, "--host", "0.0.0.0", "--port", "0"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PATH": ""})
-    assert ended.returncode == 2 and "--token" in ended.stderr
 
 
 async def test_kill_9_of_a_node_in_the_middle_of_200_calls(gateway: SandboxProcess, guest: SandboxProcess) -> None:

@@ -4,11 +4,13 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 from sandbox_service import EqualityGrader, GateExecutor, service, until
 
-from rstar2.sandbox import Request
+from rstar2.sandbox import Request, isolation
 from rstar2.sandbox.client import RemoteExecutor
 from rstar2.sandbox.http import Server, ServiceSettings
 from rstar2.sandbox.pool import HealthConfig, PoolExecutor, membership
@@ -33,6 +35,11 @@ async def gateway_on(port: int) -> AsyncIterator[tuple[str, PoolExecutor]]:
             await server.drain(0.0)
 
 
+def full_table() -> list[dict[str, Any]]:
+    """What a node says that isolates as it must."""
+    return [asdict(replace(row, provided=True)) for row in isolation.of_plain_subprocesses()]
+
+
 def states(pool: PoolExecutor) -> dict[str, str]:
     return {node.url: node.state for node in pool.nodes()}
 
@@ -40,7 +47,7 @@ def states(pool: PoolExecutor) -> dict[str, str]:
 async def test_a_gateway_that_was_restarted_finds_its_nodes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "HEARTBEAT_S", 0.05)
     said: list[str] = []
-    async with service(GateExecutor(), ServiceSettings(token=TOKEN)) as node:
+    async with service(GateExecutor(), ServiceSettings(token=TOKEN), guarantees=full_table) as node:
         async with gateway_on(0) as (url, pool):
             standing = Membership(url, TOKEN, said.append)
             standing.start(node.url)
@@ -66,6 +73,18 @@ async def test_a_node_with_another_token_is_told_so_and_gets_no_calls() -> None:
         Gateway(pool, TOKEN).join(node.url)
         await until(lambda: states(pool) == {node.url: "lost"}, 30.0)
         assert "does not accept it" in pool.nodes()[0].message
+
+
+async def test_a_node_that_isolates_too_little_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "HEARTBEAT_S", 0.05)
+    said: list[str] = []
+    async with service(GateExecutor(), ServiceSettings(token=TOKEN)) as node, gateway_on(0) as (url, pool):
+        standing = Membership(url, TOKEN, said.append)
+        standing.start(node.url)
+        await until(lambda: states(pool) == {node.url: "lost"}, 30.0)
+        await until(lambda: "gives no calls to this node" in said[-1], 30.0)
+        await standing.end()
+        assert "files of the machine are out of reach" in said[-1]
 
 
 @pytest.mark.parametrize("path", ["http://[", "http://", "ftp://x", "", "http://a..b", "http://x:99999", "http://\x00"])

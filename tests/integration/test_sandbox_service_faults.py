@@ -16,6 +16,7 @@ import pytest
 from rstar2.sandbox import Execution, ExecutionStatus, Limits, Request
 from rstar2.sandbox.client import RemoteExecutor
 from rstar2.sandbox.isolation import probe
+from rstar2.sandbox.tokens import find_token
 
 pytestmark = [
     pytest.mark.integration,
@@ -25,10 +26,20 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of services that are killed stay behind."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
 class Service:
     def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
         self.process = process
         self.address = address
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {find_token(self.address)}"}
 
     def children(self, pid: int | None = None) -> list[int]:
         pid = pid or self.process.pid
@@ -82,7 +93,7 @@ def are_gone(pids: list[int]) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-async def wait_until(condition, what: str, timeout_s: float = 10.0) -> None:  # type: ignore[no-untyped-def]
+async def wait_until(condition, what: str, timeout_s: float = 60.0) -> None:  # type: ignore[no-untyped-def]
     until = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < until, f"waited {timeout_s} s for: {what}"
@@ -136,7 +147,7 @@ async def test_hung_slots_are_given_up_and_their_calls_repeated() -> None:
 
 
 async def test_nothing_is_left_after_the_supervisor_is_killed_under_load() -> None:
-    async with running_service() as service, aiohttp.ClientSession() as session:
+    async with running_service() as service, aiohttp.ClientSession(headers=service.headers) as session:
         body = {"runs": [{"code": "import time; time.sleep(30)"}] * 32}
         request = asyncio.create_task(session.post(f"{service.address}/v1/batch", json=body))
         await wait_until(lambda: len(service.slots) > 8, "slots at work")
@@ -152,8 +163,8 @@ async def test_nothing_is_left_after_the_supervisor_is_killed_under_load() -> No
 async def test_sigterm_drains_and_leaves_nothing() -> None:
     async with running_service() as service:
         async with RemoteExecutor(service.address) as executor:
-            running = asyncio.create_task(executor.run(Request("import time; time.sleep(0.7); print('done')")))
-            await asyncio.sleep(0.3)
+            running = asyncio.create_task(executor.run(Request("import time; time.sleep(2); print('done')")))
+            await wait_until(lambda: any(map(service.children, service.slots)), "the program")
             everyone = service.everyone()
             service.process.terminate()
             assert (await running).stdout == "done\n"

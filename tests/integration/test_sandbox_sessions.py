@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from process_tree import descendants, is_running, until
 
 from rstar2.sandbox import Execution, ExecutionStatus, Limits, LocalConfig, LocalExecutor, Session
 from rstar2.sandbox.execution import MIB
@@ -157,7 +158,7 @@ async def test_a_cell_that_dies_leaves_the_state_before_it(session: Session, cel
     died = await run(
         session,
         f"x.append(2)\nprint('kept', flush=True)\n{cell}",
-        wall_s=1.5,
+        wall_s=1.5 if status is S.TIMEOUT else 30,
         output_bytes=100_000,
         memory_bytes=300 * MIB,
     )
@@ -324,10 +325,8 @@ while not os.path.exists("beats"):
     time.sleep(0.001)
 print("parent")
 """
-    started = time.monotonic()
     result = await run(session, code)
     assert (result.status, result.stdout) == (S.OK, "parent\n")
-    assert time.monotonic() - started < 10
     num_beats = await value(session, "os.path.getsize('beats')")
     assert await value(session, "time.sleep(0.1)\nos.path.getsize('beats')") == num_beats
 
@@ -342,7 +341,7 @@ def count():
         n += 1
         time.sleep(0.001)
 threading.Thread(target=count, daemon=True).start()
-time.sleep(0.05)
+while n < 5: time.sleep(0.001)
 """
     assert (await run(session, code)).ok
     first = await value(session, "n")
@@ -358,7 +357,7 @@ async def test_stdin_belongs_to_its_cell(session: Session) -> None:
 
 async def test_limits_belong_to_their_cell(session: Session) -> None:
     assert (await run(session, "import time\ntime.sleep(60)", wall_s=0.3)).status is S.TIMEOUT
-    assert (await run(session, "time = __import__('time')\ntime.sleep(0.5)\nprint('y' * 5000)", wall_s=5)).ok
+    assert (await run(session, "time = __import__('time')\ntime.sleep(0.5)\nprint('y' * 5000)", wall_s=30)).ok
     cut = await run(session, "print('y' * 5000)", output_bytes=1000)
     assert (cut.status, len(cut.stdout), cut.stdout_cut) == (S.OUTPUT_LIMIT, 1000, True)
     assert (await run(session, "x = bytearray(1 << 30)", memory_bytes=64 * MIB)).status is S.MEMORY
@@ -367,7 +366,7 @@ async def test_limits_belong_to_their_cell(session: Session) -> None:
 
 async def test_cpu_limit_of_a_cell(session: Session) -> None:
     await run(session, "x = 1")
-    result = await run(session, "while True: pass", wall_s=5, cpu_s=1)
+    result = await run(session, "while True: pass", wall_s=50, cpu_s=1)
     assert result.status is S.TIMEOUT
     assert "CPU" in result.message
     assert await value(session, "x") == "1"
@@ -415,6 +414,7 @@ async def test_cells_of_one_session_run_one_after_another(session: Session) -> N
     assert log == str([f"{word} {i}" for i in range(6) for word in ("start", "end")])
 
 
+@pytest.mark.timing
 async def test_sessions_run_beside_each_other(executor: LocalExecutor) -> None:
     sessions = [await executor.session() for _ in range(6)]
     await asyncio.gather(*(run(session, "import time") for session in sessions))
@@ -440,13 +440,19 @@ async def test_a_closed_session_refuses(executor: LocalExecutor) -> None:
 
 async def test_a_cancelled_cell_leaves_the_state_before_it(session: Session) -> None:
     await run(session, "x = 1")
+    parked = descendants(slot_pid(session))
     cell = asyncio.create_task(session.run("x = 2\nwhile True: pass", limits=Limits(wall_s=60, cpu_s=60)))
-    await asyncio.sleep(0.2)
+    await until(lambda: bool(descendants(slot_pid(session)) - parked))
     cell.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cell
     assert await value(session, "x") == "1"
     assert session.num_cells == 2
+
+
+async def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: not is_running(pid))
 
 
 def slot_pid(session: Session) -> int:
@@ -458,8 +464,9 @@ def slot_pid(session: Session) -> int:
 
 async def test_a_killed_slot_is_a_fault_of_ours_and_the_session_goes_on(session: Session) -> None:
     await run(session, "x = 1\nopen('f', 'w').write('kept')")
+    parked = descendants(slot_pid(session))
     cell = asyncio.create_task(run(session, "x = 2\nimport time\ntime.sleep(60)", wall_s=90))
-    await asyncio.sleep(0.2)
+    await until(lambda: bool(descendants(slot_pid(session)) - parked))
     os.kill(slot_pid(session), signal.SIGKILL)
     result = await cell
     assert (result.status, session.num_cells) == (S.INFRASTRUCTURE, 1)
@@ -469,8 +476,7 @@ async def test_a_killed_slot_is_a_fault_of_ours_and_the_session_goes_on(session:
 
 async def test_a_slot_killed_between_cells_is_not_noticed(session: Session) -> None:
     await run(session, "x = 1")
-    os.kill(slot_pid(session), signal.SIGKILL)
-    await asyncio.sleep(0.1)
+    await kill(slot_pid(session))
     assert await value(session, "x") == "1"
 
 
@@ -480,11 +486,9 @@ async def test_a_session_outlives_the_template() -> None:
         await run(session, "x = 1")
         assert executor._host is not None
         assert executor._host.templates.current is not None
-        os.kill(executor._host.templates.current.facts["pid"], signal.SIGKILL)
-        await asyncio.sleep(0.05)
+        await kill(executor._host.templates.current.facts["pid"])
         assert await value(session, "x") == "1"
-        os.kill(slot_pid(session), signal.SIGKILL)
-        await asyncio.sleep(0.1)
+        await kill(slot_pid(session))
         assert await value(session, "x") == "1"
 
 
@@ -493,7 +497,8 @@ async def test_closing_the_executor_answers_running_cells() -> None:
     await executor.start()
     session = await executor.session()
     await run(session, "x = 1")
+    parked = descendants(slot_pid(session))
     cell = asyncio.create_task(run(session, "import time\ntime.sleep(60)", wall_s=90))
-    await asyncio.sleep(0.1)
+    await until(lambda: bool(descendants(slot_pid(session)) - parked))
     await executor.close()
     assert (await cell).status is S.INFRASTRUCTURE

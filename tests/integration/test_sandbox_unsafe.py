@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from process_tree import is_running, until
 
 from rstar2.sandbox import ExecutionStatus, Limits, Request
 from rstar2.sandbox.executor import Overloaded
@@ -22,15 +23,6 @@ async def executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     async with UnsafeExecutor() as found:
         yield found
     assert left_in(tmp_path) == []
-
-
-def is_running(pid: int) -> bool:
-    """Alive, and not merely waiting to be reaped by an init that takes its time."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def left_in(folder: Path) -> list[Path]:
@@ -77,9 +69,7 @@ async def test_children_die_with_their_program(executor: UnsafeExecutor) -> None
     code = "import subprocess\nprint(subprocess.Popen(['sleep', '60']).pid, flush=True)\nwhile True: pass"
     result = await executor.run(Request(code, limits=Limits(wall_s=5)))
     assert result.status is S.TIMEOUT
-    async with asyncio.timeout(10):
-        while is_running(int(result.stdout)):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: not is_running(int(result.stdout)))
 
 
 async def test_an_interpreter_that_never_gets_ready_is_an_infrastructure_fault(
@@ -94,8 +84,9 @@ async def test_an_interpreter_that_never_gets_ready_is_an_infrastructure_fault(
 
 
 async def test_cancelling_kills(executor: UnsafeExecutor, tmp_path: Path) -> None:
-    run = asyncio.ensure_future(executor.run(Request("import time; time.sleep(60)")))
-    await asyncio.sleep(0.3)
+    code = "open('begun', 'w')\nwhile True: pass"
+    run = asyncio.ensure_future(executor.run(Request(code, limits=Limits(wall_s=60, cpu_s=60))))
+    await until(lambda: any(tmp_path.rglob("begun")))
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
@@ -104,18 +95,24 @@ async def test_cancelling_kills(executor: UnsafeExecutor, tmp_path: Path) -> Non
 
 async def test_the_queue_has_deadlines_and_an_end() -> None:
     async with UnsafeExecutor(num_slots=1, max_queued=1) as executor:
-        first = asyncio.ensure_future(executor.run(Request("import time; time.sleep(1)")))
-        await asyncio.sleep(0.1)
-        second = asyncio.ensure_future(executor.run(Request("1", queue_s=0.2)))
+        first = asyncio.ensure_future(executor.run(Request("while True: pass", limits=Limits(wall_s=60, cpu_s=60))))
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(executor.run(Request("1", queue_s=1.0)))
         await asyncio.sleep(0)
         with pytest.raises(Overloaded):
             await executor.run(Request("1"))
         assert (await second).status is S.QUEUE_TIMEOUT
-        assert (await first).ok
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
 
 
-async def test_run_many_in_order_of_finish(executor: UnsafeExecutor) -> None:
-    found = [index async for index, _ in executor.run_many([Request("import time; time.sleep(1)"), Request("1")])]
+async def test_run_many_in_order_of_finish(executor: UnsafeExecutor, tmp_path_factory: pytest.TempPathFactory) -> None:
+    told = tmp_path_factory.mktemp("told") / "file"
+    waits = f"import os, time\nwhile not os.path.exists({str(told)!r}): time.sleep(0.01)"
+    found = []
+    async for index, _ in executor.run_many([Request(waits, limits=Limits(wall_s=60)), Request("1")]):
+        found.append(index)
+        told.touch()
     assert found == [1, 0]
 
 

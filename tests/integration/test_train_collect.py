@@ -8,7 +8,7 @@ from train_rollouts import LIMITS, LOST, PERHAPS, Says, answer, call, make_rolle
 
 from rstar2.algo import RocSettings, is_trainable
 from rstar2.engine import Sampling
-from rstar2.records import Outcome, Problem, Selection, Trace
+from rstar2.records import Outcome, Problem, Selection, Trace, Verdict
 from rstar2.sandbox import Executor
 from rstar2.sandbox.client import RemoteExecutor
 from rstar2.train.collect import Collected, StepPlan, collect_step
@@ -116,8 +116,22 @@ async def test_what_was_lost_or_undecided_is_sampled_again_and_never_rewarded(ex
         )
     assert collected.num_refills == 2
     faults = [trace for trace in collected.traces if trace.outcome is Outcome.INFRASTRUCTURE_FAULT]
-    assert [(trace.id, trace.reward) for trace in faults] == [("s000004-0000-001", None)]
+    assert [(trace.id, trace.reward) for trace in faults] == [("s000004-first-0000-001", None)]
     assert len({trace.id for trace in collected.traces}) == 11
+
+
+async def test_a_block_over_two_turns_is_no_answer_for_the_judge_and_none_for_the_penalty(executor: Executor) -> None:
+    def says(trace_id: str, question: str, turn: int) -> str:
+        if sample_number(trace_id) == 0:
+            return f"<answer>{call('print(1)')}" if turn == 0 else r"\boxed{1}</answer>"
+        return half_right(trace_id, question, turn)
+
+    collected, _ = await collect(executor, says, plan())
+    for group in collected.groups:
+        assert (group.rewards[0], group.format_penalties[0]) == (0.0, 1.0)
+        assert (group.rewards[1], group.format_penalties[1]) == (1.0, 0.0)
+    spanning = [trace for trace in collected.traces if trace.sample_index == 0]
+    assert {(trace.verdict, trace.answer, len(trace.turns)) for trace in spanning} == {(Verdict.NO_ANSWER, None, 2)}
 
 
 async def test_the_filter_drops_what_is_solved_every_time(executor: Executor) -> None:

@@ -71,10 +71,10 @@ def test_mistakes_are_named(tmp_path: Path, verb: str, checkpoint: str | None, m
     assert (target / "mine.txt").read_text() == "do not touch"
 
 
-STATE = """{"format_version": 2, "recipe_digest": "", "keep": true, "mark": {}, "state": {"sft_step": 0,
+STATE = """{"format_version": 3, "recipe_digest": "", "keep": true, "mark": {}, "state": {"sft_step": 0,
 "sft_is_done": true, "stage_index": 0, "stage_step": 0, "steps_since_reset": 0, "step": 0, "cursor": {"epoch": 0,
 "position": 0}, "problem_ids": null, "pending_evaluation": null, "recent_rewards": [], "best_reward": 0.0,
-"steps_without_signal": 0}}"""
+"steps_without_signal": 0, "older_weights": []}}"""
 
 
 def same_weights(folder: Path, other: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Kill -9 a training run, again and again, in the middle of whatever it does: it ends as one that was never killed."""
+"""Kill or stop a training run, again and again, in the middle of whatever it does: it ends as one never killed."""
 
 import json
 import os
@@ -48,8 +48,11 @@ class Attempts:
     recipe: Path
     process: "subprocess.Popen[str]"
 
-    def make(self, run: Path, kill_at: int | None = None, delay_s: float = 0.0) -> dict[str, Any]:
-        order = {"recipe": str(self.recipe), "run": str(run), "kill_at": kill_at, "delay_s": delay_s}
+    def make(
+        self, run: Path, kill_at: int | str | None = None, delay_s: float = 0.0, number: int = signal.SIGKILL
+    ) -> dict[str, Any]:
+        when = {"kill_at": kill_at, "delay_s": delay_s, "signal": number}
+        order = {"recipe": str(self.recipe), "run": str(run), **when}
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(json.dumps(order), file=self.process.stdin, flush=True)
@@ -115,14 +118,51 @@ def test_a_run_killed_at_random_moments_ends_as_one_never_killed(tmp_path: Path)
                 said = attempts.make(killed)
                 assert said.get("error") is None and said["signal"] is None
     assert num_kills >= 2
-    assert RunView(killed).status is RunStatus.FINISHED
-    assert (killed / "final" / "model.safetensors").read_bytes() == (whole / "final" / "model.safetensors").read_bytes()
-    assert groups(killed) == groups(whole), "a prompt was skipped, repeated, or sampled otherwise"
+    assert_same_run(killed, whole)
     first = [group.problem_id for group in groups(whole) if group.step <= 2]
     assert first == [f"g{index}" for index in take(Cursor(), len(first), 9, "5/first")[0]]
-    assert sampled(killed) == sampled(whole)
-    assert rows(killed) == rows(whole)
     assert any((killed / "superseded").iterdir()), "what was beyond the checkpoints is kept"
     last = max(path.name for path in (whole / "checkpoints").iterdir())
     assert json.loads((whole / "checkpoints" / last / "state.json").read_text())["state"]["step"] == 4
     assert not list((killed / "checkpoints").glob(".*")), "nothing unfinished is left"
+
+
+def assert_same_run(run: Path, whole: Path) -> None:
+    assert RunView(run).status is RunStatus.FINISHED
+    assert (run / "final" / "model.safetensors").read_bytes() == (whole / "final" / "model.safetensors").read_bytes()
+    assert groups(run) == groups(whole), "a prompt was skipped, repeated, or sampled otherwise"
+    assert sampled(run) == sampled(whole)
+    assert rows(run) == rows(whole)
+
+
+MOMENTS = {
+    "sft 20": {"sft_step": 21, "step": 0},
+    "rollout 2 of eval:sft": {"sft_step": 48, "step": 0},
+    "rollout 3 of first": {"stage_index": 0, "step": 0},
+    "first 1": {"stage_index": 0, "step": 1},
+    "rollout 4 of filter:second": {"stage_index": 1, "step": 2},
+    "rollout 2 of second": {"stage_index": 1, "step": 2},
+    "second 3": {"stage_index": 1, "step": 3},
+    "rollout 1 of eval:second": {"stage_index": 2, "step": 4},
+}
+"""When SIGTERM comes, and what the newest checkpoint says then."""
+
+
+def test_a_run_stopped_by_sigterm_loses_no_step_and_ends_as_one_never_stopped(tmp_path: Path) -> None:
+    """Without any checkpoint inside the warm-up or a stage but those of the signals."""
+    with service_on_thread() as sandbox:
+        changes = ("num_slots = 1", f'base_url = "{sandbox.url}"'), ("every_steps = 1\n", "every_steps = 9\n")
+        with attempts_at(write_recipe(tmp_path, *changes)) as attempts:
+            whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+            attempts.make(whole)
+            for moment, expected in MOMENTS.items():
+                said = attempts.make(stopped, moment, number=signal.SIGTERM)
+                assert said["exit_code"] == 128 + signal.SIGTERM
+                assert RunView(stopped).status is RunStatus.INTERRUPTED
+                newest = max((stopped / "checkpoints").glob("[0-9]*"))
+                state = json.loads((newest / "state.json").read_text())["state"]
+                assert expected.items() <= state.items(), moment
+            said = attempts.make(stopped)
+            assert said.get("error") is None and said["signal"] is None
+    assert_same_run(stopped, whole)
+    assert not list((stopped / "superseded").glob("*/metrics.jsonl")), "nothing was learnt twice"

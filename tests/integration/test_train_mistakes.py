@@ -1,6 +1,7 @@
 """What a user does wrong, and what a machine does: a sentence that names it, and everything that was saved is whole."""
 
 import errno
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -88,18 +89,25 @@ async def test_a_full_disk_while_saving_costs_only_what_was_not_saved_yet(
         await train(prepare_new(prepared.recipe, run), Silent())
 
 
-async def test_a_run_that_never_solves_anything_stops_and_keeps_what_it_has(tmp_path: Path, sandbox_url: str) -> None:
-    with pytest.raises(UserError, match=r"stage first taught nothing for 5 steps.*no rollout is right") as error:
-        unsolvable = (
-            ("max_refills = 2", "max_refills = 0"),
-            ("steps = 2", "steps = 9"),
-            ("guesses.jsonl", "never.jsonl"),
-        )
-        (tmp_path / "never.jsonl").write_text('{"id": "n", "problem": "Guess.", "answer": "123456789"}\n')
-        await start(tmp_path, sandbox_url, *unsolvable)
-    assert "algo.group_size" in str(error.value)
+UNSOLVABLE = ("max_refills = 2", "max_refills = 0"), ("guesses.jsonl", "never.jsonl")
+
+
+def write_unsolvable(folder: Path) -> None:
+    (folder / "never.jsonl").write_text('{"id": "n", "problem": "Guess.", "answer": "123456789"}\n')
+
+
+async def test_a_run_that_never_solves_anything_warns_at_once_stops_in_whichever_stage_and_keeps_what_it_has(
+    tmp_path: Path, sandbox_url: str
+) -> None:
+    write_unsolvable(tmp_path)
+    with pytest.raises(UserError, match=r"stage second: the last 5 steps taught nothing.*no rollout is right") as error:
+        await start(tmp_path, sandbox_url, *UNSOLVABLE, ("steps = 2", "steps = 3"))
+    assert all(words in str(error.value) for words in ("easier problems", "[sft]", "pretrained model"))
     run = tmp_path / "run"
-    assert RunView(run).info.note.startswith("UserError: stage first taught nothing")
+    assert RunView(run).info.note.startswith("UserError: stage second: the last 5 steps")
+    warnings = [event for event in RunView(run).events() if event.kind == "no_signal"]
+    assert [event.data for event in warnings] == [{"step": 1, "stage": "first"}]
+    assert "a warm-up ([sft])" in warnings[0].message
     prepared = prepare_resumed(run)
     assert prepared.checkpoint is not None and prepared.checkpoint.state.step == 5
 
@@ -110,6 +118,14 @@ async def test_a_run_that_never_solves_anything_stops_and_keeps_what_it_has(tmp_
     (other / "recipe.toml").write_text(text.replace("lr = 0.001", "lr = 0.002"))
     with pytest.raises(UserError, match="was made by another recipe"):
         prepare_resumed(other)
+
+
+async def test_a_run_too_short_for_that_has_not_succeeded_either(tmp_path: Path, sandbox_url: str) -> None:
+    write_unsolvable(tmp_path)
+    with pytest.raises(UserError, match="no step of the run taught anything"):
+        await start(tmp_path, sandbox_url, *UNSOLVABLE)
+    assert RunView(tmp_path / "run").status is RunStatus.FAILED
+    assert not (tmp_path / "run" / "final").exists()
 
 
 async def test_a_prompt_that_is_too_long_is_named_before_anything_is_trained(tmp_path: Path, sandbox_url: str) -> None:
@@ -128,6 +144,7 @@ async def test_a_prompt_that_is_too_long_is_named_before_anything_is_trained(tmp
         ("guesses.jsonl", "empty.jsonl", r"data set guesses is empty"),
         ("guesses.jsonl", "missing.jsonl", r"missing\.jsonl"),
         ("guesses.jsonl", "held_out.jsonl", r"every one of its 4 problems is evaluated on"),
+        ("format.jsonl", "asked.jsonl", r"sft\.data: every one of its 1 conversations asks what is evaluated on"),
         ("max_tool_output_tokens = 16", "max_tool_output_tokens = 90", r"used up by a single tool result"),
         (
             "[eval]",
@@ -146,9 +163,30 @@ async def test_a_prompt_that_is_too_long_is_named_before_anything_is_trained(tmp
 def test_what_can_be_known_beforehand_is_said_beforehand(tmp_path: Path, old: str, new: str, said: str) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     recipe = write_recipe(tmp_path, (old, new))
+    (tmp_path / "asked.jsonl").write_text(json.dumps(conversation_about(tmp_path / "held_out.jsonl")) + "\n")
     with pytest.raises(UserError, match=said):
         prepare_new(load_recipe(recipe), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def conversation_about(problems: Path) -> dict[str, object]:
+    """One that asks the first of them."""
+    question = json.loads(problems.read_text().partition("\n")[0])["problem"]
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": "<answer>1</answer>"}]
+    return {"messages": messages}
+
+
+def test_a_warm_up_never_asks_what_is_evaluated(tmp_path: Path) -> None:
+    recipe = load_recipe(write_recipe(tmp_path))
+    conversations = tmp_path / "format.jsonl"
+    conversations.write_text(
+        conversations.read_text() + json.dumps(conversation_about(tmp_path / "held_out.jsonl")) + "\n"
+    )
+    curriculum = prepare_new(recipe, tmp_path / "run").curriculum
+    assert (len(curriculum.conversations), curriculum.num_held_out_conversations) == (64, 1)
+    evaluated = {problem.problem for problems in curriculum.benchmarks.values() for problem in problems}
+    asked = {message["content"] for conversation in curriculum.conversations for message in conversation.messages}
+    assert evaluated and not asked & evaluated
 
 
 def test_two_processes_never_write_one_run(tmp_path: Path) -> None:

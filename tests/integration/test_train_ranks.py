@@ -126,6 +126,16 @@ def test_a_checkpoint_goes_from_one_to_two_and_from_two_to_one(together: Togethe
     assert go_on(fresh)[0]["entropy"] != pytest.approx(expected[0]["entropy"], abs=1e-3)
 
 
+def test_all_ranks_say_the_same_of_their_weights_which_is_another_thing_of_others(together: Together) -> None:
+    first, second = together.two
+    assert first["weights"] == second["weights"]
+    before, again, after = first["weights"]
+    assert before == again != after
+    assert first["loaded"] == second["loaded"], "each has a share of its own"
+    by_one, by_two = first["loaded"]
+    assert by_two == first["full_weights"] != by_one, "a checkpoint brings back the very weights that it was saved of"
+
+
 def test_two_nodes_of_two_ranks(together: Together) -> None:
     found = on_ranks(across_nodes, 4, together.model, together.shared)
     expected_values, expected_served = together.alone["full"]

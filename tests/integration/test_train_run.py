@@ -85,19 +85,25 @@ def test_the_command_line_trains_is_interrupted_goes_on_and_says_where_all_is(tm
     recipe, run = write_recipe(tmp_path), tmp_path / "run"
     command = [sys.executable, "-m", "rstar2.cli.main", "train", str(recipe), "--run", str(run), "--threads", "1"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
     ) as process:
         try:
             deadline_s = time.monotonic() + 200
-            while not list((run / "checkpoints").glob("*-step-000001")):
+            while not (run / "traces" / "step-000001.jsonl").is_file():
                 assert process.poll() is None and time.monotonic() < deadline_s
                 time.sleep(0.02)
-            process.send_signal(signal.SIGINT)
+            os.killpg(process.pid, signal.SIGTERM)  # as systemd does: to its children as well
             _, said = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert process.returncode == 130, said
+    assert process.returncode == 143, said
     assert f"to go on: rstar2 train --resume {run}" in said
+    assert said.endswith("interrupted by SIGTERM\n")
     assert RunView(run).status is RunStatus.INTERRUPTED
 
     result = CliRunner().invoke(app, ["train", "--resume", str(run), "--threads", "1"])

@@ -3,10 +3,9 @@
 Forking from a process that has imported everything makes an attempt cheap. An attempt counts what it does to the run
 directory and what it tells its observer; at the number that it is given it is killed, or some time after it, in the
 middle of whatever that is: a step, an evaluation, a checkpoint that is being written, a rename. The kernel does it, and
-nothing of Python's runs any more.
+nothing of Python's runs any more. Or it sends itself, at a moment that has a name, a signal that it can answer.
 """
 
-import asyncio
 import json
 import os
 import signal
@@ -21,8 +20,11 @@ FILE_EVENTS = ("open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.tru
 class Counter:
     """Satisfies `Observer`, and hears of every file of the run that is touched."""
 
-    def __init__(self, run: Path, kill_at: int | None, delay_s: float) -> None:
+    def __init__(self, run: Path, kill_at: int | str | None, delay_s: float, number: int) -> None:
         self.num_events = 0
+        self._signal = number
+        self._phase = ""
+        self._num_rollouts = 0
         self._run = str(run)
         self._kill_at = kill_at
         self._delay_s = delay_s
@@ -33,41 +35,49 @@ class Counter:
         if event in FILE_EVENTS and str(args[0]).startswith(self._run):
             self._count()
 
-    def _count(self, *_: object) -> None:
+    def _count(self, name: str = "") -> None:
         self.num_events += 1
-        if self.num_events == self._kill_at:
+        if self._kill_at is not None and self._kill_at in (self.num_events, name):
             if self._delay_s:
                 signal.setitimer(signal.ITIMER_REAL, self._delay_s)
             else:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), self._signal)
 
-    def phase(self, name: str, num_steps: int, num_done: int) -> None:
-        self._count(name, num_steps, num_done)
+    def phase(self, name: str, _num_steps: int, _num_done: int) -> None:
+        self._phase, self._num_rollouts = name, 0
+        self._count()
 
-    def metrics(self, step: int, stage: str, values: Mapping[str, float]) -> None:
-        self._count(step, stage, values)
+    def metrics(self, step: int, stage: str, _values: Mapping[str, float]) -> None:
+        self._count(f"{stage} {step}")
 
     def rollouts(self, num_ended: int) -> None:
-        self._count(num_ended)
+        self._num_rollouts += num_ended
+        self._count(f"rollout {self._num_rollouts} of {self._phase}")
 
-    def say(self, message: str) -> None:
-        self._count(message)
+    def say(self, _message: str) -> None:
+        self._count()
 
 
-def attempt(recipe: Path, run: Path, kill_at: int | None, delay_s: float) -> dict[str, Any]:
+def attempt(recipe: Path, run: Path, kill_at: int | str | None, delay_s: float, number: int) -> dict[str, Any]:
     import torch
+    import typer
 
+    from rstar2.cli.interrupts import Interrupts
     from rstar2.config import load_recipe
     from rstar2.errors import InfrastructureError, UserError
     from rstar2.train import prepare_new, prepare_resumed, train, trainer
 
     torch.set_num_threads(1)
-    trainer.SFT_STEPS_PER_CHECKPOINT = 16  # The warm-up is short, and is to be killed in its middle as well.
-    counter = Counter(run, kill_at, delay_s)
+    if number == signal.SIGKILL:
+        trainer.SFT_CHECKPOINT_PERIOD_S = 0.05  # The warm-up is short, and is to be killed in its middle as well.
+    counter, interrupts = Counter(run, kill_at, delay_s, number), Interrupts()
     try:
-        is_new = not (run / "run.json").exists()
-        prepared = prepare_new(load_recipe(recipe), run) if is_new else prepare_resumed(run)
-        asyncio.run(train(prepared, counter))
+        with interrupts.watched():
+            is_new = not (run / "run.json").exists()
+            prepared = prepare_new(load_recipe(recipe), run) if is_new else prepare_resumed(run)
+            interrupts.run(train(prepared, counter))
+    except typer.Exit as end:
+        return {"num_events": counter.num_events, "exit_code": end.exit_code}
     except (UserError, InfrastructureError) as error:
         return {"error": f"{type(error).__name__}: {error}", "num_events": counter.num_events}
     return {"num_events": counter.num_events}
@@ -83,7 +93,8 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             os.close(reader)
-            said = attempt(Path(order["recipe"]), Path(order["run"]), order["kill_at"], order["delay_s"])
+            recipe, run = Path(order["recipe"]), Path(order["run"])
+            said = attempt(recipe, run, order["kill_at"], order["delay_s"], order["signal"])
             os.write(writer, json.dumps(said).encode())
             os._exit(0)
         os.close(writer)

@@ -141,12 +141,17 @@ def every_case(model: Path, ranks: Ranks, shared: Path) -> dict[str, Any]:
         with counted_passes(learner) as count:
             values = learn(learner, model)
         found[name] = (values, served(learner), num_before, count[0])
+        found[f"{name}_weights"] = learner.weights_id()
         learner.export(shared / f"exported-{name}")
         if name == "full":
             (shared / "by-two").mkdir(exist_ok=True)
             ranks.wait()
             learner.save(shared / "by-two")
-    found["continued"] = (go_on(continued := resumed(model, ranks, shared / "by-one")), served(continued))
+        if name == "adapters":
+            found["weights"] = weights_before_and_after(learner)
+    continued = resumed(model, ranks, shared / "by-one")
+    found["loaded"] = [continued.weights_id(), resumed(model, ranks, shared / "by-two").weights_id()]
+    found["continued"] = (go_on(continued), served(continued))
     found["reference"] = [kept_reference(model, ranks, shared / "reference") for _ in range(2)]
     found["overflow"] = overflow(model, ranks)
     found["full_disk"] = full_disk(model, ranks, shared / "never")
@@ -163,6 +168,13 @@ def across_nodes(model: Path, ranks: Ranks, shared: Path) -> dict[str, Any]:
     learner.save(shared / "by-four")
     found["continued"] = go_on(resumed(model, ranks, shared / "by-two", case))
     return found
+
+
+def weights_before_and_after(learner: LearnerRank) -> list[str]:
+    """Which weights: twice before an update, and after it."""
+    before = [learner.weights_id(), learner.weights_id()]
+    learner.update([make_rollouts(5)], UPDATE, LR, seed=8)
+    return [*before, learner.weights_id()]
 
 
 def resumed(model: Path, ranks: Ranks, checkpoint: Path, case: Case | None = None) -> LearnerRank:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rstar2.agent import Agent, AgentLimits, ChatFormat, HfTokenizer, ToolSchema, Transcript
-from rstar2.agent.chat_template import ASSISTANT_OPENING, system_text
+from rstar2.agent.chat_template import ASSISTANT_OPENING, SYSTEM_TEXT, with_tools
 from rstar2.agent.cut import cut
 from rstar2.agent.incremental import TextStream
 from rstar2.engine import Chunk, EngineLoad, Sampling
@@ -140,8 +140,8 @@ def test_every_id_is_where_one_rendering_has_it(
     # The whole conversation, rendered by the template itself in one go. A template opens its last assistant turn in
     # ways of its own (Qwen3 thinks there), so the rendering ends before it and the last turn is put behind.
     messages = [
-        {"role": "system", "content": system_text([EchoTool.schema])},
-        {"role": "user", "content": chat.harmless(question)},
+        {"role": "system", "content": with_tools(SYSTEM_TEXT, [EchoTool.schema.as_function()])},
+        {"role": "user", "content": chat.harmless(question.strip())},
     ]
     for turn in trace.turns[:-1]:
         messages.append({"role": "assistant", "content": ASSISTANT_OPENING + turn.text.removesuffix(chat.end_of_turn)})
@@ -190,7 +190,7 @@ def test_qwen_gets_the_very_prompt_that_its_template_makes_of_tools() -> None:
     raw = fast_tokenizer("qwen3")
     chat = ChatFormat.of(HfTokenizer(raw, name="qwen3"))
     schemas = [EchoTool.schema, ToolSchema("other", "Ünïcode <b>.", {"type": "object", "properties": {}})]
-    messages = [{"role": "system", "content": system_text([])}, {"role": "user", "content": "How many?"}]
+    messages = [{"role": "system", "content": SYSTEM_TEXT}, {"role": "user", "content": "How many?"}]
     expected = raw.apply_chat_template(
         messages, tools=[schema.as_function() for schema in schemas], tokenize=False, add_generation_prompt=True
     )
@@ -202,7 +202,7 @@ def test_several_results_are_written_as_qwen_writes_its_tool_turns() -> None:
     tokenizer = HfTokenizer(raw, name="qwen3")
     trace, _ = play("qwen3", "Q", [(["a"], ["one", "two\n"]), (["b"], [])])
     messages = [
-        {"role": "system", "content": system_text([EchoTool.schema])},
+        {"role": "system", "content": with_tools(SYSTEM_TEXT, [EchoTool.schema.as_function()])},
         {"role": "user", "content": "Q"},
         {"role": "assistant", "content": ASSISTANT_OPENING + trace.turns[0].text.removesuffix("<|im_end|>")},
         {"role": "tool", "content": "one"},

@@ -1,5 +1,6 @@
 """Resampling over random groups: exact numbers, blind where it must be, and the distribution it promises."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import permutations
@@ -10,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rstar2.algo import Mode, error_penalties, format_penalties, group_advantages, quotas, resample, rewards_are_equal
+from rstar2.grading import count_balanced_answer_blocks
 
 pytestmark = pytest.mark.property
 
 MODES = st.sampled_from(list(Mode))
-CHOOSING_MODES = st.sampled_from([Mode.PAPER, Mode.RELEASE, Mode.RANDOM])
-BY_CLASS_MODES = st.sampled_from([Mode.PAPER, Mode.RELEASE])
+CHOOSING_MODES = st.sampled_from([Mode.PAPER, Mode.QUOTAS, Mode.RELEASE, Mode.RANDOM])
+BY_CLASS_MODES = st.sampled_from([Mode.PAPER, Mode.QUOTAS, Mode.RELEASE])
+UNWEIGHTED_FAILURES_MODES = st.sampled_from([Mode.PAPER, Mode.QUOTAS])
 SEEDS = st.integers(0, 2**32 - 1)
 PENALTIES = st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0]) | st.floats(0, 2)
 
@@ -84,7 +87,7 @@ def test_quotas_are_exact_and_possible(num_successes: int, num_failures: int, nu
 
 
 @settings(deadline=None)
-@given(groups(), BY_CLASS_MODES, SEEDS, st.data())
+@given(groups(), UNWEIGHTED_FAILURES_MODES, SEEDS, st.data())
 def test_failures_are_never_weighted(
     group: tuple[int, np.ndarray, np.ndarray], mode: Mode, seed: int, data: st.DataObject
 ) -> None:
@@ -99,13 +102,38 @@ def test_failures_are_never_weighted(
     np.testing.assert_array_equal(first, third)
 
 
-@settings(deadline=None)
-@given(groups(), SEEDS)
-def test_release_never_prefers_a_higher_penalty(group: tuple[int, np.ndarray, np.ndarray], seed: int) -> None:
+def released_choice(rewards: list[float], penalties: list[float], num_kept: int) -> set[int]:
+    """The rules of the released roc.py, restated plainly, with its default of two of each class."""
+    failures = sorted((i for i, reward in enumerate(rewards) if reward <= 0), key=lambda i: penalties[i])
+    successes = sorted((i for i, reward in enumerate(rewards) if reward > 0), key=lambda i: penalties[i])
+    num_failures = round(len(failures) * num_kept / len(rewards))
+    num_successes = round(len(successes) * num_kept / len(rewards))
+    if num_failures <= min(2, len(failures)):
+        num_failures = min(2, len(failures))
+        num_successes = num_kept - num_failures
+    if num_successes <= min(2, len(successes)):
+        num_successes = min(2, len(successes))
+        num_failures = num_kept - num_successes
+    return {*successes[:num_successes], *failures[:num_failures]}
+
+
+@settings(deadline=None, max_examples=500)
+@given(groups(scored_only=True), SEEDS)
+def test_release_is_the_released_rule(group: tuple[int, np.ndarray, np.ndarray], seed: int) -> None:
     group_size, rewards, penalties = group
-    kept = choose(rewards, penalties, group_size, Mode.RELEASE, seed)
-    successes = rewards == 1
-    assert max(penalties[kept & successes], default=0) <= min(penalties[~kept & successes], default=2)
+    expected = released_choice(rewards.tolist(), penalties.tolist(), group_size)
+    if group_size < 4 or len(expected) != group_size:
+        return  # the release refuses these: two of each class do not fit, or its two roundings do not add up
+    assert set(np.flatnonzero(choose(rewards, penalties, group_size, Mode.RELEASE, seed))) == expected
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["<answer>", "</answer>", "x", "\n"]), max_size=12))
+def test_release_sees_no_answer_block_where_tags_are_unbalanced(parts: list[str]) -> None:
+    text = "".join(parts)
+    closed = len(re.findall(r"<answer>.*?</answer>", text, re.DOTALL))
+    is_balanced = text.count("<answer>") == text.count("</answer>") == closed
+    assert count_balanced_answer_blocks(text) == (closed if is_balanced else 0)
 
 
 @settings(deadline=None)
@@ -174,7 +202,7 @@ def test_paper_mode_draws_successes_with_the_exact_weights(penalties: list[float
     assert_same_distribution(seen, successive_draws([1 / (penalty + 0.1) for penalty in penalties], num_kept))
 
 
-@pytest.mark.parametrize("mode", [Mode.PAPER, Mode.RELEASE])
+@pytest.mark.parametrize("mode", [Mode.PAPER, Mode.QUOTAS])
 def test_failures_are_drawn_uniformly(mode: Mode) -> None:
     rewards, penalties = [0.0] * 5 + [1.0] * 3, [0.0, 0.5, 1.0, 1.5, 2.0, 0.0, 1.0, 2.0]
     seen = frequencies(lambda rng: resample(rewards, penalties, num_kept=4, mode=mode, rng=rng)[:5], seed=5)

@@ -25,7 +25,6 @@ WORDS = sorted({word for key in KEYS for word in key.split(".")})
 PATTERNED = {
     "name": r"[A-Za-z0-9][A-Za-z0-9._-]*",
     "sandbox.base_url": r"https?://[!-~]+",
-    "engine.base_url": r"https?://[!-~]+",
     "stages.N.name": r"[A-Za-z][A-Za-z0-9_-]*",
     "data.NAME.source": r"file:[^\n]+",
 }

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rstar2.evals.interval import clustered_interval
-from rstar2.evals.metrics import BenchmarkResult, measure, pass_at
+from rstar2.evals.metrics import BenchmarkResult, measure, pass_at, scored_groups
 from rstar2.evals.sample import Sample
+from rstar2.evals.votes import majority_at_k
 from rstar2.records import Outcome, Verdict
 
 pytestmark = pytest.mark.property
@@ -35,18 +36,20 @@ def _sample(problem_id: str, index: int, kind: str) -> Sample:
         num_response_tokens=10,
         num_turns=1,
         num_tool_calls=0,
+        num_own_calls=0,
         num_tool_errors=0,
         seconds=0.0,
     )
 
 
 def scores(result: BenchmarkResult) -> tuple[float | None, ...]:
-    return result.accuracy, result.accuracy_low, result.accuracy_high, result.pass_at_k, result.majority_at_k
+    return result.accuracy, result.accuracy_low, result.accuracy_high, result.pass_at_k
 
 
 @given(samples())
-def test_scores_are_shares_in_their_order(found: list[Sample]) -> None:
-    result = measure(found, NUM_PROBLEMS, NUM_SAMPLES, 0.0)
+async def test_scores_are_shares_in_their_order(found: list[Sample]) -> None:
+    voted = await majority_at_k(scored_groups(found), None)
+    result = measure(found, NUM_PROBLEMS, NUM_SAMPLES, 0.0, voted)
 
     assert 0.0 <= result.accuracy_low <= result.accuracy <= result.accuracy_high <= 1.0
     assert list(result.pass_at.values()) == sorted(result.pass_at.values())
@@ -68,6 +71,7 @@ def test_what_was_not_judged_changes_no_score(found: list[Sample], extra: list[b
     ]
     judged, both = (measure(each, NUM_PROBLEMS, NUM_SAMPLES, 0.0) for each in (found, found + unjudged))
     assert scores(judged) == scores(both)
+    assert both.accuracy_undecided_wrong <= both.accuracy
     assert (both.num_faults, both.num_undecided) == (sum(extra), len(extra) - sum(extra))
 
 

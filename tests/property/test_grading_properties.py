@@ -1,5 +1,7 @@
 """Extraction and the pure deciders over random input: they never raise, and integers are exact."""
 
+from decimal import Decimal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,7 +51,7 @@ def notations(draw: st.DrawFn, n: int) -> str:
 @given(latex_soup)
 def test_extraction_never_raises_and_returns_what_stands_there(text: str) -> None:
     for place in AnswerPlace:
-        answer = extract_answer(text, place)
+        answer = extract_answer(text, place=place)
         assert answer is None or answer in text
     assert count_answer_blocks(text) <= min(text.count("<answer>"), text.count("</answer>"))
     assert (extract_answer(text) is None) or count_answer_blocks(text) > 0
@@ -95,3 +97,28 @@ def test_whatever_is_read_as_an_integer_has_its_digits(text: str) -> None:
         assert integer == str(int(integer))
         whole = text.rstrip("$} .\\").split(".")[0] if "." in text else text
         assert "".join(filter(str.isdigit, whole)).lstrip("0") == integer.lstrip("-").lstrip("0")
+
+
+@given(st.integers(-(10**5), 10**5).filter(bool), st.floats(-9e-12, 9e-12))
+def test_a_float_of_an_integer_with_the_noise_of_computing_is_that_integer(n: int, noise: float) -> None:
+    grade = decide(repr(n * (1 + noise)), str(n))
+    assert isinstance(grade, Grade)
+    printed = repr(n * (1 + noise)).rstrip("0").replace(".", "").lstrip("-0")
+    assert (grade.verdict is Verdict.RIGHT) == (float(n) == n * (1 + noise) or len(printed) >= 12)
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=4, min_value=-(10**6), max_value=10**6), st.data())
+def test_short_decimals_are_the_same_only_if_their_values_are(first: Decimal, data: st.DataObject) -> None:
+    second = data.draw(st.sampled_from([first, first + Decimal("0.0001"), first * 10, -first]))
+    grade = decide(f"{first:.4f}", f"{second:.5f}")
+    assert isinstance(grade, Grade)
+    assert (grade.verdict is Verdict.RIGHT) == (first == second)
+
+
+@given(st.integers(-(10**30), 10**30), st.integers(-2, 2))
+def test_a_float_never_stands_for_an_integer_beside_its_own(n: int, offset: int) -> None:
+    """Floats cannot tell integers above 2**53 apart, so what one prints is read as what is written."""
+    printed = repr(float(n))
+    grade = decide(printed, str(n + offset))
+    assert isinstance(grade, Grade)
+    assert (grade.verdict is Verdict.RIGHT) == (Decimal(printed) == n + offset)

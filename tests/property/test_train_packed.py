@@ -1,6 +1,5 @@
 """Sequences packed end to end give what transformers gives for each of them alone: log-probabilities and gradients."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -13,7 +12,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rstar2.train import packed
-from rstar2.train.packed import Pack, token_log_probs, use_fused_norms, use_packed_attention
+from rstar2.train.packed import Family, Pack, token_log_probs, use_packed_attention
+from rstar2.train.packing import num_shared_tokens
 
 pytestmark = pytest.mark.property
 
@@ -122,16 +122,34 @@ def test_computing_activations_again_changes_no_gradient(what: str, monkeypatch:
         torch.testing.assert_close(got, wanted, atol=1e-6, rtol=1e-6)
 
 
+FAMILIES = st.lists(
+    st.tuples(st.lists(st.integers(0, VOCABULARY - 1), min_size=0, max_size=6), PACKS), min_size=1, max_size=3
+)
+
+
 @pytest.mark.parametrize("architecture", MODELS)
-def test_fused_norms_change_nothing_but_rounding(architecture: str) -> None:
-    model = make_model(architecture, True)
-    pack = Pack.of([[3, 1, 4, 1, 5], [2, 7]], [[False, True, False, True, True], [False, True]], torch.device("cpu"))
-    expected, _ = token_log_probs(model, pack)
-    fused = copy.deepcopy(model)
-    use_fused_norms(fused)
-    norms = [module for module in fused.modules() if type(module).__name__.endswith("RMSNorm")]
-    assert norms and all("forward" in vars(module) for module in norms)
-    found, _ = token_log_probs(fused, pack)
+@settings(max_examples=12, deadline=None)
+@given(families=FAMILIES)
+def test_a_shared_prefix_changes_no_log_probability_and_no_gradient(
+    architecture: str, families: list[tuple[list[int], list[list[tuple[int, bool]]]]]
+) -> None:
+    """Sequences that begin alike, in a pack that computes it once, and in one that computes it for each of them."""
+    model = make_model(architecture, is_packed=True)
+    sharing, all_ids, all_masks = [], [], []
+    for prefix, rows in families:
+        ids, masks = split([[(token, True) for token in prefix] + row for row in rows])
+        sharing.append(Family(ids, masks, num_shared_tokens(ids)))
+        assert sharing[-1].num_shared >= len(prefix) or len(rows) == 1
+        all_ids, all_masks = all_ids + ids, all_masks + masks
+    expected, expected_entropies = token_log_probs(model, Pack.of(all_ids, all_masks, CPU))
+    pack = Pack.of_families(sharing, CPU)
+    num_saved = sum(family.num_shared * (len(family.sequences) - 1) for family in sharing)
+    assert len(pack.token_ids_T) == sum(len(ids) for ids in all_ids) - num_saved
+    found, entropies = token_log_probs(model, pack)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-    for got, wanted in zip(gradients(fused, found.sum()), gradients(model, expected.sum()), strict=True):
-        torch.testing.assert_close(got, wanted, atol=1e-5 * max(1.0, float(wanted.abs().max())), rtol=0)
+    torch.testing.assert_close(entropies, expected_entropies, atol=1e-5, rtol=0)
+    weights = torch.linspace(-1, 1, len(found))  # each sequence has an advantage of its own
+    for got, wanted in zip(
+        gradients(model, (found * weights).mean()), gradients(model, (expected * weights).mean()), strict=True
+    ):
+        torch.testing.assert_close(got, wanted, atol=1e-6 * max(1.0, float(wanted.abs().max())), rtol=0)

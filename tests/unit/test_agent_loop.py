@@ -94,12 +94,41 @@ def test_all_calls_of_a_turn_run_at_the_same_time_and_answer_in_order() -> None:
         # Nobody gets through before all three are there.
         tool = FakeTool(gate=asyncio.Barrier(3))
         agent = Agent(scripted(calling("a", "b", "c"), ANSWER), CHAT)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return await agent.rollout(QUESTION, [tool])
 
     trace = asyncio.run(main())
     assert [result.text for result in trace.turns[0].results] == ["a", "b", "c"]
     assert trace.turns[0].appended_text.count("<tool_response>") == 3
+
+
+class SteppedClock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 1000])
+def test_a_turn_took_as_long_however_its_tokens_are_sent(chunk_size: int) -> None:
+    clock = SteppedClock()
+    tokens = (*CHAT.tokenizer.encode(ANSWER), CHAT.end_of_turn_id)
+
+    class GatheringEngine(ScriptedEngine):
+        """Takes 2 s for all tokens of a turn, after 5 s of waiting for a place; sends so many of them together."""
+
+        async def generate(self, *_: object) -> AsyncIterator[Chunk]:
+            clock.now_s += 5.0
+            for start in range(0, len(tokens), chunk_size):
+                part = tokens[start : start + chunk_size]
+                clock.now_s += 2.0 * len(part) / len(tokens)
+                is_last = start + chunk_size >= len(tokens)
+                yield Chunk(part, (0.0,) * len(part), stop_reason=StopReason.END_OF_TURN if is_last else None)
+
+    engine = GatheringEngine(replies(()), CHAT.tokenizer, CHAT.end_of_turn_id)
+    agent = Agent(engine, CHAT, clock=clock, waited_s=lambda: 5.0)
+    (turn,) = asyncio.run(agent.rollout(QUESTION, [])).turns
+    assert (turn.queue_s, turn.generate_s) == (5.0, pytest.approx(2.0))
 
 
 def test_malformed_calls_come_back_beside_the_good_ones() -> None:

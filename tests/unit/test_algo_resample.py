@@ -41,21 +41,27 @@ def test_quotas(successes: int, failures: int, kept: int, expected: tuple[int, i
     assert quotas(successes, failures, kept) == expected
 
 
-def test_release_keeps_the_lowest_penalties_of_successes() -> None:
+def test_release_keeps_the_lowest_penalties_of_each_class_and_draws_nothing() -> None:
     rewards = [1, 1, 1, 1, 0, 0, 0, 0]
-    penalties = [0.9, 0.1, 0.5, 0.2, 9.0, 9.0, 9.0, 9.0]
+    penalties = [0.9, 0.1, 0.5, 0.1, 0.5, 0.5, 0.0, 0.5]
     for seed in range(20):
         kept = resample(rewards, penalties, num_kept=4, mode=Mode.RELEASE, rng=rng(seed))
-        assert kept[:4].tolist() == [False, True, False, True]
-        assert kept.sum() == 4
+        assert kept.tolist() == [False, True, False, True, True, False, True, False]
 
 
-def test_release_draws_among_equals() -> None:
-    kept = [
-        resample([1, 1, 1, 1, 0, 0, 0, 0], np.zeros(8), num_kept=4, mode=Mode.RELEASE, rng=rng(seed))
-        for seed in range(50)
-    ]
-    assert np.any(kept, axis=0).all()
+def test_release_needs_the_penalties_of_failures() -> None:
+    with pytest.raises(UserError, match="chooses failures by penalty"):
+        resample([1, 1, 0, 0], [0, 0, np.nan, 0], num_kept=2, mode=Mode.RELEASE, rng=rng())
+
+
+def test_quotas_mode_has_the_balance_of_paper_without_its_weights() -> None:
+    rewards, penalties = [1] * 6 + [0] * 10, [0.0] * 3 + [2.0] * 3 + [0.0] * 10
+    counts = np.zeros(6)
+    for seed in range(400):
+        kept = resample(rewards, penalties, num_kept=8, mode=Mode.QUOTAS, rng=rng(seed))
+        assert kept[:6].sum() == 3
+        counts += kept[:6]
+    assert counts.min() > 150  # each of six is kept with probability 1/2, whatever its penalty
 
 
 def test_off_keeps_every_scored_rollout() -> None:

@@ -9,10 +9,11 @@ from analysis_traces import NAME_ERROR, OK, HandTexts, calling_turn, make_trace,
 from typer.testing import CliRunner
 
 from rstar2.analysis import analyze_run
-from rstar2.analysis.sample import newest_traces, sample_traces, spread
+from rstar2.analysis.sample import sample_newest, sample_step, spread
 from rstar2.cli.analyze import analyze_command
 from rstar2.errors import UserError
-from rstar2.records import RunDirectory, RunView, Trace
+from rstar2.records import RunDirectory, RunView, ToolResult, ToolStatus, Trace
+from rstar2.web.run_reader import RunReader
 
 pytestmark = pytest.mark.unit
 
@@ -46,7 +47,9 @@ def test_a_run_gets_figures_and_a_document(tmp_path: Path) -> None:
     assert (document["num_traces"], document["num_measured_traces"]) == (3, 2)
     assert document["entropy"]["all_tokens"]["num_high"] == 2
     assert [row["step"] for row in document["over_training"]] == [1, 2]
-    assert "after 1 tool errors" in result.output
+    assert "after 1 turns with tool errors" in result.output
+    assert "Of all 3 traces of steps 1 to 2" in result.output
+    assert "Tool errors: 1 of 2 calls, 50.0%" in result.output
     assert "holds no tokenizer" in result.output
     assert "1 of 3 traces hold no entropies" in " ".join(result.output.split())
 
@@ -95,15 +98,20 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
 
 def test_a_sample_is_bounded_fair_and_the_same_each_time(tmp_path: Path) -> None:
     run = RunView(write_run(tmp_path / "run", [measured(step, index) for step in range(30) for index in range(20)]))
-    drawn = [[trace.id for trace in sample_traces(run, step, 5)] for step in range(30)]
-    assert drawn == [[trace.id for trace in sample_traces(run, step, 5)] for step in range(30)]
+    drawn = [[trace.id for trace in sample_step(run, step, 5).traces] for step in range(30)]
+    assert drawn == [[trace.id for trace in sample_step(run, step, 5).traces] for step in range(30)]
     places = [int(name.split("-")[1]) for names in drawn for name in names]
     assert all(len(names) == 5 for names in drawn)
     assert sorted(places[:5]) == places[:5]
     # 150 draws of 0…19 have a mean of 9.5 ± 0.47; the first five alone would have 2.
     assert 7.5 < sum(places) / len(places) < 11.5
-    assert {trace.step for trace in newest_traces(run, range(30), 45)} == {27, 28, 29}
-    assert len(list(newest_traces(run, range(30), 45))) == 45
+    newest = sample_newest(run, range(30), 45)
+    assert [(sample.step, sample.num_traces, sample.num_held) for sample in newest] == [
+        (29, 20, 20),
+        (28, 20, 20),
+        (27, 5, 20),
+    ]
+    assert [len(list(sample.traces)) for sample in newest] == [20, 20, 5]
 
 
 def test_tokens_are_of_the_newest_steps_and_errors_of_all(tmp_path: Path) -> None:
@@ -118,3 +126,21 @@ def test_tokens_are_of_the_newest_steps_and_errors_of_all(tmp_path: Path) -> Non
 def test_steps_spread_evenly() -> None:
     assert spread(range(501), 6) == [0, 100, 200, 300, 400, 500]
     assert spread([3, 4], 6) == [3, 4]
+
+
+def test_the_same_tool_errors_as_the_viewer_and_a_sample_says_that_it_is_one(tmp_path: Path) -> None:
+    lost = make_trace(calling_turn("z", ToolResult(ToolStatus.INFRASTRUCTURE_FAULT)), step=1)
+    path = write_run(tmp_path / "run", [failing(1)] * 5 + [lost] * 3 + [measured(1, 0)])
+    shown = RunReader(path, "run").tool_calls(1)
+    assert (shown["num_own_calls"], shown["num_errors"], shown["num_calls"]) == (10, 5, 13)
+
+    everything = analyze_run(RunView(path), [1])
+    assert (everything.calls.num_calls, everything.calls.num_errors) == (shown["num_own_calls"], shown["num_errors"])
+    assert str(everything.looked_at) == "all 9 traces of step 1"
+    some = analyze_run(RunView(path), [1], max_traces=4)
+    assert str(some.looked_at) == "a sample of 4 of the 9 traces of step 1"
+    result = CliRunner().invoke(app, [str(path), "--max-traces", "4"])
+    assert "Of a sample of 4 of the 9 traces of step 1; the viewer shows all traces" in " ".join(result.output.split())
+    document = json.loads(CliRunner().invoke(app, [str(path), "--json"]).stdout)
+    assert document["looked_at"] == {"steps": [1], "num_traces": 9, "num_held": 9}
+    assert document["calls"]["error_share"] == 0.5

@@ -8,6 +8,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rstar2.cli.data import app
+from rstar2.data import CATALOG
+from rstar2.data.hub import LOCK_NAME, repo_folder
 from rstar2.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -91,3 +93,53 @@ def test_curate_refuses_what_it_cannot_do(home: Path) -> None:
         result = call("curate", source, *arguments)
         assert isinstance(result.exception, UserError) and message in str(result.exception)
     assert not (home / "out.jsonl").exists()
+
+
+def test_curate_never_writes_over_an_input(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    row = {"id": "a", "problem": "What is 3+4?", "answer": "7"}
+    source = write(home / "in.jsonl", row, {**row, "id": "b", "answer": "1/2"})
+    benchmark = write(home / "aime24.jsonl", {**row, "problem": "What is 1+1?"})
+    write(home / "other.rejects.jsonl", row)
+    (home / "link.jsonl").symlink_to(source)
+    (home / "twin.jsonl").hardlink_to(source)
+    before = {path: path.read_bytes() for path in home.glob("*.jsonl")}
+    for arguments in (
+        (source, "-o", source),
+        (source, "-o", "in.jsonl"),
+        (source, "-o", "link.jsonl"),
+        ("link.jsonl", "-o", source),
+        (source, "-o", "twin.jsonl"),
+        (f"file:{source}", "-o", source),
+        ("aime24", "-o", benchmark),
+        (source, "--against", "aime24", "-o", benchmark),
+        ("other.rejects.jsonl", "-o", "other.jsonl"),
+    ):
+        result = call("curate", *arguments)
+        assert isinstance(result.exception, UserError) and "would be overwritten" in str(result.exception), arguments
+    assert {path: path.read_bytes() for path in home.glob("*.jsonl")} == before
+
+
+@pytest.mark.parametrize("place", ["home", "home/data"])
+@pytest.mark.parametrize("kind", ["file", "loop"])
+def test_a_home_that_cannot_be_read_is_a_sentence(home: Path, place: str, kind: str) -> None:
+    path = home / place
+    path.parent.mkdir(exist_ok=True)
+    if kind == "file":
+        path.write_text("")
+    else:
+        path.symlink_to(path)
+    for arguments in (("list",), ("show", "aime24"), ("get", "aime24")):
+        result = call(*arguments)
+        assert isinstance(result.exception, UserError), result.exception
+        assert f"cannot read {path}" in str(result.exception) and "RSTAR2_HOME" in str(result.exception)
+
+
+def test_a_lock_that_cannot_be_read_is_a_sentence() -> None:
+    """A folder in its place, because root, who runs tests in containers, may read every file."""
+    source = CATALOG["aime24"].hub
+    assert source is not None
+    (repo_folder(source) / LOCK_NAME).mkdir(parents=True)
+    result = call("list")
+    assert isinstance(result.exception, UserError), result.exception
+    assert f"cannot read {repo_folder(source) / LOCK_NAME} (Is a directory)" in str(result.exception)

@@ -41,6 +41,7 @@ def test_a_dry_run_shows_overrides() -> None:
         (["--resume", "runs/x", "--run", "y"], "leave --set, --run and --dry-run out"),
         (["--resume", "runs/x", "--dry-run"], "leave --set, --run and --dry-run out"),
         (["missing.toml", "--dry-run"], r"missing\.toml"),
+        ([str(RECIPES / "quickstart.toml"), "--threads", "100000"], r"--threads of 100000 is more than the \d+ cores"),
         ([str(RECIPES / "quickstart.toml"), "--dry-run", "--set", "train.learning_rate=1"], "learning_rate"),
     ],
 )

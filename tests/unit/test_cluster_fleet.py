@@ -1,7 +1,7 @@
 """Engines and their weights over a run: who sleeps when, who joins when, and with which version. No Ray runs."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,7 +125,14 @@ async def make_fleet(
     return fleet
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
 async def settle() -> None:
+    """Whatever wants to happen has time to."""
     for _ in range(50):
         await asyncio.sleep(0.001)
 
@@ -152,10 +159,10 @@ async def test_an_engine_that_comes_while_ranks_learn_joins_with_what_they_learn
     fleet = await make_fleet(world, driver, FakeCourier(world), 2, "separated")
     async with fleet.learning(1):
         world.engines[0].die()
+        await until(lambda: driver.names == {"engine-1"} and "start 2" in world.said)
         await settle()
-        assert driver.names == {"engine-1"} and "start 2" in world.said
-    await settle()
-    assert driver.names == {"engine-1", "engine-2"}
+        assert driver.names == {"engine-1"}
+    await until(lambda: driver.names == {"engine-1", "engine-2"})
     deliveries = [said for said in world.said if said.startswith("deliver")]
     assert deliveries == ["deliver 1 to engine-1", "deliver 1 to engine-2"]
     await fleet.close()
@@ -168,8 +175,7 @@ async def test_no_engine_is_started_on_a_gpu_that_a_rank_has(world: World) -> No
         world.engines[0].die()
         await settle()
         assert "start 1" not in world.said
-    await settle()
-    assert driver.names == {"engine-1"} and world.said[-1].startswith("engine-1 joined")
+    await until(lambda: driver.names == {"engine-1"} and world.said[-1].startswith("engine-1 joined"))
     assert "deliver 1 to engine-1" in world.said
     await fleet.close()
 
@@ -181,7 +187,6 @@ async def test_engines_of_a_failed_delivery_are_replaced_and_get_the_same_versio
         pass
     assert driver.names == set()
     assert not [said for said in world.said if said.startswith("wake ")], "what was given up is asked no more"
-    await settle()
-    assert driver.names == {"engine-2", "engine-3"}
+    await until(lambda: driver.names == {"engine-2", "engine-3"})
     assert {"deliver 4 to engine-2", "deliver 4 to engine-3"} <= set(world.said)
     await fleet.close()

@@ -96,8 +96,8 @@ def test_a_misspelt_key_a_wrong_type_and_an_impossible_combination_give_three_cl
         "my/r.toml has 3 mistakes:\n"
         "  my/r.toml:25: algo.group_sise is not a key of [algo]; did you mean group_size?\n"
         '  my/r.toml:28: train.lr must be a number, more than 0, not the text "3"\n'
-        '  my/r.toml:31: engine.kind cannot be "vllm" with a tiny model, which exists only in this process; '
-        'use "embedded"'
+        '  my/r.toml:31: engine.kind cannot be "vllm" without a [cluster]: on one machine the engine reads the '
+        'trainer\'s own weights; use "embedded", or add [cluster]'
     )
 
 
@@ -133,7 +133,7 @@ def test_a_single_mistake_is_a_single_line() -> None:
         ("[eval]\nbenchmarks = 'aime24'", 'r.toml:25: eval.benchmarks must be a list of texts, not the text "aime24"'),
         (
             '[algo]\nselection = "papers"',
-            'r.toml:25: algo.selection must be "paper", "release", "random" or "off", not the text "papers"; '
+            'r.toml:25: algo.selection must be "paper", "quotas", "release", "random" or "off", not the text "papers"; '
             'did you mean "paper"?',
         ),
         ("[algo]\nlr = 1e-6", "r.toml:25: algo.lr is not a key of [algo]; did you mean sft.lr or train.lr?"),
@@ -168,12 +168,7 @@ def test_faulty_values(addition: str, complaint: str) -> None:
             'names "math50", which is no benchmark and no set of [data]; did you mean "math500"?',
         ),
         (["stages.hard.difficulty_filter.drop_solved=9"], "of 9 can never be reached with num_samples of 8"),
-        (["engine.kind=openai", "engine.base_url=http://h/v1"], 'cannot be "openai" in a recipe that trains'),
-        (["stages=[]", "engine.kind=openai"], "engine.base_url is needed with the openai engine"),
-        (["stages=[]", "engine.kind=scripted"], "engine.script is needed with the scripted engine"),
-        (["engine.script=a.py"], "engine.script has no meaning for the embedded engine"),
-        (["engine.base_url=http://h"], "engine.base_url has no meaning for the embedded engine"),
-        (["engine.api_key_env=KEY"], "engine.api_key_env is for a server"),
+        (["engine.kind=vllm"], 'engine.kind cannot be "vllm" without a [cluster]'),
         (["sandbox.base_url=http://h", "sandbox.num_slots=2"], "sandbox.num_slots is set by the service"),
         (["sandbox.token_env=TOKEN"], "sandbox.token_env is for a service"),
         (["algo.selection=off"], "set algo.group_size to 32"),

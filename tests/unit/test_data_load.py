@@ -13,6 +13,7 @@ from rstar2.data import (
     FunctionCallTask,
     InstructionTask,
     Kind,
+    MultiTurnCallTask,
     load_any_problems,
     load_benchmark,
     load_conversations,
@@ -200,6 +201,32 @@ def test_bfcl_joins_its_answers_and_leaves_out_several_turns(home: Path) -> None
     write(home / "data" / "bfcl.jsonl", rows[0])
     with pytest.raises(UserError, match="no ground_truth for multiple_0"):
         load_benchmark("bfcl", home / "data")
+
+
+def test_bfcl_multi_turn_keeps_the_order_of_the_services_state(home: Path) -> None:
+    row = {
+        "id": "bfcl3-multi_turn_miss_func_7",
+        "question": [[{"role": "user", "content": "sort it"}], []],
+        "initial_config": {"GorillaFileSystem": {"root": {"b.txt": {}, "a.txt": {}}}},
+        "involved_classes": ["GorillaFileSystem"],
+        "missed_function": {"1": ["sort"]},
+    }
+    gold = {"id": row["id"], "ground_truth": [[], ["sort('b.txt')"]]}
+    other = {"id": "simple_0", "question": [[{"role": "user", "content": "?"}]], "function": []}
+    write(home / "data" / "bfcl_multi_turn.jsonl", row, gold, other)
+    (problem,) = load_benchmark("bfcl_multi_turn", home / "data")
+    task = MultiTurnCallTask.of(problem)
+    assert (problem.id, problem.problem, task.id) == (row["id"], "sort it", "multi_turn_miss_func_7")
+    assert (task.category, task.turns, task.services) == (
+        "multi_turn_miss_func",
+        ("sort it", ""),
+        ("GorillaFileSystem",),
+    )
+    assert list(task.initial_config["GorillaFileSystem"]["root"]) == ["b.txt", "a.txt"]
+    assert (task.missed_functions, task.ground_truth) == ({1: ("sort",)}, ((), ("sort('b.txt')",)))
+    write(home / "data" / "bfcl_multi_turn.jsonl", row)
+    with pytest.raises(UserError, match="no ground_truth for bfcl3-multi_turn_miss_func_7"):
+        load_benchmark("bfcl_multi_turn", home / "data")
 
 
 def test_arena_hard_in_both_of_its_forms(home: Path) -> None:

@@ -215,3 +215,13 @@ def test_instructions_with_and_without_an_input() -> None:
 def test_a_bad_conversation_says_what_is_wrong(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         list(conversations_of(rows(values), "set"))
+
+
+@pytest.mark.parametrize("name", ["set.jsonl", "set.jsonl.gz", "set.csv", "set.json"])
+def test_text_that_is_not_utf_8_is_found_by_its_line(tmp_path: Path, name: str) -> None:
+    good = b'{"problem": "p", "answer": "1"}\n' * 5000
+    content = good + b'{"problem": "caf\xe9"}\n' + good
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(UserError, match=r"set\.\w+(\.gz)?, line 5001, byte 17 \(0xe9\): not UTF-8 text"):
+        list(read_rows(path))

@@ -87,6 +87,10 @@ def test_the_fast_path_and_its_compiler() -> None:
 
 def test_optional_packages_name_their_extra_and_are_not_imported() -> None:
     assert package_check("torch", "2.13.0") == Check("optional", "torch", State.OK, "2.13.0")
+    assert package_check("vllm", "0.32.0").state is State.OK
+    wrong = package_check("vllm", "0.26.0")
+    assert (wrong.state, wrong.found) == (State.MISSING, "0.26.0, which the vLLM engine is not written for")
+    assert "0.28 to 0.32" in wrong.fix
     assert package_check("ray", None).fix == "for more than one machine: `pip install 'rstar2[cluster]'`"
     before = set(sys.modules)
     assert [check.name for check in package_checks()] == list(OPTIONAL_PACKAGES)

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Con
 
 from rstar2.engine import Chunk, Sampling
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
+from rstar2.engine.embedded import engine as module
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import StopReason
 
@@ -152,23 +153,76 @@ async def test_a_turn_goes_on_over_an_update_and_says_which_policy_made_what(eng
 
 
 async def test_nothing_is_sampled_while_paused(engine: EmbeddedEngine) -> None:
-    turn = asyncio.ensure_future(chunks_of(engine, PROMPT, Sampling(), 60))
-    await asyncio.sleep(0.02)
+    turn = engine.generate("s", PROMPT, Sampling(), 60)
+    first = await anext(turn)
     is_inside, may_leave = threading.Event(), threading.Event()
 
     def hold() -> None:
         with engine.paused():
             is_inside.set()
-            may_leave.wait(10)
+            may_leave.wait(60)
 
     holder = asyncio.create_task(asyncio.to_thread(hold))
-    await asyncio.to_thread(is_inside.wait, 10)
+    assert await asyncio.to_thread(is_inside.wait, 60)
     count = engine.load().num_generated_tokens
     await asyncio.sleep(0.1)
     assert engine.load().num_generated_tokens == count
     may_leave.set()
     await holder
-    assert len(ids_of(await turn)) == 60
+    assert len(ids_of([first, *[chunk async for chunk in turn]])) == 60
+
+
+class LongStep:
+    """The engine's next decode step, which ends when it may, or after a while, late."""
+
+    def __init__(self, engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_begun, self._may_end = asyncio.Event(), threading.Event()
+        self.is_late = False
+        self._start, self._loop = engine._runner.start_decode, asyncio.get_running_loop()
+        monkeypatch.setattr(engine._runner, "start_decode", self._run)
+
+    def end(self) -> None:
+        self._may_end.set()
+
+    def _run(self, sequences: Any) -> Any:
+        self._loop.call_soon_threadsafe(self.has_begun.set)
+        self.is_late |= not self._may_end.wait(20)
+        return self._start(sequences)
+
+
+async def test_the_event_loop_goes_on_while_learning_waits_for_a_step(
+    engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = LongStep(engine, monkeypatch)
+    turn = asyncio.create_task(chunks_of(engine, PROMPT, Sampling(), 10))
+    await step.has_begun.wait()
+    asyncio.get_running_loop().call_soon(step.end)  # which a loop that is blocked never comes to
+    async with asyncio.timeout(60), engine.learning(3):
+        assert not step.is_late
+    assert {chunk.policy_version for chunk in await turn} == {0, 3}
+
+
+async def test_learning_that_is_cancelled_or_late_lets_the_engine_go_on(
+    engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def learn() -> None:
+        async with engine.learning(3):
+            raise AssertionError("the step has not ended")
+
+    step = LongStep(engine, monkeypatch)
+    turn = asyncio.create_task(chunks_of(engine, PROMPT, Sampling(), 10))
+    await step.has_begun.wait()
+    cancelled = asyncio.create_task(learn())
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    assert cancelled.cancelled()
+    monkeypatch.setattr(module, "STANDSTILL_DEADLINE_S", 0.05)
+    with pytest.raises(InfrastructureError, match=r"did not stand still: its steps in flight took longer than 0.05 s"):
+        await learn()
+    step.end()
+    assert {chunk.policy_version for chunk in await turn} == {0}
+    assert not step.is_late
 
 
 def test_building_twice_on_one_model_keeps_sharing_and_saving_works(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -33,17 +33,21 @@ def frame(number: int) -> Frame:
 async def test_the_first_goes_at_once_and_those_behind_it_together(
     monkeypatch: pytest.MonkeyPatch, connection: Connection
 ) -> None:
-    monkeypatch.setattr(framing, "GATHER_S", 1.0)
+    loop, timers = asyncio.get_running_loop(), list[tuple[float, Callable[[], None]]]()
+    monkeypatch.setattr(loop, "call_at", lambda at_s, flush: timers.append((at_s, flush)))
     writer, reader = connection
-    began_s = asyncio.get_running_loop().time()
     writer.write(frame(0))
+    ((first_at_s, flush),) = timers
+    assert first_at_s <= loop.time()
+    timers.clear()
+    flush()
     assert await read_frames(reader) == [frame(0)]
-    assert asyncio.get_running_loop().time() - began_s < 1.0
     for number in (1, 2, 3):
         writer.write(frame(number))
-        await asyncio.sleep(0)
+    ((at_s, flush),) = timers
+    assert at_s >= first_at_s + framing.GATHER_S
+    flush()
     assert await read_frames(reader) == [frame(1), frame(2), frame(3)]
-    assert asyncio.get_running_loop().time() - began_s >= 1.0
 
 
 @pytest.mark.parametrize("is_closed", [True, False])

@@ -65,7 +65,7 @@ async def test_who_waits_hears_why_there_is_none(last: Any, error: type[Exceptio
     if last != "silence":
         line.coming.put_nowait(last)
     with pytest.raises(error, match=message):
-        await asyncio.wait_for(asked, 10)
+        await asyncio.wait_for(asked, 60)
     with pytest.raises(InfrastructureError):
         await peer.ask(2)
     await peer.close()

@@ -7,6 +7,7 @@ import pytest
 from rstar2.data import FunctionCallTask
 from rstar2.evals.bfcl.judge import asked_messages, calls_in
 from rstar2.evals.bfcl.match import Call, is_answerable, matches
+from rstar2.evals.bfcl.source_text import java_value, js_value
 from rstar2.records import Problem
 
 pytestmark = pytest.mark.unit
@@ -120,3 +121,70 @@ def test_the_prompt_has_the_functions_in_json_schema_and_keeps_the_tasks_own_sys
     assert system["content"].startswith("Be brief.\n\n# Tools")
     assert '"price": {"type": "number"}' in system["content"]
     assert '"type": "dict"' not in system["content"]
+
+
+def test_java_arguments_are_asked_for_as_source_text() -> None:
+    properties = {"ids": {"type": "ArrayList", "items": {"type": "long"}, "description": "The ids."}}
+    function = {"name": "f", "description": "Do.", "parameters": {"type": "dict", "properties": properties}}
+    asked = FunctionCallTask("java", ({"role": "user", "content": "Go."},), (function,), ())
+    system, _ = asked_messages(Problem("p", "Go.", "", metadata=asked.metadata))
+    assert "Do. Note that the provided function is in Java 8 SDK syntax." in system["content"]
+    assert '"The ids. This is Java ArrayList type parameter in string representation.' in system["content"]
+    assert '"type": "ArrayList"' not in system["content"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "items", "value"),
+    [
+        ("12", "integer", None, 12),
+        ("12.0", "integer", None, "12.0"),
+        ("12L", "long", None, 12),
+        ("12", "long", None, "12"),
+        ("1.5f", "float", None, 1.5),
+        ("true", "boolean", None, True),
+        ("isOpen", "boolean", None, "isOpen"),
+        ("new int[]{1, 2}", "Array", "integer", [1, 2]),
+        ('new ArrayList<>(Arrays.asList("a", "b"))', "ArrayList", "String", ["a", "b"]),
+        ("new ArrayList<Long>() {{ add(1L); add(2L); }}", "ArrayList", "long", [1, 2]),
+        ('new HashMap<String, Object>() {{ put("a", 1); put("b", "x"); }}', "HashMap", None, {"a": 1, "b": "x"}),
+        ("new HashMap<>()", "HashMap", None, {}),
+        ("options", "HashMap", None, "options"),
+    ],
+)
+def test_java_literals_are_read(text: str, kind: str, items: str | None, value: Any) -> None:
+    assert java_value(text, kind, items) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "items", "value"),
+    [
+        ("'a'", "String", None, "a"),
+        ("12n", "Bigint", None, 12),
+        ("[1, 'two', true]", "array", None, [1, "two", True]),
+        ("new Array(1, 2)", "array", "integer", [1, 2]),
+        ("[[1, 2], [3, 4]]", "array", None, [[1, 2], [3, 4]]),
+        ("[[1], 2, [3]]", "array", None, [[1], [3]]),
+        ("{a: 1, 'b': [1, 2], c: name}", "dict", None, {"a": 1, "b": [1, 2], "c": "name"}),
+        ("options", "dict", None, "options"),
+    ],
+)
+def test_javascript_literals_are_read(text: str, kind: str, items: str | None, value: Any) -> None:
+    assert js_value(text, kind, items) == value
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("flood", ["[[1],[1]", "[1],", "[", " ", "new Array([", "{a:", "a:,", "]", "],[", "9"])
+def test_no_literal_hangs_the_javascript_reader(flood: str) -> None:
+    for length in (4000, 100_000):
+        for kind in ("array", "dict", "float"):
+            js_value(("[[1]," + flood * length)[:length], kind)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "flood", [" ", "new ArrayList<>() {{ ", "new HashMap<>() { ", "{", "add(", "put(", "new ", "9"]
+)
+def test_no_literal_hangs_the_java_reader(flood: str) -> None:
+    for length in (4000, 100_000):
+        for kind in ("Array", "ArrayList", "HashMap", "long"):
+            java_value(("new HashMap<>() {" + flood * length)[:length], kind)

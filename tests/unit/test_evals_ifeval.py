@@ -2,6 +2,7 @@
 
 import importlib.util
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ from rstar2.data import InstructionTask
 from rstar2.errors import UserError
 from rstar2.evals.ifeval.checks import CHECKS, follows
 from rstar2.evals.ifeval.judge import followed, loose_versions
-from rstar2.evals.ifeval.words import capital_words, count_sentences
+from rstar2.evals.ifeval.words import capital_words, count_sentences, require_nltk
 
 pytestmark = pytest.mark.unit
 
 LANGUAGE_CHECKS = ("language:response_language", "change_case:english_capital", "change_case:english_lowercase")
+NLTK_CHECKS = ("length_constraints:number_sentences", "change_case:capital_word_frequency")
 
 CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("keywords:existence", {"keywords": ["Dog", "cat"]}, "A cat saw a DOG.", "A cat."),
@@ -65,16 +67,29 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 
 
-def needs_langdetect(name: str) -> None:
+def has_punkt() -> bool:
+    try:
+        require_nltk()
+    except UserError:
+        return False
+    return True
+
+
+needs_punkt = pytest.mark.skipif(not has_punkt(), reason="nltk or its punkt_tab is not installed")
+
+
+def needs_packages(name: str) -> None:
     if name in LANGUAGE_CHECKS and importlib.util.find_spec("langdetect") is None:
         pytest.skip("langdetect is not installed")
+    if name in NLTK_CHECKS and not has_punkt():
+        pytest.skip("nltk or its punkt_tab is not installed")
 
 
 @pytest.mark.parametrize(("name", "arguments", "passing", "failing"), CASES)
 def test_a_check_passes_what_follows_and_fails_what_does_not(
     name: str, arguments: dict[str, Any], passing: str, failing: str
 ) -> None:
-    needs_langdetect(name)
+    needs_packages(name)
     assert follows(name, passing, arguments)
     assert not follows(name, failing, arguments)
     assert not follows(name, " \n", arguments), "an empty response follows nothing"
@@ -91,22 +106,30 @@ def test_an_unknown_check_or_relation_is_an_error_and_not_a_fail() -> None:
         follows("length_constraints:number_words", "text", {"num_words": 1, "relation": "about"})
 
 
+@needs_punkt
 @pytest.mark.parametrize(
     ("text", "num_sentences"),
     [
         ("One. Two! Three?", 3),
-        ("It costs 3.14 dollars. Mr. Smith paid, e.g. in cash.", 2),
-        ('Wait... what? He said "Stop!" Then he left', 3),
-        ("1. First\n2. Second", 3),
-        ("all is small. it ends! here. and here", 4),
+        ("It costs 3.14 dollars. Mr. Smith paid in the U.S. last year.", 2),
         ("no end", 1),
         ("", 0),
     ],
 )
-def test_sentences_are_counted_by_rules(text: str, num_sentences: int) -> None:
+def test_sentences_are_counted_by_the_trained_splitter(text: str, num_sentences: int) -> None:
     assert count_sentences(text) == num_sentences
 
 
+def test_a_missing_splitter_is_the_users_to_get(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nltk = pytest.importorskip("nltk")
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    monkeypatch.setattr("rstar2.evals.ifeval.words._bundled_data", list)
+    require_nltk.cache_clear()
+    with pytest.raises(UserError, match=r"nltk\.downloader punkt_tab"):
+        require_nltk()
+
+
+@needs_punkt
 def test_capital_words_are_split_as_the_original_splits_them() -> None:
     assert capital_words("NASA's A-B plan, I said: OK (U.S.)") == 5
 
@@ -120,8 +143,8 @@ def test_loose_versions_forgive_an_introduction_and_bold_type() -> None:
 
 @pytest.mark.parametrize("flood", ["[", "<<", "*", " ", "\n", ".", "a. ", "{", "'", "p.", "- ", "\n* "])
 def test_no_check_hangs_on_a_flood(flood: str) -> None:
-    text, start_s = flood * (200_000 // len(flood)) + "x", time.monotonic()
+    text, start_s = flood * (50_000 // len(flood)) + "x", time.process_time()
     for name, arguments, *_ in CASES:
-        if name not in LANGUAGE_CHECKS:
+        if name not in LANGUAGE_CHECKS and (name not in NLTK_CHECKS or has_punkt()):
             follows(name, text, arguments)
-    assert time.monotonic() - start_s < 60
+    assert time.process_time() - start_s < 60

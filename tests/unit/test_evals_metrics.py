@@ -6,41 +6,15 @@ from itertools import combinations
 from statistics import fmean
 
 import pytest
+from eval_samples import LOST, RIGHT, TRUNCATED, UNDECIDED, of_problem, wrong
 
 from rstar2.evals.interval import clustered_interval, wilson
-from rstar2.evals.metrics import majority, measure, pass_at
+from rstar2.evals.metrics import measure, pass_at
 from rstar2.evals.protocol import REPORT, Protocol
-from rstar2.evals.sample import Sample
-from rstar2.records import Outcome, Verdict
+from rstar2.evals.session import result_as_json
+from rstar2.evals.tables import remarks, score_table
 
 pytestmark = pytest.mark.unit
-
-RIGHT = Sample(
-    problem_id="p",
-    sample_index=0,
-    outcome=Outcome.ANSWERED,
-    verdict=Verdict.RIGHT,
-    answer="7",
-    score=1.0,
-    weight=1.0,
-    details={},
-    num_response_tokens=100,
-    num_turns=2,
-    num_tool_calls=1,
-    num_tool_errors=0,
-    seconds=1.0,
-)
-UNDECIDED = replace(RIGHT, verdict=Verdict.UNDECIDED, score=None)
-LOST = replace(RIGHT, outcome=Outcome.INFRASTRUCTURE_FAULT, verdict=None, score=None, num_response_tokens=3)
-TRUNCATED = replace(RIGHT, outcome=Outcome.TRUNCATED, verdict=None, answer=None, score=0.0)
-
-
-def wrong(answer: str) -> Sample:
-    return replace(RIGHT, verdict=Verdict.WRONG, answer=answer, score=0.0)
-
-
-def of_problem(name: str, *samples: Sample) -> list[Sample]:
-    return [replace(sample, problem_id=name, sample_index=index) for index, sample in enumerate(samples)]
 
 
 def test_unbiased_pass_at_k_is_the_mean_over_all_subsets() -> None:
@@ -51,32 +25,25 @@ def test_unbiased_pass_at_k_is_the_mean_over_all_subsets() -> None:
             assert pass_at(5, num_right, k) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("samples", "expected"),
-    [
-        ([RIGHT, RIGHT, wrong("8")], 1.0),
-        ([RIGHT, wrong("8"), wrong("8.0"), wrong("8")], 0.0),
-        ([RIGHT, wrong("8")], 0.5),
-        ([RIGHT, wrong("8"), wrong("9")], 1 / 3),
-        ([RIGHT, TRUNCATED, TRUNCATED], 1.0),
-        ([TRUNCATED, TRUNCATED], 0.0),
-        ([replace(RIGHT, answer=r"\frac{14}{2}"), RIGHT, wrong("8"), wrong("8"), wrong("9")], 0.5),
-    ],
-)
-def test_a_majority_is_of_equal_answers_and_ties_are_shared(samples: list[Sample], expected: float) -> None:
-    assert majority(samples) == pytest.approx(expected)
-
-
 def test_every_number_of_a_result() -> None:
-    erring = replace(wrong("8"), num_tool_calls=3, num_tool_errors=2, num_response_tokens=300, num_turns=4, seconds=3.0)
+    erring = replace(
+        wrong("8"),
+        num_tool_calls=4,
+        num_own_calls=3,
+        num_tool_errors=2,
+        num_response_tokens=300,
+        num_turns=4,
+        seconds=3.0,
+    )
     samples = of_problem("a", RIGHT, erring) + of_problem("b", TRUNCATED, RIGHT)
 
-    result = measure(samples, num_problems=2, num_samples=2, seconds=9.0)
+    result = measure(samples, num_problems=2, num_samples=2, seconds=9.0, majority_at_k=0.75)
 
     assert (result.num_scored, result.num_undecided, result.num_faults, result.num_missing) == (4, 0, 0, 0)
     assert (result.accuracy, result.pass_at_k, result.majority_at_k) == (0.5, 1.0, 0.75)
+    assert result.accuracy_undecided_wrong == result.accuracy
     assert result.pass_at == {1: 0.5, 2: 1.0}
-    assert (result.mean_response_tokens, result.mean_turns, result.mean_tool_calls) == (150, 2.5, 1.5)
+    assert (result.mean_response_tokens, result.mean_turns, result.mean_tool_calls) == (150, 2.5, 1.75)
     assert (result.tool_error_share, result.truncated_share) == (2 / 6, 0.25)
     assert (result.mean_rollout_seconds, result.seconds) == (1.5, 9.0)
     assert result.is_complete
@@ -89,8 +56,22 @@ def test_what_could_not_be_judged_is_counted_and_in_no_score() -> None:
 
     assert (result.num_undecided, result.num_faults, result.num_missing) == (1, 1, 5)
     assert (result.accuracy, result.num_scored) == (0.5, 2)
+    assert result.accuracy_undecided_wrong == 1 / 3, "the undecided one is wrong; what was lost is nobody's answer"
     assert result.mean_response_tokens == 100, "a lost rollout says nothing of a response's length"
     assert not result.is_complete
+
+
+def test_what_was_left_out_stands_beside_the_score() -> None:
+    heavy = replace(UNDECIDED, weight=2.0)
+    samples = of_problem("a", RIGHT, heavy) + of_problem("b", RIGHT, wrong("1"))
+    results = {"set": measure(samples, 2, 2, 0.0), "clear": measure(of_problem("a", RIGHT, RIGHT), 1, 2, 0.0)}
+
+    assert results["set"].accuracy_undecided_wrong == 2 / 5
+    row, clear = (dict(zip(score_table(results).columns, row, strict=True)) for row in score_table(results).rows)
+    assert (row["avg@k"], row["undecided"], row["avg@k if wrong"]) == ("66.7", "1", "40.0")
+    assert (clear["undecided"], clear["avg@k if wrong"]) == ("0", "100.0")
+    assert "if the 1 undecided were wrong: 40.0%" in "".join(remarks(results, ()))
+    assert result_as_json(results["set"])["accuracy_undecided_wrong"] == 0.4
 
 
 def test_nothing_scored_is_no_claim() -> None:
@@ -99,14 +80,10 @@ def test_nothing_scored_is_no_claim() -> None:
     assert (result.accuracy_low, result.accuracy_high, result.num_scored) == (0.0, 1.0, 0)
 
 
-def test_responses_without_answers_have_no_majority() -> None:
-    followed = replace(RIGHT, answer=None)
-    assert measure(of_problem("a", followed, followed), 1, 2, 0.0).majority_at_k is None
-
-
 def test_details_are_means_of_their_own() -> None:
-    samples = [replace(RIGHT, details={"simple": 1.0}), replace(RIGHT, problem_id="q", details={"parallel": 0.0})]
-    assert measure(samples, 2, 1, 0.0).details == {"parallel": 0.0, "simple": 1.0}
+    two = {"simple": (1.0, 1.0), "instructions": (1.0, 1.0)}
+    samples = [replace(RIGHT, details=two), replace(RIGHT, problem_id="q", details={"instructions": (0.5, 3.0)})]
+    assert measure(samples, 2, 1, 0.0).details == {"instructions": 2.5 / 4, "simple": 1.0}
 
 
 def test_wilson_at_the_ends_and_in_the_middle() -> None:

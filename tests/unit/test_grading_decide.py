@@ -26,6 +26,11 @@ def decided(answer: str, gold: str) -> tuple[Verdict, Method]:
         (r"11\text{ cm}", "11", Verdict.RIGHT, Method.INTEGERS),
         ("18 dollars", "18", Verdict.RIGHT, Method.INTEGERS),
         ("5", r"\[\boxed{5}\]", Verdict.RIGHT, Method.INTEGERS),
+        ("1e+06", "1000000", Verdict.RIGHT, Method.NUMBERS),
+        (r"\frac{3}{4}\text{ cm}", "0.75", Verdict.RIGHT, Method.NUMBERS),
+        ("71.99999999999999", "72", Verdict.RIGHT, Method.NUMBERS),
+        ("72.001", "72", Verdict.WRONG, Method.NUMBERS),
+        (r"\{ \}", "∅", Verdict.RIGHT, Method.TEXT),
         (r"\dfrac{1}{2}", r"$\frac{1}{2}$", Verdict.RIGHT, Method.TEXT),
         ("silent", "listen", Verdict.WRONG, Method.TEXT),
         ("B", r"\text{(B)}", Verdict.RIGHT, Method.CHOICE),
@@ -40,16 +45,23 @@ def test_pure_verdicts(answer: str, gold: str, verdict: Verdict, method: Method)
 
 
 def test_what_is_left_over_is_tidy_and_without_units() -> None:
-    assert decide(r"$\frac{3}{4}\text{ cm}$.", "0.75") == Comparison(r"\frac{3}{4}", "0.75")
+    assert decide(r"$\frac{3}{4}\text{ cm}$.", r"\sqrt{2}") == Comparison(r"\frac{3}{4}", r"\sqrt{2}")
+    assert decide(r"1 \pm 2e+02", "50 percent") == Comparison(
+        r"1 + 2 \times 10^{2}, 1 - 2 \times 10^{2}", "50", gold_is_percent=True
+    )
 
 
 def test_a_policy_is_not_paid_for_copying_the_question() -> None:
     assert isinstance(decide(r"123 \cdot 456", "56088"), Comparison)
     grade = decide(r"123 \cdot 456", "56088", evaluated_only=True)
     assert isinstance(grade, Grade) and grade.verdict is Verdict.WRONG and grade.method is Method.SCREEN
+    grade = decide("5.6088e4", "56088", evaluated_only=True)
+    assert isinstance(grade, Grade) and grade.verdict is Verdict.RIGHT
 
 
-@pytest.mark.parametrize("answer", ["17", "x = 17", "17.0", r"\frac{34}{2}", "34/2", r"17\%", r"17^\circ", "-17"])
+@pytest.mark.parametrize(
+    "answer", ["17", "x = 17", "17.0", "1.7e+01", r"\frac{34}{2}", "34/2", r"17\%", r"17^\circ", "-17"]
+)
 def test_evaluated(answer: str) -> None:
     assert is_evaluated(answer)
 
@@ -146,6 +158,7 @@ def test_choices(text: str, letter: str | None) -> None:
     assert choice_letter(text) == letter
 
 
+@pytest.mark.timing
 def test_integers_are_fast() -> None:
     num_verdicts = 5000
     started = time.process_time()

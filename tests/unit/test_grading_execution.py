@@ -105,5 +105,5 @@ class UnusableExecutor:
 async def test_integers_and_refusals_never_touch_the_executor(
     text: str, verdict: Verdict, answer: str | None, method: Method
 ) -> None:
-    grade = await Grader(UnusableExecutor()).grade(text, "1234")
+    grade = await Grader(UnusableExecutor()).grade(text, gold="1234")
     assert (grade.verdict, grade.answer, grade.method) == (verdict, answer, method)

@@ -72,3 +72,26 @@ def test_adapters_of_another_model_are_refused(adapter: Path) -> None:
     (adapter / CONFIG_FILE).write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"layers\.1\..*of another model"):
         resolve(adapter)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"r": 0}, "r must be a number of at least 1"),
+        ({"r": "two"}, "r must be a number of at least 1"),
+        ({"lora_alpha": None}, "lora_alpha a number"),
+        ({"base_model_name_or_path": "ITSELF"}, "adapts itself"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(adapter: Path, changed: dict[str, object], sentence: str) -> None:
+    settings = json.loads((adapter / CONFIG_FILE).read_text()) | changed
+    (adapter / CONFIG_FILE).write_text(json.dumps(settings).replace("ITSELF", str(adapter)))
+    with pytest.raises(UserError, match=sentence):
+        resolve(adapter)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe" * 20])
+def test_damaged_adapters_are_named(adapter: Path, content: bytes) -> None:
+    (adapter / "adapter_model.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=r"adapter_model\.safetensors is damaged"):
+        resolve(adapter)

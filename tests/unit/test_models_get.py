@@ -176,6 +176,6 @@ def test_an_interrupt_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
         with connection:
             assert len(list(models.glob(f".{NAME}.*.partial"))) == 1
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=60)
     assert "KeyboardInterrupt" in errors
     assert list(models.iterdir()) == []

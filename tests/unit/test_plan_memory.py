@@ -10,11 +10,14 @@ from torch.autograd.graph import saved_tensors_hooks
 from train_models import SIZES, build_model, make_policy
 
 from rstar2.config import load_recipe
+from rstar2.engine.embedded.options import choose_limits
 from rstar2.errors import UserError
 from rstar2.models import CATALOG
 from rstar2.plan.activations import ActivationMeter
 from rstar2.plan.bundled_configs import BUNDLED
 from rstar2.plan.devices import DEVICE_NAMES, find_device
+from rstar2.plan.engine_memory import engine_memory
+from rstar2.plan.generation import engine_model
 from rstar2.plan.largest import largest
 from rstar2.plan.layout import Sharing
 from rstar2.plan.live_bytes import LiveBytes
@@ -22,6 +25,7 @@ from rstar2.plan.meta_model import ModelPlan
 from rstar2.plan.model_config import find_config
 from rstar2.plan.shards import shard, whole
 from rstar2.train import packed
+from rstar2.train.workbench import engine_options
 
 pytestmark = pytest.mark.unit
 
@@ -43,6 +47,22 @@ def test_the_parts_of_all_ranks_make_up_the_model_and_each_is_what_chunk_would_g
         assert [rank.shapes[name] for rank in ranks] == chunks * num_copies
     assert len({rank.num_held for rank in ranks}) == 1
     assert ranks[-1].num_local < ranks[-1].num_held, "these sizes do not divide, so the last rank is padded"
+
+
+@pytest.mark.parametrize("engine", [{"gpu_memory_share": 0.3}, {"gpu_memory_share": 1.0}, {"kv_cache_tokens": 1000}])
+@pytest.mark.parametrize("name", ["h200", "cpu"])
+def test_a_cache_is_planned_as_the_engine_makes_it(
+    name: str, engine: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, device = make_recipe(engine=engine), find_device(name)
+    shape = make_model(recipe, is_on_gpu=device.is_gpu).shape()
+    free_bytes = device.memory_bytes - int(shape.weight_bytes)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free_bytes, device.memory_bytes))
+    where = torch.device("cuda" if device.is_gpu else "cpu")
+    limits = choose_limits(engine_options(recipe), where, recipe.model.context_tokens, shape.cache_bytes_per_token)
+    planned = engine_memory(recipe, make_layout(recipe, name), device, shape)
+    assert planned.num_cache_tokens == limits.num_blocks * limits.block_size
+    assert engine_model(recipe, device, shape).block_size == limits.block_size
 
 
 def test_bundled_sizes_make_the_models_that_the_catalog_describes() -> None:

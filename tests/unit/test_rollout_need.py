@@ -133,3 +133,15 @@ def test_the_long_may_surprise_more_unless_all_may_reach_the_limit(spread: float
     assert longest.max() <= LIMIT
     short, long = np.median((longest - expected).reshape(16, 2), axis=0)
     assert (short > long) == (first == "short")
+
+
+def test_what_was_abandoned_is_known_to_be_longer() -> None:
+    """Had it ended there, everything would look that short."""
+    middles = {}
+    for was_abandoned in (False, True):
+        need = NeedModel()
+        need.submit(specs(8, 16))
+        for spec in specs(8, 16):
+            need.end(spec.rollout, 2000, was_abandoned=was_abandoned)
+        middles[was_abandoned] = float(need.expected_tokens(["p0"])[0])
+    assert middles[False] < 3000 < 4000 < middles[True]

@@ -136,10 +136,10 @@ async def test_nothing_is_rerun_after_the_callers_deadline() -> None:
     slow, other = ScriptedNode(lambda _: FAULT), ScriptedNode()
     slow.gate.clear()
     async with a_pool(slow) as pool:
-        running = asyncio.ensure_future(pool.run(Request("x", queue_s=0.05)))
+        running = asyncio.ensure_future(pool.run(Request("x", queue_s=0.5)))
         await until(lambda: slow.started["x"] == 1)
         pool.add_node("other", other, num_slots=1)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.6)  # past the caller's deadline
         slow.gate.set()
         assert (await running).status is ExecutionStatus.INFRASTRUCTURE
     assert not other.started
@@ -191,7 +191,7 @@ async def test_a_node_that_does_not_finish_in_time_has_its_calls_rerun() -> None
 
 async def test_a_full_queue_is_said_at_once_and_an_old_call_is_given_back() -> None:
     async with a_pool(max_queued=2) as pool:
-        waiting = [asyncio.ensure_future(pool.run(Request("x", queue_s=0.2))) for _ in range(2)]
+        waiting = [asyncio.ensure_future(pool.run(Request("x", queue_s=1.0))) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(Overloaded) as refused:
             await pool.run(Request("one too many"))

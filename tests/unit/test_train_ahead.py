@@ -68,3 +68,17 @@ async def test_a_failure_reaches_who_asks() -> None:
     async with Ahead(fail, Cursor(), range(1, 9), max_staleness=1) as ahead:
         with pytest.raises(ValueError, match="at 1"):
             await ahead.next()
+
+
+async def test_what_is_stopped_collects_nothing_more() -> None:
+    collect = Collector()
+    async with Ahead(collect, Cursor(), range(1, 7), max_staleness=2) as ahead:
+        await ahead.next()
+        collect.may_end.clear()
+        ahead.go_on()
+        ahead.stop()
+        collect.may_end.set()
+        ahead.go_on()
+        for _ in range(50):
+            await asyncio.sleep(0)
+    assert collect.ended == [1] and max(step for step, _ in collect.begun) <= 3

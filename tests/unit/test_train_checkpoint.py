@@ -35,6 +35,7 @@ STATE = TrainState(
     recent_rewards=(0.25, 0.5),
     best_reward=0.75,
     steps_without_signal=1,
+    older_weights=("0a",),
 )
 
 
@@ -77,7 +78,13 @@ async def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
 def test_a_new_stage_begins_with_nothing_of_the_last_but_the_policys_own() -> None:
     begun = STATE.next_stage()
     assert begun == TrainState(
-        sft_step=7, sft_is_done=True, stage_index=2, steps_since_reset=2, step=9, pending_evaluation="first"
+        sft_step=7,
+        sft_is_done=True,
+        stage_index=2,
+        steps_since_reset=2,
+        step=9,
+        pending_evaluation="first",
+        steps_without_signal=1,
     )
 
 

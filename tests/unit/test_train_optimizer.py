@@ -40,6 +40,16 @@ def test_saved_and_loaded_it_goes_on_as_if_never_stopped(dtype: torch.dtype) -> 
     assert torch.equal(whole, second)
 
 
+def test_micro_batches_of_a_bfloat16_model_add_up_in_float32() -> None:
+    """Of 1 + 255 x 1/256, summed one by one in bfloat16, nothing would be left but the 1."""
+    parts = [1.0, *[1 / 256] * 255]
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+    optimizer = Optimizer({"w": weight}, weight_decay=0.0)
+    for part in parts:
+        (weight * part).sum().backward()
+    assert optimizer.step(0.0, max_grad_norm=1e9) == pytest.approx(sum(parts))
+
+
 def test_a_reset_forgets_the_moments_and_keeps_the_weights() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = Optimizer({"w": weight}, weight_decay=0.0)

@@ -11,6 +11,7 @@ from rstar2.algo import LossSettings
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.errors import UserError
 from rstar2.train.optimizer import Optimizer
+from rstar2.train.packed import Pack, token_log_probs, use_packed_attention
 from rstar2.train.policy import Policy
 from rstar2.train.update import UpdateSettings, update_policy
 
@@ -81,6 +82,27 @@ def test_adapters_are_added_to_the_base_that_was_loaded_and_the_base_is_untouche
         torch.testing.assert_close(
             policy.network(torch.tensor([[5, 6, 7, 8]])).logits, served_logits(policy), atol=1e-5, rtol=0
         )
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_trainer_and_engine_multiply_by_the_same_bits(folder: Path, staleness: int) -> None:
+    """In bfloat16 a sum of two products is not the product by their rounded sum, whatever the model's size."""
+    algo = {"tis_cap": 2.0} if staleness else {}
+    policy = make_policy(folder, dtype="bfloat16", lora=LORA, algo=algo, max_staleness=staleness)
+    before = served_logits(policy)
+    for _ in range(2):
+        learn(policy)
+    if staleness:
+        assert torch.equal(served_logits(policy), before), "what is learnt was seen before it was published"
+    policy.publish()
+    assert not torch.equal(served_logits(policy), before)
+    state = dict(policy.served_state())
+    for name, weight in policy.served.named_parameters():
+        assert torch.equal(weight, state[name]), name
+    pack = Pack.of([[5, 6, 7, 8, 9]], [[False, True, True, True, True]], policy.device)
+    use_packed_attention(policy.served)
+    with torch.no_grad():
+        assert torch.equal(policy.token_log_probs(pack)[0], token_log_probs(policy.served, pack)[0])
 
 
 def test_mistakes_in_the_model_section_are_named(folder: Path, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ RAISED, OK = ToolStatus.RAISED, ToolStatus.OK
 TRACES = (
     trace("a", 1.0, turn("", OK, RAISED), turn()),
     trace("b", 1.0, turn("", OK), turn()),
-    trace("c", 0.0, turn("", RAISED), turn("no answer")),
+    trace("c", 0.0, turn("", RAISED), turn("<answer> never closed")),
     trace("d", 0.0, turn("cut", stop=StopReason.TOKEN_LIMIT), outcome=Outcome.TRUNCATED),
     trace("e", None, turn("", ToolStatus.INFRASTRUCTURE_FAULT), outcome=Outcome.INFRASTRUCTURE_FAULT),
     Trace("f", "p", (0,), "", (turn(),), Outcome.ANSWERED, verdict=Verdict.UNDECIDED),

@@ -1,4 +1,4 @@
-"""The viewer's pure pieces: cells, reasons, statistics, schedules, vocabularies, who may ask."""
+"""The viewer's pure pieces: cells, reasons, statistics, schedules, vocabularies."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,6 @@ from rstar2.records import (
 )
 from rstar2.web.assets import assets, bundled_script
 from rstar2.web.cells import CellKind, cells_of
-from rstar2.web.guard import may_ask
 from rstar2.web.report import evenly, page_with
 from rstar2.web.selection import why
 from rstar2.web.step_reader import Row
@@ -144,29 +143,6 @@ def test_a_vocabulary_gives_the_text_of_single_tokens(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("[]")
     with pytest.raises(UserError, match="not a tokenizer"):
         Vocabulary.read(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("host_header", "listening", "expected"),
-    [
-        ("localhost:8760", "127.0.0.1", True),
-        ("127.0.0.1:8760", "127.0.0.1", True),
-        ("[::1]:8760", "127.0.0.1", True),
-        ("LOCALHOST", "127.0.0.1", True),
-        ("evil.example", "127.0.0.1", False),
-        ("localhost.evil.example:8760", "127.0.0.1", False),
-        ("127.0.0.1.evil.example", "127.0.0.1", False),
-        ("10.0.0.5:8760", "127.0.0.1", False),
-        ("", "127.0.0.1", False),
-        ("[::1", "127.0.0.1", False),
-        ("10.0.0.5:8760", "0.0.0.0", True),
-        ("evil.example", "0.0.0.0", False),
-        ("box.lan:8760", "box.lan", True),
-        ("other.lan:8760", "box.lan", False),
-    ],
-)
-def test_who_may_ask(host_header: str, listening: str, expected: bool) -> None:
-    assert may_ask(host_header, listening) is expected
 
 
 def test_the_page_has_no_way_to_parse_html_and_names_no_other_place() -> None:

@@ -9,7 +9,7 @@ from rstar2.agent import ChatFormat, HfTokenizer
 from rstar2.config import Recipe
 from rstar2.data.procedural import conversations
 from rstar2.models.tiny import TinySizes, build_tiny
-from rstar2.train.packed import Pack, token_log_probs
+from rstar2.train.packed import Pack
 from rstar2.train.policy import Policy, load_policy
 from rstar2.train.render import conversation_texts
 from rstar2.train.update import Rollout
@@ -23,12 +23,20 @@ def build_model(folder: Path, architecture: str = "llama") -> Path:
     return folder
 
 
-def make_policy(folder: Path, *, dtype: str = "float32", lora: dict[str, Any] | None = None, **train: Any) -> Policy:
+def make_policy(
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    lora: dict[str, Any] | None = None,
+    algo: dict[str, Any] | None = None,
+    **train: Any,
+) -> Policy:
     model = {"name": str(folder), "device": "cpu", "dtype": dtype, "context_tokens": SIZES.context_tokens}
     recipe = Recipe.model_validate(
         {
             "name": "unit",
             "model": model | ({} if lora is None else {"lora": lora}),
+            "algo": algo or {},
             "train": {"gradient_checkpointing": False} | train,
         }
     )
@@ -48,6 +56,6 @@ def make_rollouts(policy: Policy, num_rollouts: int, seed: int = 0) -> list[Roll
         ids = tuple(torch.randint(SIZES.vocab_size - 50, (length,), generator=generator).tolist())
         mask = (False, False, *(place % 5 != 0 for place in range(length - 2)))
         with torch.no_grad():
-            log_probs, _ = token_log_probs(policy.network, Pack.of([ids], [mask], policy.device))
+            log_probs, _ = policy.token_log_probs(Pack.of([ids], [mask], policy.device))
         rollouts.append(Rollout(ids, mask, tuple(log_probs.tolist()), 1.0 if number % 2 else -0.7))
     return rollouts

@@ -2,7 +2,7 @@
 
 Promise: the ids that the engine made are the ids in the trace, nothing is tokenized twice; every call gets a typed
 result; budgets hold on every turn; a fault of ours is never shown to the model as its own.
-May import: records, the seams of engine and sandbox.
+May import: records, sandbox, engine.
 """
 
 from rstar2.agent.chat_template import ChatFormat, ChatTokenizer
@@ -11,7 +11,7 @@ from rstar2.agent.events import AgentEvent, Observer
 from rstar2.agent.hf_tokenizer import HfTokenizer
 from rstar2.agent.incremental import Transcript
 from rstar2.agent.loop import Agent
-from rstar2.agent.model_folder import load_chat, write_format
+from rstar2.agent.model_folder import AgentFormat, load_chat, read_format, write_format
 from rstar2.agent.python_tools import PYTHON_TOOLS, JupyterTool, PythonTool
 from rstar2.agent.tool import Tool, ToolSchema
 
@@ -19,6 +19,7 @@ __all__ = [
     "PYTHON_TOOLS",
     "Agent",
     "AgentEvent",
+    "AgentFormat",
     "AgentLimits",
     "ChatFormat",
     "ChatTokenizer",
@@ -31,5 +32,6 @@ __all__ = [
     "ToolSchema",
     "Transcript",
     "load_chat",
+    "read_format",
     "write_format",
 ]

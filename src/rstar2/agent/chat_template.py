@@ -7,6 +7,9 @@ a space (`<|im_end|>` becomes `< |im_end|>`).
 
 The tools stand in the system text in Qwen's own words, so that a Qwen template renders the same bytes as if it had been
 given them itself, and templates that know nothing of tools, or other formats for them, work as well.
+
+What a user says, and the system's words, are written without white space around them: some templates trim them, others
+do not.
 """
 
 import json
@@ -21,14 +24,15 @@ from rstar2.errors import UserError
 
 ASSISTANT_OPENING = "<reason>"
 """Every assistant turn starts with it; written by us, so it is no token of the model's."""
+REASON_END = "</reason>"
 
 SYSTEM_TEXT = r"""A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The Assistant first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning process and the answer are enclosed within <reason> </reason> and <answer> </answer> tags, respectively, and the final result stands in \boxed{} inside the answer, i.e., <reason> reasoning process here </reason><answer> answer here, with \boxed{result} </answer>."""  # noqa: E501
 
-_TOOLS_HEAD = (
+TOOLS_HEAD = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
 )
-_TOOLS_TAIL = (
+TOOLS_TAIL = (
     "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
     '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n'
     "</tool_call>"
@@ -40,7 +44,7 @@ QWEN_TEMPLATE = (
 )
 """For models that come without a template of their own."""
 
-_ASSISTANT_MARK, _USER_MARK = "rstar2-assistant-mark", "rstar2-user-mark"
+_SYSTEM_MARK, _ASSISTANT_MARK, _USER_MARK = "rstar2-system-mark", "rstar2-assistant-mark", "rstar2-user-mark"
 
 
 class ChatTokenizer(Tokenizer, Protocol):
@@ -61,16 +65,26 @@ class ChatTokenizer(Tokenizer, Protocol):
         ...
 
 
-def system_text(tools: Sequence[ToolSchema], words: str = SYSTEM_TEXT) -> str:
-    return with_tools(words, [tool.as_function() for tool in tools])
-
-
 def with_tools(words: str, functions: Sequence[Mapping[str, Any]]) -> str:
     """The words of a system turn, and behind them the tools as chat templates and servers describe them."""
     if not functions:
         return words
     lines = "".join("\n" + json.dumps(function, ensure_ascii=False) for function in functions)
-    return f"{words}\n\n{_TOOLS_HEAD}{lines}{_TOOLS_TAIL}"
+    return f"{words}\n\n{TOOLS_HEAD}{lines}{TOOLS_TAIL}"
+
+
+def opened(rendered: str) -> str:
+    """A rendering up to where the assistant goes on. The templates of models that were trained here open its turn
+    themselves."""
+    return rendered if rendered.endswith(ASSISTANT_OPENING) else rendered + ASSISTANT_OPENING
+
+
+def behind_opening(said: str) -> str:
+    """What an assistant said, from the opening of its turn on, which servers do not repeat. One that shows no reasoning
+    has an empty one: the format stays, and no reasoning is taught."""
+    if said.lstrip().startswith(ASSISTANT_OPENING):
+        return said.lstrip().removeprefix(ASSISTANT_OPENING)
+    return said if REASON_END in said else f"{REASON_END}\n{said}"
 
 
 def tool_responses(texts: Sequence[str]) -> str:
@@ -102,15 +116,15 @@ class ChatFormat:
         user_content = tool_responses([_USER_MARK])
         rendered = tokenizer.render(
             [
-                {"role": "system", "content": "s"},
+                {"role": "system", "content": _SYSTEM_MARK},
                 {"role": "user", "content": "u"},
                 {"role": "assistant", "content": _ASSISTANT_MARK},
                 {"role": "user", "content": user_content},
             ]
         )
-        _, has_assistant, rest = rendered.partition(_ASSISTANT_MARK)
+        before, has_assistant, rest = rendered.partition(_ASSISTANT_MARK)
         between, has_user, after_user = rest.partition(user_content)
-        if not has_assistant or not has_user:
+        if _SYSTEM_MARK not in before or not has_assistant or not has_user:
             raise UserError("the model's chat template leaves out turns of a conversation: use another model")
         control = _any_of(tokenizer.control_tokens)
         end = control.search(between)
@@ -129,16 +143,20 @@ class ChatFormat:
             stop_token_ids=tuple(dict.fromkeys((end_ids[0], *tokenizer.stop_token_ids))),
             before_end=between[: end.start()],
             before_user=between[end.end() :],
-            before_assistant=after_user + ASSISTANT_OPENING,
-            system_words=system_words,
+            before_assistant=opened(after_user),
+            system_words=system_words.strip(),
             _control=control,
         )
 
     def prompt_text(self, question: str, tools: Sequence[ToolSchema]) -> str:
-        messages = [{"role": "user", "content": self.harmless(question)}]
-        if self.system_words:
-            messages.insert(0, {"role": "system", "content": system_text(tools, self.system_words)})
-        return self.tokenizer.render(messages) + ASSISTANT_OPENING
+        return self.opening_text(self.system_words, [tool.as_function() for tool in tools], question)
+
+    def opening_text(self, words: str, functions: Sequence[Mapping[str, Any]], question: str) -> str:
+        """All before the assistant's first words. Without words for it there is no system turn, and no tool in it."""
+        messages = [{"role": "user", "content": self.harmless(question.strip())}]
+        if words.strip():
+            messages.insert(0, {"role": "system", "content": with_tools(words.strip(), functions)})
+        return opened(self.tokenizer.render(messages))
 
     def user_turn_text(self, content: str, *, after_end_of_turn: bool) -> str:
         """What follows an assistant turn, up to where the next one goes on. A turn that was cut off is closed first."""

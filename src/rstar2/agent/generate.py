@@ -33,13 +33,15 @@ async def generate_turn(
     *,
     max_retries: int,
     clock: Callable[[], float],
+    waited_s: Callable[[], float],
     tells_text: bool = True,
 ) -> Turn:
-    """InfrastructureError if the engine is still failing after `max_retries` repetitions."""
+    """InfrastructureError if the engine is still failing after `max_retries` repetitions. `waited_s` says how long the
+    turn that ended had waited for an engine."""
     observer(TurnStarted(request.turn, ASSISTANT_OPENING))
     for attempt in range(max_retries + 1):
         try:
-            return await _attempt(engine, chat, request, observer if tells_text else None, clock)
+            return await _attempt(engine, chat, request, observer if tells_text else None, clock, waited_s)
         except InfrastructureError as error:
             if attempt == max_retries:
                 raise InfrastructureError(f"turn {request.turn + 1} failed {attempt + 1} times: {error}") from error
@@ -49,7 +51,12 @@ async def generate_turn(
 
 
 async def _attempt(
-    engine: Engine, chat: ChatFormat, request: TurnRequest, text_observer: Observer | None, clock: Callable[[], float]
+    engine: Engine,
+    chat: ChatFormat,
+    request: TurnRequest,
+    text_observer: Observer | None,
+    clock: Callable[[], float],
+    waited_s: Callable[[], float],
 ) -> Turn:
     sampling = replace(
         request.sampling,
@@ -58,11 +65,10 @@ async def _attempt(
     )
     chunks: list[Chunk] = []
     shown = TextStream(chat.tokenizer)
-    started = first = clock()
+    started = clock()
     stream = engine.generate(request.session, request.token_ids, sampling, request.max_tokens)
-    async with _left_cleanly(stream) as arriving:
+    async with left_cleanly(stream) as arriving:
         async for chunk in arriving:
-            first = first if chunks else clock()
             chunks.append(chunk)
             if text_observer is None:
                 continue
@@ -71,6 +77,7 @@ async def _attempt(
                 text_observer(TextGenerated(text))
     if not chunks or chunks[-1].stop_reason is None:
         raise InfrastructureError("the engine ended a turn without saying why")
+    queue_s = waited_s()
     token_ids = tuple(token_id for chunk in chunks for token_id in chunk.token_ids)
     return Turn(
         token_ids=token_ids,
@@ -79,8 +86,8 @@ async def _attempt(
         text=chat.tokenizer.decode(token_ids),
         stop_reason=chunks[-1].stop_reason,
         policy_version=chunks[0].policy_version,
-        queue_s=first - started,
-        generate_s=clock() - first,
+        queue_s=queue_s,
+        generate_s=clock() - started - queue_s,
     )
 
 
@@ -90,7 +97,7 @@ def _turn_seed(seed: int | None, turn: int) -> int | None:
 
 
 @asynccontextmanager
-async def _left_cleanly(stream: AsyncIterator[Chunk]) -> AsyncIterator[AsyncIterator[Chunk]]:
+async def left_cleanly(stream: AsyncIterator[Chunk]) -> AsyncIterator[AsyncIterator[Chunk]]:
     """Leaving early ends the engine's side at once, and not when the generator happens to be collected."""
     try:
         yield stream

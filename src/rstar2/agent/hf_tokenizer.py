@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from rstar2.agent.chat_template import QWEN_TEMPLATE
-from rstar2.agent.tool_tags import TOOL_TAGS, ToolTags, spell_tags
+from rstar2.agent.tool_tags import TOOL_TAGS, ToolTags, spell_tags, spelled_name
 from rstar2.engine.tokenizer import Message
 from rstar2.errors import UserError
 
 TemplateName = Literal["model", "qwen"]
 """model: the template of the tokenizer itself. qwen: Qwen's, for models that come without one."""
+
+_FILES_WITH_TOKENS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""Beside tokenizer.json: what they name is added to it when it is loaded."""
 
 
 class HfTokenizer:
@@ -25,6 +28,7 @@ class HfTokenizer:
         template: TemplateName = "model",
         tool_tags: ToolTags = "token",
         stop_ids: Sequence[int] = (),
+        folder: Path | None = None,
     ) -> None:
         if template == "qwen":
             tokenizer.chat_template = QWEN_TEMPLATE
@@ -36,18 +40,20 @@ class HfTokenizer:
         self._tokenizer = tokenizer
         self._backend = _plain_backend(tokenizer)
         self._name = name
+        self._folder = folder
         self.tool_tags = tool_tags
         added = tokenizer.added_tokens_decoder.values()
-        spelled = TOOL_TAGS.intersection(token.content for token in added) if tool_tags == "text" else frozenset()
-        if spelled:
+        known = {token.content for token in added}
+        self._spelled = TOOL_TAGS & known if tool_tags == "text" else frozenset()
+        if self._spelled:
             if self._backend is None:
                 raise UserError(
                     f'agent.tool_tags cannot be "text" for model {name}: its tokenizer is none of the tokenizers '
-                    f"library (tokenizer.json), and no other can be made to spell {min(spelled)}"
+                    f"library (tokenizer.json), and no other can be made to spell {min(self._spelled)}"
                 )
-            self._backend = spell_tags(self._backend, spelled)
+            self._backend = spell_tags(self._backend, self._spelled)
         control = (token.content for token in added if token.special)
-        self.control_tokens = tuple(token for token in control if token not in spelled)
+        self.control_tokens = tuple(token for token in control if token not in self._spelled)
         eos_id = tokenizer.eos_token_id
         self.stop_token_ids = tuple(dict.fromkeys([*([] if eos_id is None else [eos_id]), *stop_ids]))
 
@@ -60,15 +66,27 @@ class HfTokenizer:
             raise UserError("a model's tokenizer needs transformers: run `pip install 'rstar2[train]'`") from None
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # whatever a damaged file makes of the code that reads it
             reason = str(error).partition("\n")[0]
-            raise UserError(f"{folder} holds no tokenizer that can be loaded: {reason}") from None
+            raise UserError(f"{folder} holds no tokenizer that can be loaded: {reason}") from error
         stop_ids = _generation_stops(folder)
-        return cls(tokenizer, name=folder.name, template=template, tool_tags=tool_tags, stop_ids=stop_ids)
+        return cls(
+            tokenizer, name=folder.name, template=template, tool_tags=tool_tags, stop_ids=stop_ids, folder=folder
+        )
 
-    @property
-    def template_text(self) -> str:
-        return str(self._tokenizer.chat_template)
+    def write_spelled(self, target: Path) -> None:
+        """The tokenizer's files, if tags are spelled that it has tokens for: other programs know nothing of that."""
+        if not self._spelled:
+            return
+        assert self._backend is not None and self._folder is not None
+        names = {tag: spelled_name(self._tokenizer.convert_tokens_to_ids(tag)) for tag in self._spelled}
+        for file in (self._folder / name for name in _FILES_WITH_TOKENS):
+            if file.is_file():
+                text = file.read_text(encoding="utf-8")
+                for tag, name in names.items():
+                    text = text.replace(json.dumps(tag), json.dumps(name))
+                (target / file.name).write_text(text, encoding="utf-8")
+        (target / "tokenizer.json").write_text(self._backend.to_str(pretty=True), encoding="utf-8")
 
     def encode(self, text: str) -> list[int]:
         if self._backend is not None:
@@ -84,12 +102,15 @@ class HfTokenizer:
         )
         return text
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], *, opens_turn: bool = True) -> str:
+        """A system turn is there if it is one of the messages: a template of ours is told to add none."""
         from jinja2 import TemplateError
 
         conversation = [dict(message) for message in messages]
         try:
-            text: str = self._tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+            text: str = self._tokenizer.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=opens_turn, system_text=""
+            )
         except TemplateError as error:
             raise UserError(
                 f"the chat template of model {self._name} refuses a conversation of system, user and assistant turns "
@@ -111,5 +132,11 @@ def _plain_backend(tokenizer: Any) -> Any | None:
 def _generation_stops(folder: Path) -> list[int]:
     """The ids that the model's own generation settings end with: often more than the tokenizer's one."""
     file = folder / "generation_config.json"
-    found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
-    return found if isinstance(found, list) else [] if found is None else [found]
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{file} is damaged ({error}): get or export the model again, or remove the file") from error
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(isinstance(token_id, int) for token_id in ids):
+        raise UserError(f"{file}: eos_token_id must be an id or a list of ids, not {found!r}")
+    return ids

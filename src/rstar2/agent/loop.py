@@ -36,6 +36,8 @@ class Agent:
     sampling: Sampling = field(default_factory=Sampling)
     """Its stop tokens are the chat format's, whatever it says."""
     clock: Callable[[], float] = time.monotonic
+    waited_s: Callable[[], float] = lambda: 0.0
+    """How long the turn that just ended waited for a place, where somebody gives places on engines."""
     tells_text: bool = True
     """Whether observers are told of the text as it comes, which has to be decoded for them chunk by chunk."""
 
@@ -91,6 +93,7 @@ class Agent:
                 observer,
                 max_retries=self.limits.max_fault_retries,
                 clock=self.clock,
+                waited_s=self.waited_s,
                 tells_text=self.tells_text,
             )
         except InfrastructureError as error:

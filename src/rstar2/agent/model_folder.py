@@ -1,30 +1,37 @@
 """How the model of a folder writes a conversation: its tokenizer, its template, and what it was trained to be told.
 
-A model that was trained here carries what it is told before the question, and whether it spells its tool tags, in a
-file of its own, so that whoever asks it later does the same.
+A model that was trained here carries its tool, what it is told before the question, and whether it spells its tool
+tags, in a file of its own, so that whoever asks it later does the same. Its chat template, tokenizer and generation
+settings say so to programs that do not know that file.
 """
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from rstar2.agent.chat_template import SYSTEM_TEXT, ChatFormat
 from rstar2.agent.hf_tokenizer import HfTokenizer, TemplateName
+from rstar2.agent.portable_template import portable_template
 from rstar2.agent.tool_tags import ToolTags
 from rstar2.errors import UserError
 
 FORMAT_FILE = "agent_format.json"
 TEMPLATE_FILE = "chat_template.jinja"
 """Where `transformers` looks for it first."""
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+"""Where it looked in earlier versions."""
+GENERATION_FILE = "generation_config.json"
 
 
 @dataclass(frozen=True, slots=True)
-class _Trained:
+class AgentFormat:
     """What a model was trained with; the defaults for one that was not trained here."""
 
     system_words: str = SYSTEM_TEXT
     tool_tags: ToolTags = "token"
+    tool: str | None = None
+    """The name of the one tool that it knows."""
 
 
 def load_chat(
@@ -35,33 +42,46 @@ def load_chat(
 ) -> ChatFormat:
     """`system_words`, `tool_tags` None: what the model was trained with, or the report's words and tags of one token
     each."""
-    trained = _read_format(folder)
+    trained = read_format(folder)
     tokenizer = HfTokenizer.load(folder, template, trained.tool_tags if tool_tags is None else tool_tags)
     return ChatFormat.of(tokenizer, trained.system_words if system_words is None else system_words)
 
 
-def write_format(folder: Path, chat: ChatFormat) -> None:
-    """Into a model folder: what the model was trained to be told, and the template that it was trained with."""
-    values = {"system_text": chat.system_words}
+def write_format(folder: Path, chat: ChatFormat, tool: str) -> None:
+    """Into a model folder: how the model was trained to hold a conversation, for this program and for others."""
+    values = {"system_text": chat.system_words, "tool": tool}
     if isinstance(chat.tokenizer, HfTokenizer):
         if chat.tokenizer.tool_tags == "text":
             values["tool_tags"] = chat.tokenizer.tool_tags
-        (folder / TEMPLATE_FILE).write_text(chat.tokenizer.template_text, encoding="utf-8")
+            chat.tokenizer.write_spelled(folder)
+        template = portable_template(chat, chat.tokenizer)
+        (folder / TEMPLATE_FILE).write_text(template, encoding="utf-8")
+        _amend(folder / TOKENIZER_CONFIG_FILE, "chat_template", template)
+        _amend(folder / GENERATION_FILE, "eos_token_id", list(chat.stop_token_ids))
     content = json.dumps(values, indent=2, ensure_ascii=False)
     (folder / FORMAT_FILE).write_text(content + "\n", encoding="utf-8")
 
 
-def _read_format(folder: Path) -> _Trained:
+def _amend(file: Path, key: str, value: Any) -> None:
+    """Adapters alone have no such file: they are used with that of their base."""
+    if file.is_file():
+        content = json.loads(file.read_text(encoding="utf-8")) | {key: value}
+        file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_format(folder: Path) -> AgentFormat:
     file = folder / FORMAT_FILE
     if not file.is_file():
-        return _Trained()
+        return AgentFormat()
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-        words, tool_tags = values["system_text"], values.get("tool_tags", _Trained().tool_tags)
-    except (ValueError, KeyError, TypeError) as error:
+        words, tool_tags = values["system_text"], values.get("tool_tags", AgentFormat().tool_tags)
+        tool = values.get("tool")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file} is damaged ({error}): export the model again, or remove the file") from error
-    if not isinstance(words, str):
-        raise UserError(f"{file}: system_text must be a string, not {type(words).__name__}")
+    for name, value in (("system_text", words), ("tool", tool or "")):
+        if not isinstance(value, str):
+            raise UserError(f"{file}: {name} must be a string, not {type(value).__name__}")
     if tool_tags not in get_args(ToolTags):
         raise UserError(f"{file}: tool_tags must be one of {', '.join(get_args(ToolTags))}, not {tool_tags!r}")
-    return _Trained(words, tool_tags)
+    return AgentFormat(words, tool_tags, tool)

@@ -7,6 +7,7 @@ not help, its result says so by its status. A mistake of the user's (a sandbox a
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from rstar2.agent.chat_template import ChatFormat
 from rstar2.agent.cut import cut
@@ -57,7 +58,9 @@ async def _run_with_retries(call: ToolCall, tools: Mapping[str, Tool], limits: A
 async def _attempt(tool: Tool, call: ToolCall, deadline_s: float) -> tuple[ToolResult, Exception | None]:
     try:
         async with asyncio.timeout(deadline_s):
-            return await tool.call(call.arguments), None
+            result = await tool.call(call.arguments)
+        _require_result(result)
+        return result, None
     except UserError:
         raise
     except TimeoutError as error:
@@ -65,5 +68,16 @@ async def _attempt(tool: Tool, call: ToolCall, deadline_s: float) -> tuple[ToolR
         return ToolResult(ToolStatus.INFRASTRUCTURE_FAULT, reason), error
     except Exception as error:
         # Whatever a tool raises is not the model's doing: what is, comes back as a result.
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"tool {call.name} failed: {type(error).__name__}: {error}"
         return ToolResult(ToolStatus.INFRASTRUCTURE_FAULT, reason), error
+
+
+def _require_result(result: Any) -> None:
+    """A tool of the user's may return anything."""
+    if not isinstance(result, ToolResult):
+        raise TypeError(f"its call returned a {type(result).__name__}, not a ToolResult(ToolStatus.OK, text)")
+    status: Any = result.status
+    text: Any = result.text
+    if not isinstance(status, ToolStatus) or not isinstance(text, str):
+        kinds = f"{type(status).__name__} and {type(text).__name__}"
+        raise TypeError(f"its call returned a ToolResult of {kinds}, not of a ToolStatus and a text")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rstar2.agent.schema import check_schema
-from rstar2.errors import UserError
+from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import ToolResult
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
@@ -59,3 +59,15 @@ def by_name(tools: Sequence[Tool]) -> dict[str, Tool]:
     if len(table) < len(tools):
         raise UserError(f"two tools have the same name: {', '.join(tool.schema.name for tool in tools)}")
     return table
+
+
+async def close_all(tools: Sequence[Tool]) -> None:
+    """The rollout is over. All are closed, whatever one of them raises."""
+    failed = ""
+    for tool in tools:
+        try:
+            await tool.close()
+        except Exception as error:
+            failed = failed or f"tool {tool.schema.name} could not be closed: {type(error).__name__}: {error}"
+    if failed:
+        raise InfrastructureError(failed)

@@ -17,13 +17,18 @@ ToolTags = Literal["token", "text"]
 TOOL_TAGS = frozenset({OPEN, CLOSE, "<tool_response>", "</tool_response>"})
 
 
+def spelled_name(token_id: int) -> str:
+    """What the token of a spelled tag is called, so that its id stays taken."""
+    return f"<|spelled_{token_id}|>"
+
+
 def spell_tags(backend: Any, tags: Collection[str]) -> Any:
     """The `tokenizers.Tokenizer` as it would be had it no tokens for these tags."""
     from tokenizers import Tokenizer
 
     content = json.loads(backend.to_str())
     # An added token is renamed and not removed: those behind it are numbered anew when a tokenizer is read.
-    names = {token["content"]: f"<|spelled_{token['id']}|>" for token in content["added_tokens"]}
+    names = {token["content"]: spelled_name(token["id"]) for token in content["added_tokens"]}
     names = {tag: name for tag, name in names.items() if tag in tags}
     for token in content["added_tokens"]:
         token["content"] = names.get(token["content"], token["content"])

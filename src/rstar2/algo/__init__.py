@@ -2,7 +2,7 @@
 
 Promise: arrays in, arrays out, no trainer object; each random choice draws from a generator that the caller passes in;
 numpy alone, except that `policy_loss` takes torch tensors and imports torch when it is called.
-May import: records, and nothing else of ours but `rstar2.errors`.
+May import: records.
 
 In the order that data flows: `rollout_reward`, the penalties, `resample` and `group_advantages`, which
 `choose_rollouts` puts together for arrays and `decide_group` for traces; what a batch still lacks; `policy_loss` on the
@@ -14,7 +14,6 @@ from rstar2.algo.group import Choice, RocSettings, choose_rollouts, decide_group
 from rstar2.algo.loss import LossSettings, PolicyLoss, policy_loss
 from rstar2.algo.penalties import (
     TracePenalty,
-    count_tool_calls,
     error_penalties,
     format_penalties,
     trace_penalty,
@@ -22,6 +21,7 @@ from rstar2.algo.penalties import (
 from rstar2.algo.refill import is_trainable, num_missing_groups, num_missing_rollouts
 from rstar2.algo.resample import Mode, quotas, resample
 from rstar2.algo.reward import rollout_reward
+from rstar2.records import count_tool_calls
 
 __all__ = [
     "Choice",

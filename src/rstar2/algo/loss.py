@@ -43,7 +43,7 @@ def policy_loss(
     log_probs: Tensor,
     old_log_probs: Tensor,
     advantages: Tensor,
-    mask: Tensor,
+    mask: Tensor | None,
     *,
     num_tokens: int,
     settings: LossSettings | None = None,
@@ -58,6 +58,7 @@ def policy_loss(
     may be one a row, as `(rows, 1)`. `log_probs` carry the gradient. `old_log_probs` are the trainer's own, from before
     the first optimizer step on these rollouts; `engine_log_probs` are those that the engine sampled with. `mask` is
     True on the tokens that the model sampled in kept rollouts; what stands elsewhere, NaN included, is never read.
+    None says that there is nothing else; a GPU is then never waited for.
 
     `num_tokens` is how many such tokens the whole step has, over all micro-batches and ranks. `num_averaged_ranks` is
     the number of ranks whose gradients are averaged, as DDP and FSDP do; 1 where gradients are summed.
@@ -66,7 +67,7 @@ def policy_loss(
 
     settings = settings or LossSettings()
     _check(settings, num_tokens, engine_log_probs, reference_log_probs)
-    kept = mask.bool()
+    kept = None if mask is None else mask.bool()
     new, old, advantage = _select(log_probs, kept), _select(old_log_probs, kept), _select(advantages, kept)
     old, advantage = old.detach(), advantage.detach()
 
@@ -104,15 +105,18 @@ def policy_loss(
     return PolicyLoss(loss * num_averaged_ranks, {"loss": loss.detach(), **metrics})
 
 
-def _select(values: Tensor, kept: Tensor) -> Tensor:
+def _select(values: Tensor, kept: Tensor | None) -> Tensor:
     """The kept tokens' values, in float32 or better."""
     import torch
 
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    if kept is None:
+        return values.to(dtype)
     if values.ndim != kept.ndim:
         raise UserError(
             f"a tensor has {values.ndim} dimensions and the mask {kept.ndim}: give one value a token, or (rows, 1)"
         )
-    return values.expand_as(kept)[kept].to(torch.promote_types(values.dtype, torch.float32))
+    return values.expand_as(kept)[kept].to(dtype)
 
 
 def _bounded(log_ratio: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ Invariant: both lie in [0, 1] and come from counts alone. What failed is told by
 text; turns are the assistant's own.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rstar2.errors import UserError
-from rstar2.records import Fault, ToolStatus, Trace
+from rstar2.records import Trace
 
 NO_CALL_PENALTY = 0.5
 """`p_err` of a trace that never called a tool: better than failing more often than not, worse than working calls."""
@@ -62,18 +61,12 @@ def format_penalties(num_answer_blocks: ArrayLike, num_turns: ArrayLike) -> NDAr
     return np.where(blocks == 0, 1.0, np.minimum(1.0, (blocks - 1) / np.maximum(turns, 1)))
 
 
-def count_tool_calls(statuses: Iterable[ToolStatus]) -> tuple[int, int]:
-    """Calls that the policy answers for, and how many of them failed. Faults of ours are in neither number."""
-    own = [status for status in statuses if status.fault is not Fault.INFRASTRUCTURE]
-    return len(own), sum(status.is_tool_error for status in own)
-
-
 def trace_penalty(trace: Trace, num_answer_blocks: int) -> TracePenalty:
-    """Both penalties of a trace, whose answer blocks `rstar2.grading.count_answer_blocks(trace.response_text)` counts.
+    """Both penalties of a trace, whose answer blocks `rstar2.grading.count_answer_blocks(*trace.turn_texts)` counts.
 
     Only calls that came back are counted: one that was pending when the rollout ended says nothing about its code.
     """
-    num_calls, num_failed = count_tool_calls(result.status for result in trace.results)
+    num_calls, num_failed = trace.own_calls
     return TracePenalty(
         error=float(error_penalties(num_calls, num_failed)),
         format=float(format_penalties(num_answer_blocks, len(trace.turns))),

@@ -1,8 +1,8 @@
 """Which of the sampled rollouts of one problem are kept.
 
 Invariants: of N scored rollouts exactly `min(num_kept, N)` are kept (mode `off`: all N); a rollout without a reward
-never is; what is kept of the failures does not depend on any penalty; and the order in which rollouts are given does
-not matter: each keeps its chance wherever it stands.
+never is. In every mode but `release`, what is kept of the failures does not depend on any penalty, and the order in
+which rollouts are given does not matter: each keeps its chance wherever it stands.
 """
 
 from enum import StrEnum
@@ -24,8 +24,10 @@ class Mode(StrEnum):
 
     PAPER = "paper"
     """By class, in proportion. Failures uniformly; successes without replacement, weight 1 / (penalty + epsilon)."""
+    QUOTAS = "quotas"
+    """By class, in proportion, each class uniformly: `paper` without its weights, the control for its class balance."""
     RELEASE = "release"
-    """As `paper`, but successes strictly by penalty, the lowest first; equals are drawn."""
+    """As the released `roc.py`, without a draw: by class, the lowest penalty first, equals in the order given."""
     RANDOM = "random"
     """Uniformly, blind to reward and penalty: the control that costs as many sampled rollouts."""
     OFF = "off"
@@ -51,6 +53,22 @@ def quotas(num_successes: int, num_failures: int, num_kept: int) -> tuple[int, i
     return quota, num_kept - quota
 
 
+def release_quotas(num_successes: int, num_failures: int, num_kept: int) -> tuple[int, int]:
+    """The release's: each class in proportion, a half rounded to the even number, at least `MIN_OF_A_CLASS` of a class
+    that has as many. Where the release would fail, because its two numbers do not add up, successes take the rest."""
+    num_all = num_successes + num_failures
+    if num_all <= num_kept:
+        return num_successes, num_failures
+    floor = min(MIN_OF_A_CLASS, num_kept // 2)
+    least_successes, least_failures = min(floor, num_successes), min(floor, num_failures)
+    kept_successes, kept_failures = (round(num * num_kept / num_all) for num in (num_successes, num_failures))
+    if kept_failures <= least_failures:
+        kept_successes, kept_failures = num_kept - least_failures, least_failures
+    if kept_successes <= least_successes:
+        return least_successes, num_kept - least_successes
+    return num_kept - kept_failures, kept_failures
+
+
 def resample(
     rewards: ArrayLike,
     penalties: ArrayLike,
@@ -64,10 +82,10 @@ def resample(
 
     With faults and undecided verdicts fewer than planned are scored. Then still `num_kept` are kept as long as there
     are that many, so that the group weighs the same in its batch, and all of them if there are fewer.
-    Penalties of failures and of rollouts without a reward are not read and may be NaN.
+    Penalties of rollouts without a reward are not read and may be NaN; those of failures only `release` reads.
     """
     rewards, penalties = np.asarray(rewards, dtype=np.float64), np.asarray(penalties, dtype=np.float64)
-    _check(rewards, penalties, num_kept, epsilon)
+    _check(rewards, penalties, num_kept, epsilon, mode)
     scored = np.flatnonzero(~np.isnan(rewards))
     kept = np.zeros(rewards.shape, dtype=np.bool_)
     if mode is Mode.OFF or len(scored) <= num_kept:
@@ -76,26 +94,26 @@ def resample(
         kept[rng.choice(scored, num_kept, replace=False)] = True
     else:
         successes, failures = np.flatnonzero(rewards > 0), np.flatnonzero(rewards <= 0)
+        if mode is Mode.RELEASE:
+            for members, quota in zip(
+                (successes, failures), release_quotas(len(successes), len(failures), num_kept), strict=True
+            ):
+                kept[members[np.argsort(penalties[members], kind="stable")[:quota]]] = True
+            return kept
         num_successes_kept, num_failures_kept = quotas(len(successes), len(failures), num_kept)
         # Failures are drawn first: one generator chooses the same ones whatever the successes' penalties and the mode.
         kept[rng.choice(failures, num_failures_kept, replace=False)] = True
-        order = _success_order(penalties[successes], mode, rng, epsilon)
+        inverse_weights = penalties[successes] + epsilon if mode is Mode.PAPER else 1.0
+        # The order of independent exponential clocks with rates w is that of drawing one by one with weights w and no
+        # replacement (Efraimidis and Spirakis, 2006).
+        order = np.argsort(rng.exponential(size=len(successes)) * inverse_weights, kind="stable")
         kept[successes[order[:num_successes_kept]]] = True
     return kept
 
 
-def _success_order(
-    penalties: NDArray[np.float64], mode: Mode, rng: np.random.Generator, epsilon: float
-) -> NDArray[np.intp]:
-    if mode is Mode.RELEASE:
-        # List order may be the order of finishing, which would favour the short among equals.
-        return np.lexsort((rng.random(len(penalties)), penalties))
-    # The order of independent exponential clocks with rates w is that of drawing one by one with weights w and no
-    # replacement (Efraimidis and Spirakis, 2006).
-    return np.argsort(rng.exponential(size=len(penalties)) * (penalties + epsilon), kind="stable")
-
-
-def _check(rewards: NDArray[np.float64], penalties: NDArray[np.float64], num_kept: int, epsilon: float) -> None:
+def _check(
+    rewards: NDArray[np.float64], penalties: NDArray[np.float64], num_kept: int, epsilon: float, mode: Mode
+) -> None:
     if rewards.ndim != 1 or rewards.shape != penalties.shape:
         raise UserError(f"rewards {rewards.shape} and penalties {penalties.shape}: give one of each for each rollout")
     if num_kept < 1:
@@ -104,3 +122,5 @@ def _check(rewards: NDArray[np.float64], penalties: NDArray[np.float64], num_kep
         raise UserError(f"epsilon is {epsilon}: it must be above 0, or a clean trace would weigh infinitely much")
     if not np.all(penalties[rewards > 0] >= 0):
         raise UserError("penalties: each success needs one that is 0 or more")
+    if mode is Mode.RELEASE and not np.all(penalties[rewards <= 0] >= 0):
+        raise UserError("penalties: the release chooses failures by penalty too; each needs one that is 0 or more")

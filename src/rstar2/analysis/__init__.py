@@ -3,7 +3,7 @@
 Promise: traces in, frozen dataclasses out; every number is defined in docs/analysis.md and tested on traces made by
 hand; a run of any size is read as a stream and a bounded sample, never as a whole; what a run does not hold is said in
 a sentence and left out, never guessed. No torch.
-May import: records, and nothing else of ours but `rstar2.errors`.
+May import: records.
 """
 
 from rstar2.analysis.analyze import Analysis, analyze

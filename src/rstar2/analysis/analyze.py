@@ -11,7 +11,7 @@ from rstar2.analysis.examine import TraceTokens, examine
 from rstar2.analysis.kind_words import KindCollector, KindWords
 from rstar2.analysis.kinds import TokenKind
 from rstar2.analysis.measure import Measure
-from rstar2.analysis.over_training import ErrorCollector, StepErrors, is_right
+from rstar2.analysis.over_training import CallCount, ErrorCollector, StepErrors, is_right
 from rstar2.analysis.token_texts import TokenTexts
 from rstar2.errors import UserError
 from rstar2.records import Trace
@@ -36,6 +36,22 @@ class TraceSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class LookedAt:
+    """What a sample is a sample of."""
+
+    steps: tuple[int, ...]
+    num_traces: int
+    num_held: int
+    """Traces that these steps have."""
+
+    def __str__(self) -> str:
+        where = f"step {self.steps[0]}" if len(self.steps) == 1 else f"steps {self.steps[0]} to {self.steps[-1]}"
+        if self.num_traces == self.num_held:
+            return f"all {self.num_held:,} traces of {where}"
+        return f"a sample of {self.num_traces:,} of the {self.num_held:,} traces of {where}"
+
+
+@dataclass(frozen=True, slots=True)
 class Analysis:
     measure: Measure
     num_traces: int
@@ -47,12 +63,16 @@ class Analysis:
     kinds: dict[TokenKind, KindWords]
     """Empty without texts or measure."""
     around_responses: tuple[ResponseCurve, ...]
+    calls: CallCount
+    """Of all traces looked at; those of the viewer are of all traces of a step."""
     after_errors: ReactionCounts
     reactions: tuple[ErrorReaction, ...]
     over_training: tuple[StepErrors, ...]
     traces: tuple[TraceSummary, ...]
     notes: tuple[str, ...]
     """What could not be done, and what would help."""
+    looked_at: LookedAt | None = None
+    """Everything but `over_training` is about these; None where the traces are of no run."""
 
 
 def analyze(
@@ -63,7 +83,9 @@ def analyze(
     entropy, around, kinds, errors = EntropyCollector(), ResponseCollector(), KindCollector(), ErrorCollector()
     reactions, summaries = list[ErrorReaction](), list[TraceSummary]()
     num_measured = num_turns = num_misread = 0
+    calls = CallCount()
     for trace in traces:
+        calls = calls.with_trace(trace)
         reactions += find_reactions(trace)
         errors.add(trace)
         tokens = examine(trace, token_texts, measure)
@@ -89,6 +111,7 @@ def analyze(
         entropy=entropy.summary(),
         kinds=kinds.table() if has_texts and num_measured else {},
         around_responses=around.curves(),
+        calls=calls,
         after_errors=count_reactions(reactions),
         reactions=tuple(reactions),
         over_training=errors.rows(),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 
-from rstar2.records import StopReason, Turn
+from rstar2.records import ANSWER_CLOSE, ANSWER_OPEN, StopReason, Turn, answer_blocks
 
 NUM_FIRST_TOKENS = 16
 """So many tokens from the start of a turn count as the first after a tool response: a sentence, more or less."""
@@ -46,7 +46,6 @@ class ClassSpan:
 
 _CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"
 _CALL_TAG = re.compile(f"{_CALL_OPEN}|{_CALL_CLOSE}")
-_ANSWER_TAG = re.compile(r"<(/?)answer>")
 _REASON_TAG = re.compile(r"</?(?:reason|think)>")
 _CONTROL_TOKEN = re.compile(r"<[^<>\s]+>")
 _JSON_PART = re.compile(r'"(?P<text>[^"\\]*(?:\\.[^"\\]*)*\\?)(?:"|\Z)|[{}\[\]]', re.DOTALL)
@@ -140,12 +139,9 @@ def _argument_texts(content: str) -> Iterator[tuple[int, int]]:
 
 def _answers(text: str) -> Iterator[tuple[int, int]]:
     """Answer blocks with their tags, as the grader reads them; one that was never closed reaches to the end."""
-    start: int | None = None
-    for tag in _ANSWER_TAG.finditer(text):
-        if not tag[1]:
-            start = tag.start()
-        elif start is not None:
-            yield start, tag.end()
-            start = None
-    if start is not None:
-        yield start, len(text)
+    closed_end = 0
+    for start, end in answer_blocks(text):
+        closed_end = end + len(ANSWER_CLOSE)
+        yield start - len(ANSWER_OPEN), closed_end
+    if (unclosed := text.rfind(ANSWER_OPEN, closed_end)) >= 0:
+        yield unclosed, len(text)

@@ -1,8 +1,9 @@
 """The share of tool calls that failed, in right and in wrong traces, step by step. Pure."""
 
 from dataclasses import dataclass, replace
+from typing import Self
 
-from rstar2.records import Fault, Trace, Verdict
+from rstar2.records import Trace, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,15 @@ class CallCount:
     def error_share(self) -> float | None:
         """None without a call."""
         return self.num_errors / self.num_calls if self.num_calls else None
+
+    def with_trace(self, trace: Trace) -> Self:
+        num_calls, num_errors = trace.own_calls
+        return replace(
+            self,
+            num_traces=self.num_traces + 1,
+            num_calls=self.num_calls + num_calls,
+            num_errors=self.num_errors + num_errors,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +56,12 @@ class ErrorCollector:
         row = self._rows.get(trace.step, StepErrors(trace.step, CallCount(), CallCount(), 0))
         match is_right(trace):
             case True:
-                row = replace(row, right=_with(row.right, trace))
+                row = replace(row, right=row.right.with_trace(trace))
             case False:
-                row = replace(row, wrong=_with(row.wrong, trace))
+                row = replace(row, wrong=row.wrong.with_trace(trace))
             case None:
                 row = replace(row, num_unscored=row.num_unscored + 1)
         self._rows[trace.step] = row
 
     def rows(self) -> tuple[StepErrors, ...]:
         return tuple(self._rows[step] for step in sorted(self._rows))
-
-
-def _with(count: CallCount, trace: Trace) -> CallCount:
-    own = [result for result in trace.results if result.fault is not Fault.INFRASTRUCTURE]
-    num_errors = sum(result.status.is_tool_error for result in own)
-    return CallCount(count.num_traces + 1, count.num_calls + len(own), count.num_errors + num_errors)

@@ -17,6 +17,7 @@ SCHEMA_VERSION = 1
 def as_json(analysis: Analysis) -> dict[str, Any]:
     document, entropy, errors = asdict(analysis), analysis.entropy, analysis.after_errors
     document["after_errors"]["shares"] = {reaction: errors.share(reaction) for reaction in Reaction}
+    document["calls"] = _calls(analysis.calls)
     document["over_training"] = [
         {"step": row.step, "right": _calls(row.right), "wrong": _calls(row.wrong), "num_unscored": row.num_unscored}
         for row in analysis.over_training

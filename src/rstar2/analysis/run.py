@@ -6,11 +6,12 @@ that ever was; tool errors over training in each of up to 100 steps, spread even
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 
-from rstar2.analysis.analyze import Analysis, analyze
+from rstar2.analysis.analyze import Analysis, LookedAt, analyze
 from rstar2.analysis.measure import Measure
 from rstar2.analysis.over_training import ErrorCollector
-from rstar2.analysis.sample import newest_traces, sample_traces, spread
+from rstar2.analysis.sample import sample_newest, sample_step, spread
 from rstar2.analysis.token_texts import TokenTexts
 from rstar2.records import RunView
 
@@ -36,11 +37,14 @@ def analyze_run(
     `on_progress` is told how many of how many parts are done."""
     curve_steps = spread(steps, MAX_CURVE_STEPS)
     on_progress(0, len(curve_steps) + 1)
-    analysis = analyze(newest_traces(run, steps, max_traces), token_texts, measure)
+    samples = sample_newest(run, steps, max_traces)
+    analysis = analyze(chain.from_iterable(sample.traces for sample in samples), token_texts, measure)
     errors = ErrorCollector()
     for number, step in enumerate(curve_steps, start=1):
         on_progress(number, len(curve_steps) + 1)
-        for trace in sample_traces(run, step, max_traces):
+        for trace in sample_step(run, step, max_traces).traces:
             errors.add(trace)
     on_progress(len(curve_steps) + 1, len(curve_steps) + 1)
-    return replace(analysis, over_training=errors.rows())
+    num_held = sum(sample.num_held for sample in samples)
+    looked_at = LookedAt(tuple(sample.step for sample in reversed(samples)), analysis.num_traces, num_held)
+    return replace(analysis, over_training=errors.rows(), looked_at=looked_at)

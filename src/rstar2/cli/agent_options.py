@@ -53,15 +53,14 @@ Tools = Annotated[
     typer.Option(
         "--tool",
         metavar="TOOL",
-        help="execute_python_code_with_standard_io (the default), jupyter_code, or FILE.py whose make_tool() returns "
-        "one. May be repeated.",
+        help="execute_python_code_with_standard_io, jupyter_code, or FILE.py whose make_tool() returns one; may be "
+        "repeated. Left out: the tool that the model was trained with, else the first of these.",
         show_default=False,
     ),
 ]
 SandboxUrl = Annotated[
     str | None, typer.Option("--sandbox", metavar="URL", help="A running `rstar2 sandbox serve`, not this machine.")
 ]
-SandboxToken = Annotated[str | None, typer.Option(envvar="RSTAR2_SANDBOX_TOKEN", help="The sandbox service's token.")]
 MaxTurns = Annotated[int, typer.Option(min=1, help="Turns in which the model may call tools.")]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens of the whole response, tool results included.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")]
@@ -79,7 +78,6 @@ class AgentOptions:
     template: Literal["model", "qwen"]
     tools: tuple[str, ...]
     sandbox: str | None
-    sandbox_token: str | None
     max_turns: int
     max_tokens: int
     temperature: float

@@ -1,13 +1,15 @@
 """From options to an agent that is ready: its engine, its way of writing, its tools. What was opened is closed."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rstar2.cli.agent_options import DEFAULT_MODEL, AgentOptions, EngineKind
+from rstar2.cli.output import note
+from rstar2.cli.sandbox.door import TOKEN_ENV
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,25 +23,46 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class ReadyAgent:
     agent: "Agent"
-    tools: list["Tool"]
     model: str
+    executor: "Executor"
+    """Where its programs run: shared by all conversations."""
+    make_tools: "Callable[[], list[Tool]]"
+    """For one conversation; whoever makes them closes them."""
+
+    @asynccontextmanager
+    async def tools(self) -> "AsyncIterator[list[Tool]]":
+        from rstar2.agent.tool import close_all
+
+        tools = self.make_tools()
+        try:
+            yield tools
+        finally:
+            await close_all(tools)
 
 
 @asynccontextmanager
 async def ready_agent(options: AgentOptions, progress: "Console") -> AsyncIterator[ReadyAgent]:
-    """Loads the model, saying so on `progress`; a sandbox on this machine starts with the first call."""
-    from rstar2.agent import Agent, AgentLimits
+    """Loads the model, saying so on `progress`; a sandbox on this machine starts with the first call. The tool is the
+    one that the model was trained with, unless the options say otherwise."""
+    from rstar2.agent import Agent, AgentLimits, PythonTool, read_format
     from rstar2.engine import Sampling
 
     check_options(options)
     limits = AgentLimits(max_turns=options.max_turns, max_response_tokens=options.max_tokens)
     sampling = Sampling(temperature=options.temperature, seed=options.seed)
     async with AsyncExitStack() as stack:
-        tools = _tools(options, stack)
+        executor = make_executor(options)
+        stack.push_async_callback(executor.close)
+        makers = _tool_makers(options.tools, executor)
         with progress.status("loading the model"):
-            engine, chat, model = await _engine(options)
-        stack.push_async_callback(engine.close)
-        yield ReadyAgent(Agent(engine, chat, limits, sampling), tools, model)
+            opened = await _open(options)
+        stack.push_async_callback(opened.engine.close)
+        trained = None if opened.folder is None else read_format(opened.folder).tool
+        if trained is not None and options.tools and trained not in options.tools:
+            note(f"{opened.model} was trained with the tool {trained}: it may not know how to call another")
+        makers = makers or _tool_makers([trained or PythonTool.schema.name], executor)
+        agent = Agent(opened.engine, opened.chat, limits, sampling)
+        yield ReadyAgent(agent, opened.model, executor, lambda: [make() for make in makers])
 
 
 def check_options(options: AgentOptions) -> None:
@@ -69,8 +92,17 @@ def engine_kind(options: AgentOptions) -> EngineKind:
     return "openai" if options.base_url is not None else "embedded"
 
 
-async def _engine(options: AgentOptions) -> tuple["Engine", "ChatFormat", str]:
-    """The engine, how its model writes, and the model's name."""
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    engine: "Engine"
+    chat: "ChatFormat"
+    """How its model writes."""
+    model: str
+    folder: Path | None
+    """The model's, or its tokenizer's, where it is known."""
+
+
+async def _open(options: AgentOptions) -> _Opened:
     from rstar2.agent import ChatFormat, load_chat
     from rstar2.engine.plain_text import PlainTextTokenizer
     from rstar2.models import resolve
@@ -85,11 +117,12 @@ async def _engine(options: AgentOptions) -> tuple["Engine", "ChatFormat", str]:
         policy = read_script(options.script)
         folder = resolve(options.model) if options.model else None
         chat = load_chat(folder, options.template) if folder else ChatFormat.of(PlainTextTokenizer())
-        return ScriptedEngine(policy, chat.tokenizer, chat.end_of_turn_id), chat, options.script.name
+        engine = ScriptedEngine(policy, chat.tokenizer, chat.end_of_turn_id)
+        return _Opened(engine, chat, options.script.name, folder)
     name = options.model or DEFAULT_MODEL
     folder = resolve(name)
     chat = load_chat(folder, options.template)
-    return _vllm_in_process(folder) if kind == "vllm" else _embedded_engine(folder), chat, name
+    return _Opened(_vllm_in_process(folder) if kind == "vllm" else _embedded_engine(folder), chat, name, folder)
 
 
 def _vllm_in_process(folder: Path) -> "Engine":
@@ -101,15 +134,16 @@ def _vllm_in_process(folder: Path) -> "Engine":
     return VllmInProcessEngine.from_folder(folder)
 
 
-async def _vllm_server(options: AgentOptions, base_url: str) -> tuple["Engine", "ChatFormat", str]:
+async def _vllm_server(options: AgentOptions, base_url: str) -> _Opened:
     from rstar2.agent import load_chat
     from rstar2.engine.openai import offered_models
     from rstar2.engine.vllm import VllmServerEngine, root_of
 
     key = _key(options.api_key_env)
     model = options.model or _only_one(await offered_models(f"{root_of(base_url)}/v1", key), base_url)
-    chat = load_chat(options.tokenizer or _folder_of(model), options.template)
-    return await VllmServerEngine.connect(base_url, model, key), chat, model
+    folder = options.tokenizer or _folder_of(model)
+    chat = load_chat(folder, options.template)
+    return _Opened(await VllmServerEngine.connect(base_url, model, key), chat, model, folder)
 
 
 def _folder_of(model: str) -> Path:
@@ -130,7 +164,7 @@ def _embedded_engine(folder: Path) -> "Engine":
     return EmbeddedEngine.from_folder(folder)
 
 
-async def _server_engine(options: AgentOptions, base_url: str) -> tuple["Engine", "ChatFormat", str]:
+async def _server_engine(options: AgentOptions, base_url: str) -> _Opened:
     from rstar2.agent import ChatFormat, load_chat
     from rstar2.engine.openai import OpenAIEngine, offered_models
     from rstar2.engine.openai_wire import TextWire, TokenWire
@@ -139,9 +173,10 @@ async def _server_engine(options: AgentOptions, base_url: str) -> tuple["Engine"
     key = _key(options.api_key_env)
     model = options.model or _only_one(await offered_models(base_url, key), base_url)
     if options.tokenizer is None:
-        return OpenAIEngine(base_url, model, TextWire(), key), ChatFormat.of(PlainTextTokenizer()), model
+        engine = OpenAIEngine(base_url, model, TextWire(), key)
+        return _Opened(engine, ChatFormat.of(PlainTextTokenizer()), model, None)
     chat = load_chat(options.tokenizer, options.template)
-    return OpenAIEngine(base_url, model, TokenWire(), key), chat, model
+    return _Opened(OpenAIEngine(base_url, model, TokenWire(), key), chat, model, options.tokenizer)
 
 
 def _key(variable: str | None) -> str | None:
@@ -160,47 +195,29 @@ def _only_one(models: list[str], base_url: str) -> str:
     raise UserError(f"--model is needed: which of the models of {base_url}? ({choice})")
 
 
-def _tools(options: AgentOptions, stack: AsyncExitStack) -> list["Tool"]:
-    from rstar2.agent import PYTHON_TOOLS, PythonTool, Tool
+def _tool_makers(names: Sequence[str], executor: "Executor") -> "list[Callable[[], Tool]]":
+    from functools import partial
 
-    tools: list[Tool] = []
-    executor: Executor | None = None
-    for name in options.tools or (PythonTool.schema.name,):
+    from rstar2.agent import PYTHON_TOOLS
+    from rstar2.cli.tool_file import tool_maker
+
+    makers: list[Callable[[], Tool]] = []
+    for name in names:
         if name in PYTHON_TOOLS:
-            if executor is None:
-                executor = _executor(options)
-                stack.push_async_callback(executor.close)
-            tool: Tool = PYTHON_TOOLS[name](executor)
+            makers.append(partial(PYTHON_TOOLS[name], executor))
         elif name.endswith(".py"):
-            tool = load_tool(Path(name))
+            makers.append(tool_maker(Path(name)))
         else:
             raise UserError(f"--tool: {name!r} is neither {' nor '.join(PYTHON_TOOLS)} nor a file that ends in .py")
-        stack.push_async_callback(tool.close)
-        tools.append(tool)
-    return tools
+    return makers
 
 
-def _executor(options: AgentOptions) -> "Executor":
+def make_executor(options: AgentOptions) -> "Executor":
+    """For programs and for grading alike."""
     if options.sandbox is not None:
         from rstar2.sandbox.client import RemoteExecutor
 
-        return RemoteExecutor(options.sandbox, options.sandbox_token)
+        return RemoteExecutor(options.sandbox, os.environ.get(TOKEN_ENV))
     from rstar2.sandbox import LocalExecutor
 
     return LocalExecutor()
-
-
-def load_tool(file: Path) -> "Tool":
-    """What the file's `make_tool()` returns."""
-    from runpy import run_path
-
-    if not file.is_file():
-        raise UserError(f"--tool: there is no file {file}")
-    make_tool = run_path(str(file)).get("make_tool")
-    if not callable(make_tool):
-        raise UserError(f"--tool: {file} defines no function make_tool()")
-    tool: Tool = make_tool()
-    for attribute in ("schema", "call", "close"):
-        if not hasattr(tool, attribute):
-            raise UserError(f"--tool: what make_tool() of {file} returns has no {attribute}, so it is no tool")
-    return tool

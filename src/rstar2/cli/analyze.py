@@ -112,6 +112,11 @@ def _print(analysis: "Analysis", notes: Sequence[str]) -> None:
     from rstar2.analysis.figures import CLASS_LABELS, REACTION_LABELS
 
     console = Console()
+    if analysis.looked_at is not None and analysis.looked_at.steps:
+        console.print(f"Of {analysis.looked_at}; the viewer shows all traces of a step.")
+    if analysis.calls.error_share is not None:
+        share = f"{analysis.calls.error_share:.1%}"
+        console.print(f"Tool errors: {analysis.calls.num_errors:,} of {analysis.calls.num_calls:,} calls, {share}")
     if analysis.entropy is not None:
         labelled = {CLASS_LABELS[found]: summary for found, summary in analysis.entropy.by_class.items()}
         numbers = [Column(name, justify="right") for name in ("tokens", "mean", "median", "90%", "in top 20%")]
@@ -128,7 +133,9 @@ def _print(analysis: "Analysis", notes: Sequence[str]) -> None:
         console.print(Text(f"  {most}"))
     errors = analysis.after_errors
     if errors.num_errors:
-        table = Table(f"after {errors.num_errors:,} tool errors", Column("count", justify="right"), "share", box=None)
+        table = Table(
+            f"after {errors.num_errors:,} turns with tool errors", Column("count", justify="right"), "share", box=None
+        )
         for reaction, count in errors.counts.items():
             table.add_row(REACTION_LABELS[reaction], f"{count:,}", f"{errors.share(reaction):.1%}")
         console.print()

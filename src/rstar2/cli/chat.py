@@ -1,4 +1,4 @@
-"""`rstar2 chat`: a conversation that goes on; the model sees all of it, and its notebook keeps its variables."""
+"""`rstar2 chat`: a conversation that goes on; the model sees all of it, and a notebook keeps its variables."""
 
 import sys
 
@@ -17,7 +17,6 @@ def chat_command(
     template: opt.Template = "model",
     tools: opt.Tools = None,
     sandbox: opt.SandboxUrl = None,
-    sandbox_token: opt.SandboxToken = None,
     max_turns: opt.MaxTurns = 10,
     max_tokens: opt.MaxTokens = 4096,
     temperature: opt.Temperature = 0.6,
@@ -26,6 +25,7 @@ def chat_command(
     """Talk with a model that runs Python. One line is one message; the end of the input (Ctrl-D) ends it. The limits
     hold for each answer."""
     import asyncio
+    from contextlib import AsyncExitStack
 
     from rich.console import Console
 
@@ -42,9 +42,8 @@ def chat_command(
         tokenizer=tokenizer,
         script=script,
         template=template,
-        tools=tuple(tools or ("jupyter_code",)),
+        tools=tuple(tools or ()),
         sandbox=sandbox,
-        sandbox_token=sandbox_token,
         max_turns=max_turns,
         max_tokens=max_tokens,
         temperature=temperature,
@@ -53,24 +52,25 @@ def chat_command(
     console = Console()
     # Between messages the event loop stands still, so that waiting for a line needs no thread and Ctrl-C ends it.
     with asyncio.Runner() as runner:
-        opening = ready_agent(options, Console(stderr=True))
-        ready = runner.run(opening.__aenter__())
+        opening = AsyncExitStack()
         try:
+            ready = runner.run(opening.enter_async_context(ready_agent(options, Console(stderr=True))))
+            used = runner.run(opening.enter_async_context(ready.tools()))
             agent, transcript = ready.agent, None
             while (message := _next_message()) is not None:
                 if transcript is None:
-                    transcript = Transcript.start(agent.chat, message, [tool.schema for tool in ready.tools])
+                    transcript = Transcript.start(agent.chat, message, [tool.schema for tool in used])
                 else:
                     transcript = transcript.with_user_turn(agent.chat, message)
                 observer = AgentDisplay(console)
-                answering = agent.converse(transcript, ready.tools, session="chat", observer=observer)
+                answering = agent.converse(transcript, used, session="chat", observer=observer)
                 transcript, end = runner.run(answering)
                 if end.outcome is Outcome.INFRASTRUCTURE_FAULT:
                     raise InfrastructureError(end.note)
                 if end.outcome is not Outcome.ANSWERED:
                     note(f"cut short: {end.note}")
         finally:
-            runner.run(opening.__aexit__(None, None, None))
+            runner.run(opening.aclose())
 
 
 def _next_message() -> str | None:

@@ -187,13 +187,24 @@ def curate_command(
 ) -> None:
     """Keep the problems that are fit for reinforcement learning; the others go to OUT.rejects with the reason."""
     from rstar2.data import BenchmarkGrams, CurationRules, curate, load_any_problems, read_pass_rates
-    from rstar2.data.write import rejects_path, require_writable_name, write_problems, write_rejects
+    from rstar2.data.by_name import local_files_of
+    from rstar2.data.write import (
+        rejects_path,
+        require_other_file,
+        require_writable_name,
+        write_problems,
+        write_rejects,
+    )
 
     if drop_unsolved and run is None:
         raise UserError("--drop-unsolved needs --run: only a run says what was never solved")
     require_writable_name(output)
+    benchmark_names = [name for name in against.split(",") if name]
+    files = [path for name in (*inputs, *benchmark_names) for path in local_files_of(name, data_dir)]
+    for written in (output, rejects_path(output)):
+        require_other_file(written, files)
     problems = _joined({name: load_any_problems(name, data_dir) for name in inputs})
-    benchmarks = {name: load_any_problems(name, data_dir) for name in against.split(",") if name}
+    benchmarks = {name: load_any_problems(name, data_dir) for name in benchmark_names}
     curated = curate(
         problems,
         BenchmarkGrams(benchmarks) if benchmarks else None,

@@ -1,5 +1,6 @@
 """`rstar2 eval`: a model on benchmarks, by the report's protocol; resumable, and graded again at will."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from rstar2.records import RunDirectory, RunView
 
 VERB = "eval"
-_ALONGSIDE_A_RUN = ("as_json", "markdown", "sandbox", "sandbox_token")
+_ALONGSIDE_A_RUN = ("as_json", "markdown", "sandbox")
 """What may be given together with --resume or --regrade; all else is as the run has it."""
 
 
@@ -42,7 +43,7 @@ def eval_command(
         typer.Option(
             metavar="NAME[,NAME]",
             help="Benchmarks, by commas: aime24, aime25, amc23, gsm8k, hmmt_feb25, math500, gpqa_diamond, ifeval, "
-            "bfcl, arena_hard, procedural:TASK[+TASK], or a file of problems.",
+            "bfcl, bfcl_multi_turn, arena_hard, procedural:TASK[+TASK], or a file of problems.",
         ),
     ] = "",
     samples: Annotated[int, typer.Option(min=1, help="Rollouts of each problem.")] = 16,
@@ -56,7 +57,6 @@ def eval_command(
     template: opt.Template = "model",
     tools: opt.Tools = None,
     sandbox: opt.SandboxUrl = None,
-    sandbox_token: opt.SandboxToken = None,
     max_turns: opt.MaxTurns = 30,
     max_tokens: opt.MaxTokens = 30_720,
     temperature: opt.Temperature = 0.6,
@@ -108,11 +108,11 @@ def eval_command(
 
     stored = _stored_run(context, resume, regrade)
     if stored is not None and regrade is not None:
-        outcome = asyncio.run(_regrade(stored, sandbox, sandbox_token))
+        outcome = asyncio.run(_regrade(stored, sandbox))
     elif stored is not None:
-        plan, options, judge = _remembered(stored, sandbox, sandbox_token)
-        with RunDirectory.resume(stored.path, verb=VERB) as run:
-            outcome = asyncio.run(_evaluate(plan, options, judge, run))
+        plan, options, judge = _remembered(stored, sandbox)
+        path = stored.path
+        outcome = asyncio.run(_evaluate(plan, options, judge, lambda: RunDirectory.resume(path, verb=VERB)))
     else:
         if not bench:
             raise UserError("--bench is needed: which benchmarks? (`rstar2 data list` shows them)")
@@ -135,7 +135,6 @@ def eval_command(
             template=template,
             tools=tuple(tools or ()),
             sandbox=sandbox,
-            sandbox_token=sandbox_token,
             max_turns=max_turns,
             max_tokens=max_tokens,
             temperature=temperature,
@@ -145,11 +144,15 @@ def eval_command(
             judge_url, judge_model, judge_key_env, str(judge_baseline.absolute()) if judge_baseline else None
         )
         _check(plan, options, judge)
-        folder = run_dir or make_run_folder(VERB)
         recipe = plan.to_toml({"agent": _plain(options), "judge": asdict(judge)})
-        with RunDirectory.create(folder, verb=VERB, recipe_toml=recipe, seed=seed) as run:
+
+        def create() -> "RunDirectory":
+            folder = run_dir or make_run_folder(VERB)
+            run = RunDirectory.create(folder, verb=VERB, recipe_toml=recipe, seed=seed)
             note(f"every trace goes to {folder}; if interrupted: rstar2 eval --resume {folder}")
-            outcome = asyncio.run(_evaluate(plan, options, judge, run))
+            return run
+
+        outcome = asyncio.run(_evaluate(plan, options, judge, create))
     _report(outcome, as_json=as_json, markdown_file=markdown)
     if not all(result.is_complete for result in outcome.results.values()):
         raise typer.Exit(ExitCode.NO)
@@ -197,9 +200,7 @@ def _stored_run(context: typer.Context, resume: Path | None, regrade: Path | Non
     return view
 
 
-def _remembered(
-    view: "RunView", sandbox: str | None, sandbox_token: str | None
-) -> "tuple[Plan, opt.AgentOptions, JudgeOptions]":
+def _remembered(view: "RunView", sandbox: str | None) -> "tuple[Plan, opt.AgentOptions, JudgeOptions]":
     from rstar2.evals import read_plan
 
     plan, sections = read_plan(view.recipe_toml)
@@ -209,21 +210,23 @@ def _remembered(
         "tokenizer": Path(kept["tokenizer"]) if kept["tokenizer"] else None,
         "script": Path(kept["script"]) if kept["script"] else None,
         "sandbox": sandbox or kept["sandbox"],
-        "sandbox_token": sandbox_token,
     }
     judge: dict[str, Any] = dict.fromkeys(JudgeOptions.__dataclass_fields__) | sections.get("judge", {})
     return plan, opt.AgentOptions(**kept), JudgeOptions(**judge)
 
 
 def _plain(options: opt.AgentOptions) -> dict[str, Any]:
-    """As it can be written down; the token of the sandbox is not."""
+    """As it can be written down."""
     values = {
         name: str(value.absolute()) if isinstance(value, Path) else value for name, value in asdict(options).items()
     }
-    return values | {"tools": list(options.tools), "sandbox_token": None}
+    return values | {"tools": list(options.tools)}
 
 
-async def _evaluate(plan: "Plan", options: opt.AgentOptions, judge: JudgeOptions, run: "RunDirectory") -> Outcome:
+async def _evaluate(
+    plan: "Plan", options: opt.AgentOptions, judge: JudgeOptions, open_run: "Callable[[], RunDirectory]"
+) -> Outcome:
+    """The run is opened when all that it needs is there: a model that cannot be loaded leaves no folder behind."""
     from collections import Counter
 
     from rstar2.cli.eval_display import sample_bars
@@ -237,20 +240,21 @@ async def _evaluate(plan: "Plan", options: opt.AgentOptions, judge: JudgeOptions
         if most is not None and most < plan.protocol.max_response_tokens:
             note(f"{bench.model} has room for {most:,} tokens: responses end there")
             plan = plan.within(most)
-        keep_tokenizer(options, run.layout.tokenizer)
-        earlier = stored_history(RunView(run.path)).samples
-        done = Counter(key.benchmark for key, sample in earlier.items() if not sample.is_fault)
-        with sample_bars(benchmarks, plan, done) as show:
-            results = await run_evaluation(plan, benchmarks, bench, run, show)
+        with open_run() as run:
+            keep_tokenizer(options, run.layout.tokenizer)
+            earlier = stored_history(RunView(run.path)).samples
+            done = Counter(key.benchmark for key, sample in earlier.items() if not sample.is_fault)
+            with sample_bars(benchmarks, plan, done) as show:
+                results = await run_evaluation(plan, benchmarks, bench, run, show)
     return Outcome(results, plan, plan.deviations(benchmarks), bench.model)
 
 
-async def _regrade(view: "RunView", sandbox: str | None, sandbox_token: str | None) -> Outcome:
+async def _regrade(view: "RunView", sandbox: str | None) -> Outcome:
     from rstar2.cli.eval_display import grading_bar
     from rstar2.evals import grade_again, results_of
     from rstar2.evals.session import num_stored
 
-    plan, options, judge = _remembered(view, sandbox, sandbox_token)
+    plan, options, judge = _remembered(view, sandbox)
     benchmarks = plan.load()
     async with open_executor(options) as executor:
         judges = make_judges(plan, judge, executor)
@@ -258,7 +262,7 @@ async def _regrade(view: "RunView", sandbox: str | None, sandbox_token: str | No
             judges.check(benchmark)
         with grading_bar(num_stored(view)) as advance:
             graded = await grade_again(view, benchmarks, judges, only_undecided=False, on_graded=advance)
-    results = results_of(graded.history, benchmarks, plan)
+        results = await results_of(graded.history, benchmarks, plan, judges)
     note(f"graded {graded.num_graded:,} traces again: {graded.num_changed:,} scores are others; the run stays as it is")
     model = options.model or (options.script.name if options.script else "the model")
     return Outcome(results, plan, plan.deviations(benchmarks), model)

@@ -40,7 +40,7 @@ async def open_bench(plan: "Plan", options: opt.AgentOptions, judge: JudgeOption
     from rstar2.rollout import EngineSpeed, make_policy
     from rstar2.rollout.driver import Driver
 
-    async with ready_agent(options, Console(stderr=True)) as ready, open_executor(options) as executor:
+    async with ready_agent(options, Console(stderr=True)) as ready:
         driver: Driver[Trace] = Driver(make_policy("kv-aware"))
         num_cache_tokens = None if ready.agent.engine.load().num_blocks else UNKNOWN_CACHE_TOKENS
         # Prices moves between engines; with a single engine there is nowhere to move to.
@@ -48,9 +48,9 @@ async def open_bench(plan: "Plan", options: opt.AgentOptions, judge: JudgeOption
         driver.add_engine(ENGINE, PatientEngine(ready.agent.engine), speed, num_cache_tokens)
 
         def make_tools() -> "Sequence[Tool]":
-            return _tools(options, executor) if plan.protocol.has_tools else ()
+            return ready.make_tools() if plan.protocol.has_tools else ()
 
-        yield Bench(driver, ready.agent.chat, make_tools, make_judges(plan, judge, executor), ready.model)
+        yield Bench(driver, ready.agent.chat, make_tools, make_judges(plan, judge, ready.executor), ready.model)
 
 
 def most_response_tokens(options: opt.AgentOptions, bench: "Bench") -> int | None:
@@ -69,22 +69,11 @@ def most_response_tokens(options: opt.AgentOptions, bench: "Bench") -> int | Non
     return min(int(config.get("max_position_embeddings", num_cached)), num_cached - num_cached // PROMPT_SHARE)
 
 
-def _tools(options: opt.AgentOptions, executor: "Executor") -> "list[Tool]":
-    from rstar2.agent import PYTHON_TOOLS, PythonTool
-    from rstar2.cli.agent_setup import load_tool
-
-    names = options.tools or (PythonTool.schema.name,)
-    return [PYTHON_TOOLS[name](executor) if name in PYTHON_TOOLS else load_tool(Path(name)) for name in names]
-
-
 @asynccontextmanager
 async def open_executor(options: opt.AgentOptions) -> "AsyncIterator[Executor]":
-    """For programs and for grading alike."""
-    from rstar2.sandbox import LocalExecutor
-    from rstar2.sandbox.client import RemoteExecutor
+    from rstar2.cli.agent_setup import make_executor
 
-    remote = RemoteExecutor(options.sandbox, options.sandbox_token) if options.sandbox else None
-    executor: Executor = remote or LocalExecutor()
+    executor = make_executor(options)
     try:
         yield executor
     finally:

@@ -1,10 +1,12 @@
 """What all verbs share: how results are printed and what exit codes mean.
 
 0: it worked. 1: it ran, and the answer is no (the program failed, the machine falls short). 2: the user's mistake.
-3: our machinery or the machine failed. 130: interrupted.
+3: our machinery or the machine failed. 130: interrupted by Ctrl-C; 143: by SIGTERM, where a verb can go on later.
 """
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +24,15 @@ class ExitCode(IntEnum):
     USAGE = 2
     INFRASTRUCTURE = 3
     INTERRUPTED = 130
+
+
+_WRONG_PATH = frozenset(
+    (
+        *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+        *(errno.EROFS, errno.EEXIST, errno.ENOTEMPTY),
+    )
+)
+"""Failures of the system that another path, or other rights to it, would mend. All others are the machine's."""
 
 
 def print_json(value: Any) -> None:
@@ -45,6 +56,13 @@ def errors_as_sentences() -> Iterator[None]:
     except InfrastructureError as error:
         note(f"failed: {error}")
         raise SystemExit(ExitCode.INFRASTRUCTURE) from None
+    except OSError as error:
+        # Wherever a file is opened, and whatever for: the system's own words say what is wrong with it.
+        if error.errno is None or error.filename is None:
+            raise
+        is_users = error.errno in _WRONG_PATH
+        note(f"{'error' if is_users else 'failed'}: {os.fsdecode(error.filename)}: {os.strerror(error.errno)}")
+        raise SystemExit(ExitCode.USAGE if is_users else ExitCode.INFRASTRUCTURE) from None
     except KeyboardInterrupt:
         note("interrupted")
         raise SystemExit(ExitCode.INTERRUPTED) from None

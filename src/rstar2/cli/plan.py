@@ -46,7 +46,7 @@ def plan_command(
     ] = None,
     problems: Annotated[
         list[str] | None,
-        typer.Option(metavar="SET=N", help="Size of a set of [data] that is not on this machine. May be repeated."),
+        typer.Option(metavar="SET=N", help="Size of a set of \\[data] that is not on this machine. May be repeated."),
     ] = None,
     tool_seconds: Annotated[float, typer.Option(min=0, help="From a tool call to its result.")] = 0.3,
     tool_calls: Annotated[float, typer.Option(min=0, help="Tool calls of a rollout.")] = 2.75,

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 
 class AgentSolver:
-    """Satisfies `Solver`. An engine is loaded with its first problem and kept; the Python tool keeps no state between
-    problems, so it serves all of them."""
+    """Satisfies `Solver`. An engine is loaded with its first problem and kept; each problem has tools of its own."""
 
     def __init__(self, options: Sequence[AgentOptions]) -> None:
         self._options = {_name(option): option for option in options}
@@ -47,9 +46,11 @@ class AgentSolver:
             for line in translate(event):
                 events.put_nowait(line)
 
-        rollout = asyncio.ensure_future(
-            ready.agent.rollout(Problem("playground", problem, answer=""), ready.tools, observer=observe)
-        )
+        async def roll() -> "Trace":
+            async with ready.tools() as tools:
+                return await ready.agent.rollout(Problem("playground", problem, answer=""), tools, observer=observe)
+
+        rollout = asyncio.ensure_future(roll())
         rollout.add_done_callback(lambda _: events.put_nowait(None))
         try:
             while (line := await events.get()) is not None:
@@ -112,7 +113,7 @@ def end_event(trace: "Trace") -> dict[str, Any]:
         "type": "end",
         "outcome": trace.outcome.value,
         "note": trace.note,
-        "answer": extract_answer(trace.response_text),
+        "answer": extract_answer(*trace.turn_texts),
         "num_tokens": trace.num_sampled_tokens,
     }
 

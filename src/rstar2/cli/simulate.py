@@ -52,7 +52,7 @@ def simulate_command(
         bool,
         typer.Option("--informed", help="Also say what a scheduler without foresight could reach at best."),
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Of the drawn workloads.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the drawn workloads.")] = 0,
     processes: Annotated[int, typer.Option("--processes", min=1, help="Simulations at a time.")] = 2,
     chart: Annotated[
         Path | None, typer.Option("--chart", help="Write a picture: FILE.svg; with several workloads, one file each.")

@@ -25,7 +25,6 @@ def solve_command(
     template: opt.Template = "model",
     tools: opt.Tools = None,
     sandbox: opt.SandboxUrl = None,
-    sandbox_token: opt.SandboxToken = None,
     max_turns: opt.MaxTurns = 10,
     max_tokens: opt.MaxTokens = 4096,
     temperature: opt.Temperature = 0.6,
@@ -53,14 +52,13 @@ def solve_command(
         template=template,
         tools=tuple(tools or ()),
         sandbox=sandbox,
-        sandbox_token=sandbox_token,
         max_turns=max_turns,
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
     )
     trace = asyncio.run(_solve(question, options, is_shown=not as_json))
-    trace = replace(trace, answer=extract_answer(trace.response_text))
+    trace = replace(trace, answer=extract_answer(*trace.turn_texts))
     if as_json:
         typer.echo(encode(trace))
     if trace.outcome is Outcome.INFRASTRUCTURE_FAULT:
@@ -81,7 +79,7 @@ async def _solve(question: str, options: opt.AgentOptions, *, is_shown: bool) ->
     from rstar2.cli.agent_setup import ready_agent
     from rstar2.records import Problem
 
-    async with ready_agent(options, Console(stderr=True)) as ready:
+    async with ready_agent(options, Console(stderr=True)) as ready, ready.tools() as tools:
         observer = AgentDisplay(Console()) if is_shown else nobody
-        trace = await ready.agent.rollout(Problem("solve", question, answer=""), ready.tools, observer=observer)
+        trace = await ready.agent.rollout(Problem("solve", question, answer=""), tools, observer=observer)
     return replace(trace, model=ready.model)

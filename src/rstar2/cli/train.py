@@ -1,5 +1,6 @@
 """`rstar2 train`: from a recipe to an agent, in one process or on a cluster; killed at any moment, it can go on."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rstar2.cli.interrupts import Interrupts
 from rstar2.cli.output import note
 from rstar2.errors import UserError
 
@@ -32,13 +34,14 @@ def train_command(
         typer.Option(
             metavar="ADDRESS",
             help="Train on Ray: `auto` (the one that runs here or in RAY_ADDRESS), `local` (a new one on this "
-            "machine), HOST:PORT or ray://HOST:PORT. The recipe says how in [cluster].",
+            "machine), HOST:PORT or ray://HOST:PORT. The recipe says how in \\[cluster].",
         ),
     ] = None,
     is_driver: Annotated[bool, typer.Option("--driver", hidden=True)] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check recipe and print it with every field.")] = False,
 ) -> None:
     """Train a model by a recipe. Everything is kept in the run folder: traces, metrics, checkpoints, a report."""
+    _check_threads(num_threads)
     if (recipe is None) == (resume is None):
         raise UserError("give a recipe to start a run, or --resume RUN to go on with one")
     if resume is not None and (overrides or run is not None or dry_run):
@@ -52,12 +55,19 @@ def train_command(
     from rstar2.models.extras import require_installed
 
     require_installed(("torch", "transformers"), "training")
-    if cluster is None:
-        _train(_prepare(recipe, overrides or [], run, resume), num_threads)
-    elif is_driver:
-        _train(_prepare(recipe, overrides or [], run, resume, for_cluster=True), num_threads, cluster)
-    else:
+    if cluster is not None and not is_driver:
         raise typer.Exit(_supervise(recipe, overrides or [], run, resume, cluster, num_threads))
+    interrupts = Interrupts()
+    with interrupts.watched():
+        prepared = _prepare(recipe, overrides or [], run, resume, for_cluster=cluster is not None)
+        _train(prepared, num_threads, cluster, interrupts)
+
+
+def _check_threads(num_threads: int | None) -> None:
+    """More than there are cores hinder each other; as many as a process cannot have end it without a word."""
+    num_cores = os.cpu_count() or 1
+    if num_threads is not None and num_threads > num_cores:
+        raise UserError(f"--threads of {num_threads} is more than the {num_cores} cores of this machine: lower it")
 
 
 def _supervise(
@@ -109,8 +119,7 @@ def _prepare(
     return prepared
 
 
-def _train(prepared: "Prepared", num_threads: int | None, cluster: str | None = None) -> None:
-
+def _train(prepared: "Prepared", num_threads: int | None, cluster: str | None, interrupts: Interrupts) -> None:
     import torch
 
     from rstar2.sandbox.local import usable_cores
@@ -123,7 +132,7 @@ def _train(prepared: "Prepared", num_threads: int | None, cluster: str | None = 
     writers = open_writers(prepared.recipe.train.writers, prepared.folder, prepared.recipe.model_dump(mode="json"))
     try:
         with _shown() as display:
-            _run(prepared, Observers(display, *writers), cluster)
+            _run(prepared, Observers(display, *writers), cluster, interrupts)
     except BaseException:
         if (prepared.folder / "run.json").exists():
             where = "" if cluster is None else f" --cluster {cluster}"
@@ -140,22 +149,20 @@ def _train(prepared: "Prepared", num_threads: int | None, cluster: str | None = 
     typer.echo(f'try it: rstar2 solve --model {prepared.folder / "final"} "…"')
 
 
-def _run(prepared: "Prepared", observer: "Observer", cluster: str | None) -> None:
-    import asyncio
-
+def _run(prepared: "Prepared", observer: "Observer", cluster: str | None, interrupts: Interrupts) -> None:
     if cluster is None:
         from rstar2.engine.process.collector import look_rarely_for_cycles
         from rstar2.train import train
 
         look_rarely_for_cycles()
-        asyncio.run(train(prepared, observer, argv=sys.argv))
+        interrupts.run(train(prepared, observer, argv=sys.argv))
         return
     from rstar2.cluster.connect import connected
 
     with connected(cluster):
         from rstar2.cluster.run import train_on_cluster
 
-        asyncio.run(train_on_cluster(prepared, observer, argv=sys.argv))
+        interrupts.run(train_on_cluster(prepared, observer, argv=sys.argv))
 
 
 def _summary(folder: Path) -> None:

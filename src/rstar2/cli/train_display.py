@@ -13,6 +13,7 @@ NUM_POINTS = 48
 """Of a curve: what fits beside its name on 80 columns."""
 CURVES = (
     ("accuracy", "accuracy", "{:.0%}"),
+    ("groups_kept", "groups kept", "{:.0f}"),
     ("tool_error_share_right", "tool errors, right", "{:.1%}"),
     ("tool_error_share_wrong", "tool errors, wrong", "{:.1%}"),
     ("response_tokens_mean", "response tokens", "{:.0f}"),

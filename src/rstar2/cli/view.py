@@ -52,7 +52,6 @@ def view_command(
     script: opt.Script = None,
     template: opt.Template = "model",
     sandbox: opt.SandboxUrl = None,
-    sandbox_token: opt.SandboxToken = None,
     max_turns: opt.MaxTurns = 10,
     max_tokens: opt.MaxTokens = 4096,
     temperature: opt.Temperature = 0.6,
@@ -62,7 +61,7 @@ def view_command(
     alone unless --host says otherwise. With --model, --base-url or --script there is a playground, too."""
     import asyncio
 
-    from rstar2.web.guard import is_loopback
+    from rstar2.sandbox.browsers import is_loopback
     from rstar2.web.run_reader import open_runs
 
     # A server may have one model only, and a script needs none.
@@ -78,7 +77,6 @@ def view_command(
             template=template,
             tools=(),
             sandbox=sandbox,
-            sandbox_token=sandbox_token,
             max_turns=max_turns,
             max_tokens=max_tokens,
             temperature=temperature,
@@ -115,7 +113,7 @@ async def _serve(
     import webbrowser
 
     from rstar2.cli.playground import AgentSolver
-    from rstar2.web.guard import is_loopback
+    from rstar2.sandbox.browsers import is_loopback
     from rstar2.web.server import create_app, serving
 
     async with AgentSolver(options) as solver:

@@ -2,7 +2,8 @@
 
 Promise: the recipe, the run directory and the numbers are those of a single machine; an engine, a sandbox node, a rank
 or the driver that is killed costs time, and neither a finished rollout nor a step of training twice.
-May import: everything below the command line. Needs the `cluster` extra; vLLM engines need the `vllm` extra too.
+May import: records, sandbox, engine, grading, config, agent, rollout, train. Needs the `cluster` extra; vLLM engines
+need the `vllm` extra too.
 
 Nothing is imported here: Ray reads its settings as it is imported, and `connect` makes them before.
 """

@@ -83,6 +83,10 @@ class RankedLearner:
     async def reset_optimizer(self) -> None:
         await self._all("reset_optimizer")
 
+    async def weights_id(self) -> str:
+        name: str = await self._all("weights_id")
+        return name
+
     async def save(self, folder: Path) -> None:
         await self._all("save", _absolute(folder))
 

@@ -65,6 +65,9 @@ class RankActor:
     def reset_optimizer(self) -> None:
         self._it.reset_optimizer()
 
+    def weights_id(self) -> str:
+        return self._it.weights_id()
+
     def save(self, folder: Path) -> None:
         self._it.save(folder)
 

@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
@@ -39,10 +40,16 @@ class SandboxActor:
     async def start(self) -> tuple[str, int]:
         """Its address, and how much it can do at a time."""
         self._executor = await LocalExecutor(self._config).__aenter__()
-        app = create_app(self._executor, ServiceSettings(token=self._token), grader=Grader(self._executor))
+        host = machine_address()
+        table = [asdict(guarantee) for guarantee in self._executor.guarantees]
+        app = create_app(
+            self._executor,
+            ServiceSettings(token=self._token, listening_host=host),
+            grader=Grader(self._executor),
+            guarantees=lambda: table,
+        )
         self._runner = web.AppRunner(app)
         await self._runner.setup()
-        host = machine_address()
         listener = socket.create_server((host, 0))
         await web.SockSite(self._runner, listener).start()
         return f"http://{host}:{listener.getsockname()[1]}", self._config.num_young

@@ -37,9 +37,10 @@ NUM_CPU_THREADS = 1
 class ClusterWorkbench:
     """Satisfies `Workbench`."""
 
-    def __init__(self, roller: Roller, learner: RankedLearner, fleet: EngineFleet) -> None:
+    def __init__(self, roller: Roller, learner: RankedLearner, fleet: EngineFleet, weights: str) -> None:
         self.roller = roller
         self.learner = learner
+        self.weights = weights
         self._fleet = fleet
 
     def gpu_busy_share(self) -> float | None:
@@ -54,7 +55,10 @@ class ClusterWorkbench:
     async def learning(self, version: int) -> AsyncIterator[None]:
         async with self._fleet.learning(version):
             yield
+            weights = await self.learner.weights_id()
             await self.learner.release_memory()
+            self.weights = ""  # rollouts may go on while one engine after the other is given them
+        self.weights = weights
 
 
 @asynccontextmanager
@@ -101,7 +105,8 @@ async def open_cluster_workbench(
         )
         stack.push_async_callback(fleet.close)
         await fleet.start()
-        yield ClusterWorkbench(make_roller(recipe, driver, executor, chat), learner, fleet)
+        roller = make_roller(recipe, driver, executor, chat)
+        yield ClusterWorkbench(roller, learner, fleet, await learner.weights_id())
 
 
 async def _await_room(recipe: Recipe, patience_s: float, report: Callable[[str], None]) -> None:
@@ -139,7 +144,6 @@ def _engine_plan(recipe: Recipe, folder: Path) -> EnginePlan:
     options = VllmOptions(
         max_context_tokens=recipe.model.context_tokens,
         kv_cache_tokens=engine.kv_cache_tokens,
-        block_size=engine.block_tokens if engine.kv_cache_tokens else None,
         max_running=engine.max_batch,
         max_prefill_tokens=engine.prefill_chunk_tokens,
         gpu_memory_share=engine.gpu_memory_share,

@@ -2,7 +2,7 @@
 
 Promise: a `Recipe` that exists is possible; a file that holds none gives one `UserError` that names every mistake, its
 key, its line and the nearest valid name. The reference of all fields is made from the models that check them.
-May import: records.
+May import: nothing.
 """
 
 from rstar2.config.cluster import Cluster

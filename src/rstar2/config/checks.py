@@ -59,12 +59,6 @@ def _model(recipe: "Recipe") -> Iterator[Impossibility]:
         yield _no(
             "is for models built from nothing; remove it, or set model.name to tiny:qwen3", "model.tiny", "model.name"
         )
-    elif recipe.engine.kind == "vllm" and recipe.cluster is None:
-        yield _no(
-            'cannot be "vllm" with a tiny model, which exists only in this process; use "embedded"',
-            "engine.kind",
-            "model.name",
-        )
     if tiny.hidden_size % tiny.num_heads or (tiny.hidden_size // tiny.num_heads) % 2:
         yield _no(
             f"of {tiny.num_heads} does not divide hidden_size {tiny.hidden_size} into heads of even width",
@@ -80,29 +74,13 @@ def _model(recipe: "Recipe") -> Iterator[Impossibility]:
 
 
 def _engine(recipe: "Recipe") -> Iterator[Impossibility]:
-    engine = recipe.engine
-    if recipe.trains and engine.kind in ("openai", "scripted"):
-        what = "[[stages]]" if recipe.stages else "[sft]"
+    if recipe.engine.kind == "vllm" and recipe.cluster is None:
         yield _no(
-            f'cannot be "{engine.kind}" in a recipe that trains, because its weights are not ours to change; use '
-            f'"embedded" or "vllm", or remove {what} to evaluate only',
+            'cannot be "vllm" without a [cluster]: on one machine the engine reads the trainer\'s own weights; use '
+            '"embedded", or add [cluster]',
             "engine.kind",
-            "stages" if recipe.stages else "sft",
+            "cluster",
         )
-    if engine.kind == "openai" and engine.base_url is None:
-        yield _no("is needed with the openai engine: the address of its server", "engine.base_url", "engine.kind")
-    if engine.kind not in ("openai", "vllm") and engine.base_url is not None:
-        yield _no(f"has no meaning for the {engine.kind} engine; remove it", "engine.base_url", "engine.kind")
-    if engine.api_key_env is not None and engine.base_url is None:
-        yield _no(
-            "is for a server, and no engine.base_url is given; remove it", "engine.api_key_env", "engine.base_url"
-        )
-    if engine.kind == "scripted" and engine.script is None:
-        yield _no("is needed with the scripted engine: the file of its replies", "engine.script", "engine.kind")
-    if engine.kind != "scripted" and engine.script is not None:
-        yield _no(f"has no meaning for the {engine.kind} engine; remove it", "engine.script", "engine.kind")
-    if engine.kind not in ("embedded", "vllm") and engine.kv_cache_tokens is not None:
-        yield _no(f"has no meaning for the {engine.kind} engine; remove it", "engine.kv_cache_tokens", "engine.kind")
 
 
 def _sandbox(recipe: "Recipe") -> Iterator[Impossibility]:
@@ -295,5 +273,3 @@ def _cluster(recipe: "Recipe") -> Iterator[Impossibility]:
             "model.device",
             "cluster.gpus_per_node",
         )
-    if recipe.engine.kind in ("openai", "scripted"):
-        yield _no(f"has no meaning for the {recipe.engine.kind} engine; remove it", "cluster", "engine.kind")

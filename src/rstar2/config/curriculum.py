@@ -12,6 +12,7 @@ BENCHMARKS = (
     "amc23",
     "arena_hard",
     "bfcl",
+    "bfcl_multi_turn",
     "gpqa_diamond",
     "gsm8k",
     "hmmt_feb25",

@@ -10,26 +10,10 @@ from rstar2.config.section import Section
 class Engine(Section):
     """`[engine]`: who makes the tokens."""
 
-    kind: Literal["embedded", "vllm", "openai", "scripted"] = Field(
+    kind: Literal["embedded", "vllm"] = Field(
         "embedded",
-        description="embedded: our own engine on the trainer's very weights, CPU or one GPU. vllm: vLLM, in this "
-        "process or at base_url. openai: any compatible server, for solving and evaluation only. scripted: replies "
-        "from a file, for tests and demonstrations.",
-    )
-    base_url: str | None = Field(
-        None,
-        pattern=r"^https?://\S+$",
-        description="Address of the server, with its /v1 where it has one. Needed by openai; with vllm it names a "
-        "running `vllm serve`.",
-    )
-    api_key_env: str | None = Field(
-        None,
-        min_length=1,
-        description="Name of the environment variable that holds the server's key; the key itself never stands in a "
-        "recipe. Only with base_url.",
-    )
-    script: str | None = Field(
-        None, min_length=1, description="File of replies for the scripted engine, and only for it."
+        description="embedded: our own engine, CPU or GPU; on one machine it reads the trainer's very weights. vllm: "
+        "vLLM, started by the run and sent new weights after each step; only with [cluster].",
     )
     kv_cache_tokens: int | None = Field(
         None,
@@ -41,10 +25,8 @@ class Engine(Section):
         0.6,
         gt=0,
         le=1,
-        description="Share of one GPU's memory for the engine. 0.6 leaves room for a trainer on the same GPU.",
-    )
-    block_tokens: int = Field(
-        16, ge=1, description="Tokens in one block of the paged KV cache. 16 wastes little on the last block."
+        description="Share of one GPU's memory for the engine: with vllm for weights and KV cache, with embedded for "
+        "the KV cache, as far as it is free. 0.6 leaves room for a trainer on the same GPU.",
     )
     max_batch: int = Field(
         1024,

@@ -16,11 +16,12 @@ class Algo(Section):
     oversample_factor: int = Field(
         2, ge=1, description="Rollouts sampled for each one kept. The report's 2: 2G are sampled, G are kept."
     )
-    selection: Literal["paper", "release", "random", "off"] = Field(
+    selection: Literal["paper", "quotas", "release", "random", "off"] = Field(
         "paper",
         description="Which of the sampled rollouts are kept. paper: failures uniformly, successes with weight inverse "
-        "to their penalty. release: successes with the lowest penalty. random: the control with equal sampling cost. "
-        "off: all are kept (plain GRPO), with oversample_factor 1.",
+        "to their penalty. quotas: as many of each class as paper keeps, both uniformly: the control without weights. "
+        "release: what the released code does, the lowest penalty of each class first. random: uniformly, blind to "
+        "reward: the control with equal sampling cost. off: all are kept (plain GRPO), with oversample_factor 1.",
     )
     penalty: Literal["both", "errors", "format"] = Field(
         "both",

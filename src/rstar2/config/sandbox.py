@@ -41,13 +41,15 @@ class Sandbox(Section):
         None,
         min_length=1,
         description="Name of the environment variable that holds the service's bearer token; the token itself never "
-        "stands in a recipe. Only with base_url.",
+        "stands in a recipe. Left out, the token of a service of this user on this machine is found. Only with "
+        "base_url.",
     )
     num_slots: int | None = Field(
         None,
         ge=1,
-        description="Programs that run at the same time on this machine. Left out, one for each core: more only makes "
-        "each slower. Not with base_url, where the service decides.",
+        description="Programs younger than a tenth of a second that run at the same time on this machine; older ones "
+        "get less of the cores and do not count. Left out, four for each core: one that waits must not idle it. Not "
+        "with base_url, where the service decides.",
     )
     queue_s: float = Field(
         120.0,

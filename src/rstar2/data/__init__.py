@@ -2,10 +2,10 @@
 
 Promise: the same source, name and seed give the same rows on every machine; a row that cannot be used is an error that
 names it, never skipped; what was downloaded once stays the same bytes. Works without torch.
-May import: records, config, grading, models (its hub client and data home).
+May import: records, grading, config, models.
 """
 
-from rstar2.data.benchmarks import FunctionCallTask, InstructionTask
+from rstar2.data.benchmarks import FunctionCallTask, InstructionTask, MultiTurnCallTask
 from rstar2.data.by_name import grading_of, load_any, load_any_problems
 from rstar2.data.catalog import CATALOG, CatalogSet, Grading, Kind, find_set
 from rstar2.data.conversation import Conversation
@@ -27,6 +27,7 @@ __all__ = [
     "Grading",
     "InstructionTask",
     "Kind",
+    "MultiTurnCallTask",
     "Overlap",
     "PassRate",
     "Reason",

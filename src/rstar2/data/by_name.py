@@ -7,7 +7,14 @@ from rstar2.data import procedural
 from rstar2.data.catalog import CATALOG, Grading, Kind, find_set
 from rstar2.data.conversation import Conversation
 from rstar2.data.conversation_rows import conversations_of, holds_conversation
-from rstar2.data.load import load_catalog_problems, load_conversations, load_problems, local_files, rows_of
+from rstar2.data.load import (
+    find_files,
+    load_catalog_problems,
+    load_conversations,
+    load_problems,
+    local_files,
+    rows_of,
+)
 from rstar2.data.rows import is_data_file, read_rows
 from rstar2.errors import UserError
 from rstar2.records import Problem
@@ -32,6 +39,14 @@ def source_of(name: str) -> str:
 def grading_of(name: str) -> Grading:
     kind, _, rest = source_of(name).partition(":")
     return find_set(rest).grading if kind == "catalog" else Grading.ANSWER
+
+
+def local_files_of(name: str, data_dir: Path | None = None) -> tuple[Path, ...]:
+    """The files of the user's that it names; none for what is generated or lies in the hub's cache."""
+    kind, _, rest = source_of(name).partition(":")
+    if kind == "file":
+        return (Path(rest).expanduser(),)
+    return (find_files(find_set(rest), data_dir) or ()) if kind == "catalog" else ()
 
 
 def load_any_problems(

@@ -9,8 +9,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rstar2.data.benchmarks import choice_problems, function_call_problems, instruction_problems, judged_problems
+from rstar2.data.benchmarks import (
+    choice_problems,
+    function_call_problems,
+    instruction_problems,
+    judged_problems,
+    multi_turn_call_problems,
+)
 from rstar2.data.benchmarks.function_calls import SINGLE_TURN_CATEGORIES, WITHOUT_GOLD
+from rstar2.data.benchmarks.multi_turn_calls import MULTI_TURN_CATEGORIES
 from rstar2.data.problem_rows import answered_problems_of, problems_of
 from rstar2.data.rows import Row
 from rstar2.errors import UserError
@@ -37,6 +44,8 @@ class Grading(StrEnum):
     """IFEval's checks of the whole response."""
     CALLS = "calls"
     """BFCL's comparison of the calls that were made."""
+    MULTI_TURN_CALLS = "multi_turn_calls"
+    """BFCL's comparison of what the calls of a conversation did to simulated services."""
     JUDGE = "judge"
     """A judge model of the user's."""
     NOTHING = "nothing"
@@ -75,6 +84,8 @@ _GSM8K = "openai/gsm8k"
 _GSM8K_REVISION = "740312add88f781978c0658806c59bc2815b9866"
 _GSM8K_TRAIN = "main/train-00000-of-00001.parquet"
 _GSM8K_TEST = "main/test-00000-of-00001.parquet"
+_BFCL = "gorilla-llm/Berkeley-Function-Calling-Leaderboard"
+_BFCL_REVISION = "61fc0608cfd831fcfbbaa676ebdfef0ed963eeda"
 _COMPETITION_LICENCE = "problems (c) MAA"
 
 _SETS = (
@@ -174,8 +185,8 @@ _SETS = (
         kind=Kind.BENCHMARK,
         stems=("bfcl_v3", "bfcl"),
         hub=HubSource(
-            "gorilla-llm/Berkeley-Function-Calling-Leaderboard",
-            "61fc0608cfd831fcfbbaa676ebdfef0ed963eeda",
+            _BFCL,
+            _BFCL_REVISION,
             (
                 *(f"BFCL_v3_{category}.json" for category in SINGLE_TURN_CATEGORIES),
                 *(
@@ -190,6 +201,24 @@ _SETS = (
         summary="function calling, BFCL v3, single turn",
         grading=Grading.CALLS,
         read=function_call_problems,
+    ),
+    CatalogSet(
+        name="bfcl_multi_turn",
+        kind=Kind.BENCHMARK,
+        stems=("bfcl_multi_turn", "bfcl_v3"),
+        hub=HubSource(
+            _BFCL,
+            _BFCL_REVISION,
+            (
+                *(f"BFCL_v3_{category}.json" for category in MULTI_TURN_CATEGORIES),
+                *(f"possible_answer/BFCL_v3_{category}.json" for category in MULTI_TURN_CATEGORIES),
+            ),
+        ),
+        num_rows=800,
+        licence="Apache-2.0",
+        summary="function calling, BFCL v3, several turns with simulated services",
+        grading=Grading.MULTI_TURN_CALLS,
+        read=multi_turn_call_problems,
     ),
     CatalogSet(
         name="arena_hard",

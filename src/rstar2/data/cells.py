@@ -53,5 +53,10 @@ def optional_text(row: Row, names: Sequence[str]) -> str | None:
     return found[1] if isinstance(found[1], str) else compact_json(found[1])
 
 
+def ordered_json(value: Any) -> str:
+    """With the fields in the order of the data, where somebody sees it."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
 def compact_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True, default=str)

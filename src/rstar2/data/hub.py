@@ -15,9 +15,9 @@ from pathlib import Path
 from rstar2.data.catalog import HubSource
 from rstar2.data.rows import is_data_file
 from rstar2.errors import InfrastructureError, UserError
-from rstar2.models import data_home
 from rstar2.models.extras import require_installed
 from rstar2.models.gguf_wheel import sha256_of
+from rstar2.models.home import kept_in_home
 from rstar2.models.hub_client import HUB_ANSWER_DEADLINE_S, HubUnavailableError, answer_within, hidden_bar, reason
 from rstar2.models.progress import Advance, Progress, Silent, following_size
 from rstar2.models.storage import exclusive, is_storage_error, require_free, storage_errors
@@ -62,7 +62,7 @@ class Lock:
 
 
 def repo_folder(source: HubSource) -> Path:
-    return data_home() / "data" / f"{source.repo.replace('/', '--')}@{source.revision or MOVING_REVISION}"
+    return kept_in_home("data") / f"{source.repo.replace('/', '--')}@{source.revision or MOVING_REVISION}"
 
 
 def cached_files(source: HubSource) -> tuple[Path, ...] | None:
@@ -255,6 +255,10 @@ def _read_lock(folder: Path) -> Lock | None:
         lock = Lock(**document)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise UserError(
+            f"cannot read {folder / LOCK_NAME} ({error.strerror}): mend it, or set RSTAR2_HOME to another folder"
+        ) from error
     except (ValueError, TypeError) as error:
         raise UserError(
             f"{folder / LOCK_NAME} cannot be read ({error}): remove {folder} and get the set again"

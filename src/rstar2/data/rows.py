@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO, cast
 
 from rstar2.errors import UserError
 from rstar2.models.extras import require_installed
@@ -63,15 +63,29 @@ def _text_rows(path: Path) -> Iterator[Row]:
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path} is not a whole gzip file ({error}): get it again") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text (byte {error.start} of a block): convert it") from error
+        raise UserError(f"{_undecodable(path)}: not UTF-8 text; convert the file") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _open_text(path: Path) -> TextIO:
-    if path.name.lower().endswith(".gz"):
-        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
+    return io.TextIOWrapper(_open_bytes(path), encoding="utf-8", newline="")
+
+
+def _open_bytes(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.name.lower().endswith(".gz") else path.open("rb")
+
+
+def _undecodable(path: Path) -> str:
+    """The first place that is not UTF-8. Decoding goes by blocks, which are no place that a person could look at; a
+    newline is part of no longer sign, so lines can be decoded one by one."""
+    with _open_bytes(path) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                return f"{path}, line {number}, byte {error.start + 1} (0x{line[error.start]:02x})"
+    return str(path)
 
 
 def _starts_an_array(file: TextIO) -> bool:

@@ -48,7 +48,7 @@ async def validate(
 async def _why_wrong(problem: Problem, grading: Grading, grader: Grader) -> str | None:
     match grading:
         case Grading.ANSWER:
-            grade = await grader.grade(rf"<answer>\boxed{{{problem.answer}}}</answer>", problem.answer)
+            grade = await grader.grade(rf"<answer>\boxed{{{problem.answer}}}</answer>", gold=problem.answer)
             if grade.verdict is Verdict.RIGHT:
                 return None
             return f"{grade.verdict} by {grade.method}" + (f": {grade.message}" if grade.message else "")
@@ -56,7 +56,7 @@ async def _why_wrong(problem: Problem, grading: Grading, grader: Grader) -> str 
             return _instructions_fault(InstructionTask.of(problem))
         case Grading.CALLS:
             return _calls_fault(FunctionCallTask.of(problem))
-        case Grading.JUDGE | Grading.NOTHING:
+        case Grading.MULTI_TURN_CALLS | Grading.JUDGE | Grading.NOTHING:
             return None if problem.problem else "the prompt is empty"
 
 

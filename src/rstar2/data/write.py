@@ -21,6 +21,13 @@ def require_writable_name(path: Path) -> None:
         raise UserError(f"{path}: there is no folder {path.parent}; make it first")
 
 
+def require_other_file(path: Path, inputs: Iterable[Path]) -> None:
+    """UserError if `path` is one of the inputs, by whatever name."""
+    for source in inputs:
+        if path.resolve() == source.resolve() or (path.exists() and source.exists() and path.samefile(source)):
+            raise UserError(f"{path} is an input, {source}, and would be overwritten: give -o another name")
+
+
 def rejects_path(path: Path) -> Path:
     """Beside the file: `rl.rejects.jsonl` for `rl.jsonl`."""
     ending = next(suffix for suffix in WRITTEN_SUFFIXES[::-1] if path.name.endswith(suffix))

@@ -2,7 +2,7 @@
 
 Promise: looking changes nothing, takes seconds, and imports nothing heavy. A probe that cannot find out says so as a
 finding; it never fails the report.
-May import: sandbox (its isolation probe), models (where their folder is).
+May import: sandbox, models, engine.
 """
 
 from rstar2.doctor.check import Check, Report, State

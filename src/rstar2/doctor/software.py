@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from importlib import metadata
 
 from rstar2.doctor.check import Check, State
+from rstar2.engine.vllm import version as vllm
 
 FAST_PATH_MODULE = "rstar2.sandbox._fork"
 COMPILERS = ("cc", "gcc", "clang")
@@ -55,11 +56,15 @@ def compiler_check(compiler: str | None, is_fast_path_built: bool) -> Check:
 
 
 def package_checks() -> tuple[Check, ...]:
-    return tuple(package_check(package, _version(package)) for package in OPTIONAL_PACKAGES)
+    versions = {package: _version(package) for package in OPTIONAL_PACKAGES} | {"vllm": vllm.installed_version()}
+    return tuple(package_check(package, version) for package, version in versions.items())
 
 
 def package_check(package: str, version: str | None) -> Check:
     extra, purpose = OPTIONAL_PACKAGES[package]
+    if package == "vllm" and version is not None and not vllm.is_supported(version):
+        found, fix = f"{version}, which {purpose} is not written for", f"it needs {vllm.NEEDED}: `{vllm.EXTRA}`"
+        return Check("optional", package, State.MISSING, found, fix)
     if version is not None:
         return Check("optional", package, State.OK, version)
     fix = f"for {purpose}: `pip install 'rstar2[{extra}]'`"

@@ -162,8 +162,12 @@ async def offered_models(base_url: str, api_key: str | None = None) -> list[str]
 
 
 def checked_base_url(base_url: str) -> str:
-    parts = urlsplit(base_url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(base_url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket that is not closed, a port that is none
+        is_url = False
+    if not is_url:
         raise UserError(f"--base-url: {base_url!r} is not a URL; write it as http://host:port/v1")
     return base_url.rstrip("/")
 

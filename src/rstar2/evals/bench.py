@@ -9,10 +9,11 @@ from rstar2.errors import UserError
 from rstar2.evals.arena import arena_judge
 from rstar2.evals.arena.judge import Chat
 from rstar2.evals.bfcl import asked_messages, call_judge
+from rstar2.evals.bfcl.multi_turn import MultiTurnPlay, first_messages, multi_turn_judge
 from rstar2.evals.ifeval import instruction_judge
 from rstar2.evals.judgement import Judge, answer_judge
+from rstar2.evals.plain_roller import PlainRoller, plain_question
 from rstar2.evals.plan import Benchmark
-from rstar2.evals.single_turn import SingleTurnRoller, plain_question
 from rstar2.grading import AnswerPlace, Grader
 from rstar2.records import Trace
 from rstar2.rollout.driver import Driver
@@ -37,6 +38,8 @@ class Judges:
                 return instruction_judge()
             case Grading.CALLS:
                 return call_judge()
+            case Grading.MULTI_TURN_CALLS:
+                return multi_turn_judge(self.grader.executor)
             case Grading.JUDGE:
                 if self.arena is None:
                     raise UserError("arena_hard needs a judge: give --judge-url, --judge-model and --judge-baseline")
@@ -65,9 +68,13 @@ class Bench:
     model: str
 
     def roller(self, grading: Grading) -> Rolls:
-        """Problems with an answer go to the agent and its tools; all else is answered in one turn, without them."""
+        """Problems with an answer go to the agent and its tools; all else is asked in the benchmark's own words."""
         if grading is Grading.ANSWER:
-            judge = math_judge(self.judges.grader, self.judges.answer_place)
-            return Roller(self.driver, self.chat, self.make_tools, judge, self.model)
+            math = math_judge(self.judges.grader, self.judges.answer_place)
+            return Roller(self.driver, self.chat, self.make_tools, math, self.model)
+        judge = self.judges.of(grading)
+        if grading is Grading.MULTI_TURN_CALLS:
+            play = MultiTurnPlay(self.judges.grader.executor)
+            return PlainRoller(self.driver, self.chat, first_messages, judge, self.model, play)
         ask = asked_messages if grading is Grading.CALLS else plain_question
-        return SingleTurnRoller(self.driver, self.chat, ask, self.judges.of(grading), self.model)
+        return PlainRoller(self.driver, self.chat, ask, judge, self.model)

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rstar2.evals.metrics import BenchmarkResult, measure
+from rstar2.evals.metrics import BenchmarkResult, measure, scored_groups
 from rstar2.evals.protocol import Protocol
 from rstar2.evals.sample import BENCHMARK_KEY, STAGE_KEY, Sample
+from rstar2.evals.votes import Same, majority_at_k
 from rstar2.records import Problem, Trace
 from rstar2.rollout.request import RolloutRequest, Rolls
 
@@ -43,9 +44,11 @@ async def evaluate(
     seed: int = 0,
     on_trace: Callable[[Trace], None] = lambda _trace: None,
     history: "History | None" = None,
+    same: Same | None = None,
 ) -> dict[str, BenchmarkResult]:
     """Measure one benchmark after the other. `on_trace` sees every trace that was made here, also those that are
-    tried again. `history` is what an interrupted evaluation already knows: its samples count and are not repeated."""
+    tried again. `history` is what an interrupted evaluation already knows: its samples count and are not repeated.
+    `same` tells votes apart that need computer algebra; without it there may be no majority."""
     history = History() if history is None else history
     results = {}
     for name, problems in problems_by_benchmark.items():
@@ -53,8 +56,8 @@ async def evaluate(
         started_s = time.monotonic()
         run = _BenchmarkRun(roller, name, problems, protocol, step, stage, seed, on_trace, history)
         await run.finish()
-        samples = history.of_benchmark(name, problems, protocol.num_samples)
-        results[name] = measure(samples, len(problems), protocol.num_samples, time.monotonic() - started_s)
+        seconds = time.monotonic() - started_s
+        results[name] = await history.measure(name, problems, protocol.num_samples, same, seconds)
     return results
 
 
@@ -80,6 +83,13 @@ class History:
         """The samples that belong to the protocol, as far as they are there."""
         keys = (SampleKey(name, problem.id, index) for problem in problems for index in range(num_samples))
         return [self.samples[key] for key in keys if key in self.samples]
+
+    async def measure(
+        self, name: str, problems: Sequence[Problem], num_samples: int, same: Same | None, seconds: float = 0.0
+    ) -> BenchmarkResult:
+        samples = self.of_benchmark(name, problems, num_samples)
+        voted = await majority_at_k(scored_groups(samples), same)
+        return measure(samples, len(problems), num_samples, seconds, voted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,12 @@ _ANSWER_TAG = re.compile(r"</?answer>")
 
 
 def final_text(trace: Trace) -> str:
-    """What follows the last thought, without answer tags; everything if no thought is closed."""
+    """What follows the last thought, without answer tags; everything, as it is, if there is neither."""
     said = trace.response_text.removesuffix(trace.metadata.get(END_OF_TURN_KEY, ""))
-    thoughts = list(_THOUGHT_END.finditer(said))
-    if thoughts:
-        said = said[thoughts[-1].end() :]
-    return _ANSWER_TAG.sub("", said).strip()
+    words = _ANSWER_TAG.sub("", after_thought(said))
+    return said if words == said else words.strip()
+
+
+def after_thought(said: str) -> str:
+    *_, after = _THOUGHT_END.split(said)
+    return after

@@ -5,13 +5,16 @@ out of order leaves the sample undecided, and never 0.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from rstar2.errors import InfrastructureError
-from rstar2.evals.sample import DETAIL_PREFIX, WEIGHT_KEY
+from rstar2.evals.sample import DETAIL_PREFIX, DETAIL_WEIGHT_PREFIX, WEIGHT_KEY
 from rstar2.grading import AnswerPlace, Grader
 from rstar2.records import Outcome, Problem, Trace, Verdict
+
+Item = TypeVar("Item")
 
 MAX_ATTEMPTS = 3
 FIRST_PAUSE_S = 0.5
@@ -30,23 +33,24 @@ class Judgement:
     message: str = ""
 
 
-def _no_details(_: Problem) -> Sequence[str]:
-    return ()
+def _no_details(_: Problem) -> Mapping[str, float]:
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
     decide: Callable[[Problem, Trace], Awaitable[Judgement]]
     """InfrastructureError if it could not be judged through our fault."""
-    detail_names: Callable[[Problem], Sequence[str]] = _no_details
-    """The details that `decide` gives for a problem: what is cut off before it could be judged has 0 in all of them."""
+    detail_weights: Callable[[Problem], Mapping[str, float]] = _no_details
+    """The details that `decide` gives for a problem, and what each counts in its mean. What is cut off before it could
+    be judged has 0 in all of them."""
 
 
 def answer_judge(grader: Grader, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) -> Judge:
     """The answer in the model's own words against the gold."""
 
     async def decide(problem: Problem, trace: Trace) -> Judgement:
-        grade = await grader.grade(trace.response_text, problem.answer, place)
+        grade = await grader.grade(*trace.turn_texts, gold=problem.answer, place=place)
         return Judgement(grade.verdict, grade.answer, message=grade.message)
 
     return Judge(decide)
@@ -56,13 +60,13 @@ async def judged(judge: Judge, problem: Problem, trace: Trace) -> Trace:
     """The trace with its score; whatever score it had is forgotten."""
     if trace.outcome is Outcome.INFRASTRUCTURE_FAULT:
         return trace
+    weights = judge.detail_weights(problem)
     if trace.outcome is Outcome.TRUNCATED:
-        details = dict.fromkeys(judge.detail_names(problem), 0.0)
-        return replace(trace, reward=0.0, metadata=_metadata(trace, 1.0, details))
-    return with_judgement(trace, await _with_patience(judge, problem, trace))
+        return replace(trace, reward=0.0, metadata=_metadata(trace, 1.0, dict.fromkeys(weights, 0.0), weights))
+    return _with_judgement(trace, await _with_patience(judge, problem, trace), weights)
 
 
-def with_judgement(trace: Trace, judgement: Judgement) -> Trace:
+def _with_judgement(trace: Trace, judgement: Judgement, detail_weights: Mapping[str, float]) -> Trace:
     is_undecided = judgement.verdict is Verdict.UNDECIDED
     score = float(judgement.verdict is Verdict.RIGHT) if judgement.score is None else judgement.score
     return replace(
@@ -71,23 +75,37 @@ def with_judgement(trace: Trace, judgement: Judgement) -> Trace:
         verdict=judgement.verdict,
         reward=None if is_undecided else score,
         note=judgement.message if is_undecided else trace.note,
-        metadata=_metadata(trace, judgement.weight, judgement.details),
+        metadata=_metadata(trace, judgement.weight, judgement.details, detail_weights),
     )
 
 
-def _metadata(trace: Trace, weight: float, details: Mapping[str, float]) -> dict[str, str]:
-    """The trace's own, with these scores in place of whatever it had."""
-    kept = {k: v for k, v in trace.metadata.items() if k != WEIGHT_KEY and not k.startswith(DETAIL_PREFIX)}
-    weights = {WEIGHT_KEY: repr(weight)} if weight != 1.0 else {}
-    return {**kept, **weights, **{f"{DETAIL_PREFIX}{name}": repr(float(value)) for name, value in details.items()}}
+def _metadata(
+    trace: Trace, weight: float, details: Mapping[str, float], detail_weights: Mapping[str, float]
+) -> dict[str, str]:
+    """The trace's own, with these scores in place of whatever it had. A weight of 1 goes without saying."""
+    old = (DETAIL_PREFIX, DETAIL_WEIGHT_PREFIX)
+    metadata = {k: v for k, v in trace.metadata.items() if k != WEIGHT_KEY and not k.startswith(old)}
+    if weight != 1.0:
+        metadata[WEIGHT_KEY] = repr(weight)
+    for name, value in details.items():
+        metadata[f"{DETAIL_PREFIX}{name}"] = repr(float(value))
+        if detail_weights[name] != 1.0:
+            metadata[f"{DETAIL_WEIGHT_PREFIX}{name}"] = repr(float(detail_weights[name]))
+    return metadata
+
+
+async def with_patience(attempt: Callable[[], Awaitable[Item]]) -> Item:
+    """Try again after a pause what failed through our fault; InfrastructureError if it keeps failing."""
+    for number in range(1, MAX_ATTEMPTS):
+        try:
+            return await attempt()
+        except InfrastructureError:
+            await asyncio.sleep(FIRST_PAUSE_S * 2 ** (number - 1))
+    return await attempt()
 
 
 async def _with_patience(judge: Judge, problem: Problem, trace: Trace) -> Judgement:
-    for attempt in range(MAX_ATTEMPTS):
-        try:
-            return await judge.decide(problem, trace)
-        except InfrastructureError as error:
-            reason = str(error)
-            if attempt + 1 < MAX_ATTEMPTS:
-                await asyncio.sleep(FIRST_PAUSE_S * 2**attempt)
-    return Judgement(Verdict.UNDECIDED, message=f"judging failed {MAX_ATTEMPTS} times: {reason}")
+    try:
+        return await with_patience(lambda: judge.decide(problem, trace))
+    except InfrastructureError as error:
+        return Judgement(Verdict.UNDECIDED, message=f"judging failed {MAX_ATTEMPTS} times: {error}")

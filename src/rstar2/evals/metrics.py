@@ -1,7 +1,7 @@
 """From the samples of a benchmark to its numbers. Pure.
 
-Invariant: a sample that was lost through our fault or could not be decided is in no score. It is counted, and every
-share is over what was decided.
+Invariant: a sample that was lost through our fault or could not be decided is in no score. It is counted, every share
+is over what was decided, and beside the score stands what it would be if all that was undecided were wrong.
 """
 
 import math
@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from rstar2.evals.interval import clustered_interval
 from rstar2.evals.sample import Sample
-from rstar2.grading import Grade, decide
 from rstar2.records import Outcome, Verdict
 
 
@@ -33,16 +32,19 @@ class BenchmarkResult:
     accuracy_low: float
     accuracy_high: float
     """The 95% interval of `accuracy`; `rstar2.evals.interval` says how."""
+    accuracy_undecided_wrong: float
+    """`accuracy` if every undecided sample were wrong: no verdict on them could make it less."""
     pass_at_k: float
     majority_at_k: float | None
-    """None where samples have no answers to vote with: instructions, function calls, judged responses."""
+    """None where samples have no answers to vote with: instructions, function calls, judged responses. In training
+    also where votes can be told apart by computer algebra alone."""
     pass_at: dict[int, float]
     """Unbiased pass@n for n = 1, 2, 4, ... up to `num_samples`."""
     mean_response_tokens: float
     mean_turns: float
     mean_tool_calls: float
     tool_error_share: float
-    """Of all calls, those that failed by the model's own doing."""
+    """Of the calls that came back and not through a fault of ours, those that failed by the model's own doing."""
     truncated_share: float
     turn_limit_share: float
     no_answer_share: float
@@ -50,40 +52,44 @@ class BenchmarkResult:
     """Wall-clock time of this benchmark in this process; what an earlier one did is not in it."""
     mean_rollout_seconds: float
     details: dict[str, float] = field(default_factory=dict)
-    """Further scores of the benchmark's own, each the mean over the samples that have it."""
+    """Further scores of the benchmark's own, each the weighted mean over the samples that have it."""
 
     @property
     def is_complete(self) -> bool:
         return not (self.num_undecided or self.num_faults or self.num_missing)
 
 
-def measure(samples: Iterable[Sample], num_problems: int, num_samples: int, seconds: float) -> BenchmarkResult:
+def measure(
+    samples: Iterable[Sample], num_problems: int, num_samples: int, seconds: float, majority_at_k: float | None = None
+) -> BenchmarkResult:
     """`samples` has at most one for each problem and index."""
     everything = list(samples)
     ended = [sample for sample in everything if not sample.is_fault]
-    scored = [sample for sample in ended if sample.score is not None]
-    groups = _by_problem(scored)
-    accuracy = _weighted_mean([(_score(sample), sample.weight) for sample in scored])
+    undecided = [sample for sample in ended if sample.is_undecided]
+    groups = scored_groups(ended)
+    scored = [sample for group in groups for sample in group]
+    scores = [(_score(sample), sample.weight) for sample in scored]
     clusters = [[(_score(sample), sample.weight) for sample in group] for group in groups]
     low, high = clustered_interval(clusters)
-    num_calls = sum(sample.num_tool_calls for sample in ended)
+    num_own_calls = sum(sample.num_own_calls for sample in ended)
     return BenchmarkResult(
         num_problems=num_problems,
         num_samples=num_samples,
         num_scored=len(scored),
-        num_undecided=len(ended) - len(scored),
+        num_undecided=len(undecided),
         num_faults=len(everything) - len(ended),
         num_missing=num_problems * num_samples - len(everything),
-        accuracy=accuracy,
+        accuracy=_weighted_mean(scores),
         accuracy_low=low,
         accuracy_high=high,
+        accuracy_undecided_wrong=_weighted_mean([*scores, *((0.0, sample.weight) for sample in undecided)]),
         pass_at_k=_mean([_pass_at(group, num_samples) for group in groups]),
-        majority_at_k=_majority(groups),
+        majority_at_k=majority_at_k,
         pass_at={k: _mean([_pass_at(group, k) for group in groups]) for k in _powers_up_to(num_samples)},
         mean_response_tokens=_mean([sample.num_response_tokens for sample in ended]),
         mean_turns=_mean([sample.num_turns for sample in ended]),
         mean_tool_calls=_mean([sample.num_tool_calls for sample in ended]),
-        tool_error_share=sum(sample.num_tool_errors for sample in ended) / num_calls if num_calls else 0.0,
+        tool_error_share=sum(sample.num_tool_errors for sample in ended) / num_own_calls if num_own_calls else 0.0,
         truncated_share=_mean([sample.outcome is Outcome.TRUNCATED for sample in ended]),
         turn_limit_share=_mean([sample.outcome is Outcome.TURN_LIMIT for sample in ended]),
         no_answer_share=_mean([sample.verdict is Verdict.NO_ANSWER for sample in ended]),
@@ -99,50 +105,23 @@ def pass_at(num_samples: int, num_right: int, k: int) -> float:
     return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
 
 
-def majority(samples: Sequence[Sample]) -> float:
-    """Whether the most frequent answer is right; among equally frequent ones, the share of them that is.
-
-    Right answers are all the gold, so they are one class. Wrong ones are told apart without computer algebra, which
-    can only split a class of wrong answers, never one of right ones. Who gave no answer does not vote."""
-    num_right = sum(_score(sample) == 1.0 for sample in samples)
-    wrong: list[tuple[str, int]] = []
-    for answer in (sample.answer for sample in samples if _score(sample) < 1.0 and sample.answer is not None):
-        for index, (known, count) in enumerate(wrong):
-            if _is_same(answer, known):
-                wrong[index] = known, count + 1
-                break
-        else:
-            wrong.append((answer, 1))
-    most = max([num_right, *(count for _, count in wrong)])
-    if most == 0:
-        return 0.0
-    return (num_right == most) / ((num_right == most) + sum(count == most for _, count in wrong))
-
-
 def _pass_at(group: Sequence[Sample], k: int) -> float:
     """A problem with fewer than k decided samples enters with as many as it has."""
     num_right = sum(_score(sample) == 1.0 for sample in group)
     return pass_at(len(group), num_right, min(k, len(group)))
 
 
-def _majority(groups: Sequence[Sequence[Sample]]) -> float | None:
-    is_voted = any(
-        sample.verdict in (Verdict.RIGHT, Verdict.WRONG) and sample.answer is None for sample in _all(groups)
-    )
-    return None if is_voted else _mean([majority(group) for group in groups])
-
-
-def _is_same(answer: str, other: str) -> bool:
-    decided = decide(answer, other)
-    return isinstance(decided, Grade) and decided.verdict is Verdict.RIGHT
-
-
 def _details(samples: Sequence[Sample]) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[tuple[float, float]]] = {}
     for sample in samples:
-        for name, value in sample.details.items():
-            found.setdefault(name, []).append(value)
-    return {name: _mean(values) for name, values in sorted(found.items())}
+        for name, weighted in sample.details.items():
+            found.setdefault(name, []).append(weighted)
+    return {name: _weighted_mean(values) for name, values in sorted(found.items())}
+
+
+def scored_groups(samples: Iterable[Sample]) -> list[list[Sample]]:
+    """The samples that have a score, problem by problem."""
+    return _by_problem(sample for sample in samples if sample.score is not None and not sample.is_fault)
 
 
 def _by_problem(samples: Iterable[Sample]) -> list[list[Sample]]:
@@ -150,10 +129,6 @@ def _by_problem(samples: Iterable[Sample]) -> list[list[Sample]]:
     for sample in samples:
         groups.setdefault(sample.problem_id, []).append(sample)
     return list(groups.values())
-
-
-def _all(groups: Sequence[Sequence[Sample]]) -> Iterable[Sample]:
-    return (sample for group in groups for sample in group)
 
 
 def _score(sample: Sample) -> float:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rstar2.data import FunctionCallTask, Grading, grading_of, load_any_problems
+from rstar2.data import FunctionCallTask, Grading, MultiTurnCallTask, grading_of, load_any_problems
 from rstar2.errors import UserError
 from rstar2.evals.bfcl import is_answerable
 from rstar2.evals.protocol import REPORT, Protocol
@@ -69,6 +69,8 @@ class Plan:
         grading, num_all = grading_of(name), len(problems)
         if grading is Grading.CALLS:
             problems = tuple(problem for problem in problems if is_answerable(FunctionCallTask.of(problem)))
+        elif grading is Grading.MULTI_TURN_CALLS:
+            problems = tuple(problem for problem in problems if MultiTurnCallTask.of(problem).is_answerable)
         num_left_out = num_all - len(problems)
         if self.max_problems is not None and self.max_problems < len(problems):
             chosen = random.Random(f"{self.seed}/eval/{name}").sample(range(len(problems)), self.max_problems)

@@ -10,6 +10,7 @@ BENCHMARK_KEY = "benchmark"
 STAGE_KEY = "stage"
 WEIGHT_KEY = "weight"
 DETAIL_PREFIX = "score/"
+DETAIL_WEIGHT_PREFIX = "score-weight/"
 """Keys of `Trace.metadata` that evaluation writes; a detail is a further score beside the reward."""
 
 
@@ -23,16 +24,22 @@ class Sample:
     score: float | None
     """None for what was lost through our fault and for what could not be decided: left out and counted."""
     weight: float
-    details: Mapping[str, float]
+    details: Mapping[str, tuple[float, float]]
+    """Each further score, and what it counts in its mean."""
     num_response_tokens: int
     num_turns: int
     num_tool_calls: int
+    """That were written."""
+    num_own_calls: int
+    """That came back, and not through a fault of ours: what `num_tool_errors` is a share of."""
     num_tool_errors: int
     seconds: float
 
     @classmethod
     def of(cls, trace: Trace) -> Self:
-        stored = trace.metadata.items()
+        stored = trace.metadata
+        details = (key.removeprefix(DETAIL_PREFIX) for key in stored if key.startswith(DETAIL_PREFIX))
+        num_own_calls, num_tool_errors = trace.own_calls
         return cls(
             problem_id=trace.problem_id,
             sample_index=trace.sample_index,
@@ -40,12 +47,16 @@ class Sample:
             verdict=trace.verdict,
             answer=trace.answer,
             score=trace.reward,
-            weight=float(trace.metadata.get(WEIGHT_KEY, 1.0)),
-            details={k.removeprefix(DETAIL_PREFIX): float(v) for k, v in stored if k.startswith(DETAIL_PREFIX)},
+            weight=float(stored.get(WEIGHT_KEY, 1.0)),
+            details={
+                name: (float(stored[f"{DETAIL_PREFIX}{name}"]), float(stored.get(f"{DETAIL_WEIGHT_PREFIX}{name}", 1.0)))
+                for name in details
+            },
             num_response_tokens=trace.num_response_tokens,
             num_turns=len(trace.turns),
             num_tool_calls=trace.num_tool_calls,
-            num_tool_errors=trace.num_tool_errors,
+            num_own_calls=num_own_calls,
+            num_tool_errors=num_tool_errors,
             seconds=sum(turn.queue_s + turn.generate_s + turn.tool_s for turn in trace.turns),
         )
 

@@ -13,10 +13,12 @@ from rstar2.errors import InfrastructureError, UserError
 from rstar2.evals.bench import Bench, Judges
 from rstar2.evals.evaluate import History, evaluate
 from rstar2.evals.judgement import judged
-from rstar2.evals.metrics import BenchmarkResult, measure
+from rstar2.evals.metrics import BenchmarkResult
 from rstar2.evals.patience import EngineAwayError
 from rstar2.evals.plan import Benchmark, Plan
 from rstar2.evals.sample import BENCHMARK_KEY, Sample
+from rstar2.evals.tables import left_out
+from rstar2.evals.votes import graders_equality
 from rstar2.records import RunDirectory, RunView, Trace
 
 STEP = 0
@@ -54,12 +56,13 @@ async def run_evaluation(
                 seed=plan.seed,
                 on_trace=keep,
                 history=history,
+                same=graders_equality(bench.judges.grader),
             )
         except EngineAwayError as error:
             raise InfrastructureError(f"{error}; resume {run.path} when the engine is back") from error
         if results[benchmark.name].num_undecided:
             again = await grade_again(view, [benchmark], bench.judges, only_undecided=True)
-            measured = results_of(again.history, [benchmark], plan)[benchmark.name]
+            measured = (await results_of(again.history, [benchmark], plan, bench.judges))[benchmark.name]
             results[benchmark.name] = replace(measured, seconds=results[benchmark.name].seconds)
         write_results(run, {benchmark.name: results[benchmark.name]})
     return results
@@ -107,15 +110,12 @@ async def grade_again(
     return Regraded(history, num_graded, num_changed)
 
 
-def results_of(history: History, benchmarks: Iterable[Benchmark], plan: Plan) -> dict[str, BenchmarkResult]:
-    num_samples = plan.protocol.num_samples
+async def results_of(
+    history: History, benchmarks: Iterable[Benchmark], plan: Plan, judges: Judges
+) -> dict[str, BenchmarkResult]:
+    same = graders_equality(judges.grader)
     return {
-        benchmark.name: measure(
-            history.of_benchmark(benchmark.name, benchmark.problems, num_samples),
-            len(benchmark.problems),
-            num_samples,
-            seconds=0.0,
-        )
+        benchmark.name: await history.measure(benchmark.name, benchmark.problems, plan.protocol.num_samples, same)
         for benchmark in benchmarks
     }
 
@@ -125,7 +125,7 @@ def write_results(run: RunDirectory, results: dict[str, BenchmarkResult]) -> Non
     for name, result in results.items():
         numbers = {f"{name}/{key}": value for key, value in asdict(result).items() if isinstance(value, (int, float))}
         run.write_metrics(STEP, STAGE, numbers)
-        sentence = f"{name}: {100 * result.accuracy:.1f}% of {result.num_scored:,} samples"
+        sentence = f"{name}: {100 * result.accuracy:.1f}% of {result.num_scored:,} samples{left_out(result)}"
         run.write_event("result", sentence, {"benchmark": name, **result_as_json(result)})
 
 

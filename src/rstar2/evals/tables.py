@@ -18,7 +18,7 @@ Results = Mapping[str, BenchmarkResult]
 
 
 def score_table(results: Results) -> Table:
-    columns = ("benchmark", "problems", "avg@k", "95% interval", "pass@k", "maj@k")
+    columns = ("benchmark", "problems", "avg@k", "95% interval", "undecided", "avg@k if wrong", "pass@k", "maj@k")
     return Table("scores, percent", columns, tuple(_score_row(name, result) for name, result in results.items()))
 
 
@@ -81,9 +81,16 @@ def remarks(results: Results, deviations: Sequence[str]) -> list[str]:
         if not result.is_complete:
             lines.append(
                 f"{name}: {result.num_undecided} undecided, {result.num_faults} lost through faults and "
-                f"{result.num_missing} missing samples are in no score."
+                f"{result.num_missing} missing samples are in no score{left_out(result)}."
             )
     return lines + [CAVEATS[name] for name in results if name in CAVEATS]
+
+
+def left_out(result: BenchmarkResult) -> str:
+    """What the score would be without the benefit of the doubt, to go behind it; empty if nothing was in doubt."""
+    if not result.num_undecided:
+        return ""
+    return f"; if the {result.num_undecided:,} undecided were wrong: {percent(result.accuracy_undecided_wrong)}%"
 
 
 def markdown(results: Results, model: str, deviations: Sequence[str]) -> str:
@@ -107,6 +114,8 @@ def _score_row(name: str, result: BenchmarkResult) -> tuple[str, ...]:
         f"{result.num_problems:,} x {result.num_samples}",
         percent(result.accuracy) if is_scored else "none",
         interval if is_scored else "",
+        f"{result.num_undecided:,}",
+        percent(result.accuracy_undecided_wrong),
         percent(result.pass_at_k) if is_scored else "",
         voted if is_scored else "",
     )

@@ -2,12 +2,18 @@
 
 Promise: a wrong answer is never called right by a trick of notation; a hostile one neither hangs the grader nor escapes
 its zero; integers are exact and need no executor; faults of ours are errors, never verdicts.
-May import: records, and of sandbox its seam.
+May import: records, sandbox.
 """
 
 from rstar2.grading.choice import choice_letter
 from rstar2.grading.decide import Comparison, decide
-from rstar2.grading.extract import AnswerPlace, count_answer_blocks, extract_answer, last_box
+from rstar2.grading.extract import (
+    AnswerPlace,
+    count_answer_blocks,
+    count_balanced_answer_blocks,
+    extract_answer,
+    last_box,
+)
 from rstar2.grading.grade import Grade, Method
 from rstar2.grading.grader import GRADING_DEADLINE_S, Grader
 from rstar2.grading.integers import parse_integer
@@ -21,6 +27,7 @@ __all__ = [
     "Method",
     "choice_letter",
     "count_answer_blocks",
+    "count_balanced_answer_blocks",
     "decide",
     "extract_answer",
     "last_box",

@@ -1,4 +1,4 @@
-"""What can be decided without computer algebra: integers, equal texts, words, choices, units and hostile answers.
+"""What can be decided without computer algebra: numbers, equal texts, words, choices, units, hostile answers.
 
 Pure and linear, so it runs in the caller's process at any load; what is left over comes back as a `Comparison`.
 """
@@ -9,17 +9,31 @@ from rstar2.grading.choice import choice_letter
 from rstar2.grading.extract import last_box
 from rstar2.grading.grade import Grade, Method
 from rstar2.grading.integers import read_integers, same_integers
-from rstar2.grading.latex import bases_conflict, is_prose, skeleton, split_unit, tidy, units_conflict
+from rstar2.grading.latex import (
+    bases_conflict,
+    is_prose,
+    skeleton,
+    split_percent,
+    split_unit,
+    tidy,
+    units_conflict,
+    with_both_signs,
+    with_powers_of_ten,
+)
+from rstar2.grading.numerals import percent_exponents, read_number, same_number
 from rstar2.grading.screen import MAX_CHARS, is_evaluated, why_refused
 from rstar2.records import Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two values, tidied and without units, that only computer algebra can tell apart."""
+    """Two values, tidied and without units and percent signs, that only computer algebra can tell apart."""
 
     answer: str
     gold: str
+    answer_is_percent: bool = False
+    gold_is_percent: bool = False
+    """The sign itself is in neither text."""
 
 
 def decide(answer: str, gold: str, *, evaluated_only: bool = False) -> Grade | Comparison:
@@ -63,4 +77,24 @@ def decide(answer: str, gold: str, *, evaluated_only: bool = False) -> Grade | C
         return graded(False, Method.SCREEN, reason)
     if evaluated_only and gold_integers and not is_evaluated(of_answer.value):
         return graded(False, Method.SCREEN, "it leaves a computation to the grader")
-    return Comparison(of_answer.value, of_gold.value)
+    comparison = _comparison(of_answer.value, of_gold.value)
+    is_same = _same_numbers(comparison)
+    return comparison if is_same is None else graded(is_same, Method.NUMBERS)
+
+
+def _comparison(answer: str, gold: str) -> Comparison:
+    answer, answer_is_percent = split_percent(answer)
+    gold, gold_is_percent = split_percent(gold)
+    answer, gold = (with_both_signs(with_powers_of_ten(text)) for text in (answer, gold))
+    return Comparison(answer, gold, answer_is_percent, gold_is_percent)
+
+
+def _same_numbers(comparison: Comparison) -> bool | None:
+    """None if one of them is no number as such."""
+    answer, gold = read_number(comparison.answer), read_number(comparison.gold)
+    if answer is None or gold is None:
+        return None
+    exponents = percent_exponents(
+        gold, answer_is_percent=comparison.answer_is_percent, gold_is_percent=comparison.gold_is_percent
+    )
+    return any(same_number(answer.scaled(exponent), gold) for exponent in exponents)

@@ -12,6 +12,8 @@ class Method(StrEnum):
     EXTRACTION = "extraction"
     """There was no answer to compare."""
     INTEGERS = "integers"
+    NUMBERS = "numbers"
+    """Decimals and fractions of integers, by the rules of `rstar2.grading.numerals`."""
     TEXT = "text"
     """Equal up to LaTeX noise; or words, which are compared as words alone."""
     CHOICE = "choice"

@@ -12,7 +12,7 @@ that cannot be decided there:
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 
 from rstar2.errors import InfrastructureError
@@ -27,7 +27,8 @@ GRADING_DEADLINE_S = 10.0
 GRADING_MEMORY_BYTES = 1 << 30
 """math-verify and sympy take 0.1 GiB of it."""
 
-_PROGRAM = resources.files("rstar2.grading").joinpath("program.py").read_text(encoding="utf-8") + "\n\nmain()\n"
+_SOURCES = (resources.files("rstar2.grading").joinpath(f"{name}.py") for name in ("numerals", "program"))
+_PROGRAM = "\n\n".join((*(source.read_text(encoding="utf-8") for source in _SOURCES), "main()\n"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,9 @@ class Grader:
     r"""With an integer gold, an answer that leaves work to the grader (`123 \cdot 456`) is wrong. Benchmarks count such
     answers; a policy that is rewarded for them learns to copy the question into the box."""
 
-    async def grade(self, text: str, gold: str, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) -> Grade:
-        """Grade the answer in `text`, which is the model's own words and nothing of its environment's."""
-        answer = extract_answer(text, place)
+    async def grade(self, *turns: str, gold: str, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) -> Grade:
+        """Grade the answer in `turns`, which are the model's own words and nothing of its environment's."""
+        answer = extract_answer(*turns, place=place)
         if answer is None:
             where = "the last answer block" if place is AnswerPlace.ANSWER_BLOCK else "the text"
             return Grade(Verdict.NO_ANSWER, None, Method.EXTRACTION, rf"no balanced, filled \boxed{{}} in {where}")
@@ -58,8 +59,8 @@ class Grader:
 
     async def _compare(self, comparison: Comparison) -> tuple[Verdict, str]:
         limits = Limits(wall_s=self.deadline_s, cpu_s=self.deadline_s / 2, memory_bytes=GRADING_MEMORY_BYTES)
-        stdin = json.dumps({"answer": comparison.answer, "gold": comparison.gold})
-        execution = await self.executor.run(Request(_PROGRAM, stdin=stdin, limits=limits))
+        request = Request(_PROGRAM, stdin=json.dumps(asdict(comparison)), limits=limits)
+        execution = await self.executor.run(request)
         return read_execution(execution)
 
 

@@ -23,6 +23,7 @@ _SIGNS = str.maketrans(
         "≥": r"\ge ",
         "∪": r"\cup ",
         "∈": r"\in ",
+        "∅": r"\emptyset ",
         "\u00a0": " ",
         "\u2009": " ",
         "\u202f": " ",
@@ -35,9 +36,16 @@ _DELIMITER = re.compile(r"\\?\$|(?<!\\)\\[()\[\]]")
 _SPACE = re.compile(r"(?<!\\)\\[;: ]|(?<!\\)\\,|\\(?:q?quad|thinspace|displaystyle)(?![a-zA-Z])|~")
 _THOUSANDS = re.compile(r"(?<![\d.,])(?<!\d )[1-9]\d{0,2}(?: \d{3})+(?! ?\d)")
 _PERCENT = re.compile(r"\s*\\(?:text|mathrm|mbox)\s*\{\s*(?:percent|\\?%)\s*\}|\s*\bpercent\b")
+_PERCENT_SIGN = re.compile(r" *\\?%$")
 _MIXED = re.compile(r"(?<![\d/.,_^])(\d+) (\d+) ?/ ?(\d+)(?![\d.])")
 _IMAGINARY = re.compile(r"(?<=[\d})]) *i(?![a-zA-Z])")
 _BLANKS = re.compile(r" {2,}")
+_EMPTY_SET = re.compile(r"\\varnothing(?![a-zA-Z])|^(?:\\left ?)?\\\{ ?(?:\\right ?)?\\\}$")
+_POWER_OF_TEN = re.compile(r"(?<![\w.\\}])(\d+\.?\d*|\.\d+)[eE]([-+]?\d{1,3})(?![\w.]| *\^)", re.ASCII)
+_PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])")
+_LONE_PLUS = re.compile(r"(^|[=({\[,]) *\+")
+_SET = re.compile(r"(?P<open>(?:\\left ?)?\\\{)(?P<inner>.*?)(?P<close>(?:\\right ?)?\\\})")
+_NESTING = re.compile(r"\\.|[{}()\[\],]")
 
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
 _SIZED = re.compile(r"\\(?:left|right|m?left|m?right)(?![a-zA-Z])")
@@ -97,6 +105,7 @@ def tidy(text: str) -> str:
     text = _IMAGINARY.sub(" i", text)
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
     text = _THOUSANDS.sub(lambda number: number[0].replace(" ", ""), text)
+    text = _EMPTY_SET.sub(r"\\emptyset", text)
     return text if text.endswith(r"\right.") else text.rstrip(" .,;")
 
 
@@ -105,6 +114,44 @@ def skeleton(tidied: str) -> str:
     text = _FRACTION.sub(r"\\frac", _SIZED.sub("", tidied))
     text = _TEXT.sub(r" \1 ", text)
     return _NEEDLESS_BLANK.sub("", _BLANKS.sub(" ", text).strip()).rstrip(".")
+
+
+def with_powers_of_ten(tidied: str) -> str:
+    r"""`1e+06`, as computers print it, as `1 \times 10^{6}`; a parser of mathematics would read Euler's number."""
+    return _POWER_OF_TEN.sub(lambda number: rf"{number[1]} \times 10^{{{int(number[2])}}}", tidied)
+
+
+def with_both_signs(tidied: str) -> str:
+    r"""`\frac{-1 \pm \sqrt{17}}{2}` as the two values that it stands for. More than one sign in a value stays: whether
+    they go together is not said."""
+    if not _PLUS_MINUS.search(tidied):
+        return tidied
+    braces = _SET.fullmatch(tidied)
+    values = list[str]()
+    for value in _split(braces["inner"] if braces else tidied):
+        if len(_PLUS_MINUS.findall(value)) == 1 and r"\mp" not in value:
+            values += (_LONE_PLUS.sub(r"\1", _PLUS_MINUS.sub(sign, value)).strip() for sign in "+-")
+        else:
+            values.append(value)
+    joined = ", ".join(values)
+    return f"{braces['open']}{joined}{braces['close']}" if braces else joined
+
+
+def _split(text: str) -> list[str]:
+    """At the commas that stand in no brackets."""
+    pieces, start, depth = list[str](), 0, 0
+    for token in _NESTING.finditer(text):
+        if token[0] == "," and depth == 0:
+            pieces.append(text[start : token.start()])
+            start = token.end()
+        depth += (token[0] in "{([") - (token[0] in "})]")
+    return [piece.strip() for piece in (*pieces, text[start:])]
+
+
+def split_percent(tidied: str) -> tuple[str, bool]:
+    """Without a trailing percent sign, and whether there was one."""
+    bare = _PERCENT_SIGN.sub("", tidied)
+    return bare, bare != tidied
 
 
 def is_prose(bones: str) -> bool:

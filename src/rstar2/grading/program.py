@@ -1,9 +1,9 @@
-r"""Compares one answer with one gold by math-verify. It runs inside the sandbox and never in this process:
-`Grader` sends its source text, so it imports nothing of ours.
+r"""Compares one answer with one gold by math-verify. It runs inside the sandbox and never in this process: `Grader`
+sends its source text behind that of `numerals`.
 
-stdin is `{"answer": …, "gold": …}`, both tidied LaTeX without units; stdout is one JSON object a line: `{"stage": …}`
-each time a stage is passed, so that a run that was stopped says whose expression stopped it, and last
-`{"verdict": …}`. math-verify's own timeouts are off: they use SIGALRM, and the sandbox kills more surely.
+stdin is a `Comparison` as JSON; stdout is one JSON object a line: `{"stage": …}` each time a stage is passed, so that a
+run that was stopped says whose expression stopped it, and last `{"verdict": …}`. math-verify's own timeouts are off:
+they use SIGALRM, and the sandbox kills more surely.
 """
 
 import json
@@ -11,6 +11,8 @@ import logging
 import re
 import sys
 import zlib
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import mpmath
@@ -19,6 +21,7 @@ from math_verify.parser import NormalizationConfig
 from sympy import (
     E,
     Eq,
+    Expr,
     FiniteSet,
     Float,
     Integral,
@@ -31,13 +34,22 @@ from sympy import (
     Sum,
     Symbol,
     Tuple,
+    Union,
+    oo,
 )
 from sympy.logic.boolalg import And
 
-ROUNDED_TOLERANCE = 1e-3
-"""Relative, where a decimal takes part. math-verify rounds to 6 places, which calls 0.0000012 and 0.000001 equal."""
-EXACT_TOLERANCE = 1e-9
-"""Relative, where both are exact. math-verify chops, which calls every two numbers below 1e-15 equal."""
+if __name__ != "__main__":  # In the sandbox both are one file.
+    from rstar2.grading.numerals import Number, percent_exponents, same_number
+
+NUM_DIGITS = 40
+"""That values are computed to."""
+EXACT_TOLERANCE = 1e-30
+"""Relative, where both are exact. math-verify chops at 15 digits."""
+NUM_DECIMALS = 12
+"""That math-verify may round decimals to. Its own 6 call 0.1 and 0.1000001 equal."""
+CHAIN_TOLERANCE = 1e-3
+"""Relative, between the links of `2\\pi = 6.283`."""
 
 _EXTRACTION = LatexExtractionConfig(
     boxed_match_priority=0,
@@ -50,7 +62,8 @@ _EQUALS = re.compile(r"(?<![\\<>!:=])=(?!=)")
 
 
 def _read(latex: str) -> Any | None:
-    """The expression in `latex`, or None. Only the box is extracted: no prose, no bare numbers, no second match."""
+    """The expression in `latex`, or None. Only the box is extracted: no prose, no bare numbers, no second match.
+    A decimal that is part of something stands for itself; one that is a value of its own stays as it was written."""
     parsed = parse(
         f"\\boxed{{{latex}}}",
         extraction_config=[_EXTRACTION],
@@ -58,41 +71,73 @@ def _read(latex: str) -> Any | None:
         extraction_mode="first_match",
         parsing_timeout=None,
     )
-    return parsed[0] if parsed else None
+    if not parsed:
+        return None
+    composed = (item for item in _items(_value(parsed[0])) if not isinstance(item, Float) and hasattr(item, "atoms"))
+    exact = {item: item.xreplace({x: Rational(str(x)) for x in item.atoms(Float)}) for item in composed}
+    return parsed[0].xreplace(exact) if any(item.has(Float) for item in exact) else parsed[0]
 
 
 def _value(expression: Any) -> Any:
     """The last side of an equation or of a chain of them; the expression itself if it is none."""
     if isinstance(expression, And) and all(isinstance(link, Eq) for link in expression.args):
-        expression = getattr(expression, "_unsorted_args", expression.args)[-1]
+        expression = _links(expression)[-1]
     return expression.rhs if isinstance(expression, Eq) else expression
 
 
-def _number(expression: Any) -> mpmath.mpc:
+def _links(chain: Any) -> Any:
+    return getattr(chain, "_unsorted_args", chain.args)
+
+
+def _name(equation: Any) -> Any:
+    """What an equation or a chain of them begins with."""
+    return (_links(equation)[0] if isinstance(equation, And) else equation).lhs
+
+
+def _items(expression: Any) -> list[Any]:
+    """The values in a value: itself, or those of a set, tuple, interval or matrix."""
+    if isinstance(expression, MatrixBase):
+        return list(expression)
+    if isinstance(expression, (FiniteSet, Tuple, Union)):
+        return [item for part in expression.args for item in _items(part)]
+    if isinstance(expression, Interval):
+        return [expression.start, expression.end]
+    if isinstance(expression, Eq) and isinstance(expression.lhs, Symbol):
+        return [expression.rhs]
+    return [expression]
+
+
+def _computed(expression: Any) -> mpmath.mpc:
     """The value of a scalar, where each variable stands for a fixed number drawn from its name."""
+    if expression in (oo, -oo):
+        return mpmath.mpc(mpmath.inf if expression is oo else -mpmath.inf)
     if expression.has(Sum, Product, Integral, Limit):
         raise ValueError("not to be computed numerically in a bounded time")
     variables = {s: Rational(zlib.crc32(s.name.encode()) % 9973 + 5000, 9973) for s in expression.free_symbols}
-    real, imaginary = expression.evalf(20, subs=variables).as_real_imag()
-    return mpmath.mpc(real._to_mpmath(60), imaginary._to_mpmath(60))
+    parts = expression.evalf(NUM_DIGITS, subs=variables).as_real_imag()
+    # A precision of one bit is how sympy says that nothing is left of it: a zero that cancelled out.
+    return mpmath.mpc(*(0 if getattr(part, "_prec", 0) == 1 else part._to_mpmath(200) for part in parts))
 
 
-def _numbers(expression: Any) -> list[mpmath.mpc] | None:
-    """The numbers in a value, sorted: one for a scalar, many for a set, tuple, interval or matrix. None where that
-    cannot be done."""
-    if isinstance(expression, MatrixBase):
-        items = list(expression)
-    elif isinstance(expression, (FiniteSet, Tuple)):
-        items = list(expression.args)
-    elif isinstance(expression, Interval):
-        items = [expression.start, expression.end]
-    else:
-        items = [expression]
+def _numbers(expression: Any) -> list[tuple[mpmath.mpc, Any]] | None:
+    """The values in a value, computed, with what they were computed from, sorted; None where that cannot be done."""
     try:
-        numbers = [_number(item) for item in items]
+        computed = [(_computed(item), item) for item in _items(expression)]
     except Exception:
         return None
-    return sorted(numbers, key=lambda z: (mpmath.mpf(mpmath.nstr(z.real, 9)), mpmath.mpf(mpmath.nstr(z.imag, 9))))
+    return sorted(computed, key=lambda pair: tuple(mpmath.mpf(mpmath.nstr(x, 9)) for x in (pair[0].real, pair[0].imag)))
+
+
+def _as_number(item: Any, computed: mpmath.mpc) -> Number | None:
+    """As it was written, if it was written as a number; None for what has no finite real value."""
+    if isinstance(item, Float):
+        return Number.of_decimal(Decimal(str(item)))
+    exact = item.doit()
+    if isinstance(exact, Rational):
+        return Number(Fraction(int(exact.p), int(exact.q)))
+    if computed.imag or not mpmath.isfinite(computed.real):
+        return None
+    return Number(Fraction(Decimal(mpmath.nstr(computed.real, NUM_DIGITS))), is_irrational=True)
 
 
 def _is_name(expression: Any) -> bool:
@@ -104,25 +149,32 @@ def _is_name(expression: Any) -> bool:
     )
 
 
-def _differ(a: Any, b: Any, tolerance: float, factors: tuple[float, ...] = (1.0,)) -> bool | None:
-    """Whether two values are far from each other numerically; None if that cannot be told."""
-    if _is_name(a) and _is_name(b):
-        return None
-    of_a, of_b = _numbers(a), _numbers(b)
-    if of_a is None or of_b is None:
-        return None
-    if len(of_a) != len(of_b):
-        return True
-    pairs = list(zip(of_a, of_b, strict=True))
-    return not any(all(_close(x * factor, y, tolerance) for x, y in pairs) for factor in factors)
-
-
 def _close(x: mpmath.mpc, y: mpmath.mpc, tolerance: float) -> bool:
     return bool(x == y or abs(x - y) <= tolerance * max(abs(x), abs(y)))
 
 
-def _has_float(expression: Any) -> bool:
-    return any(entry.has(Float) for entry in (expression if isinstance(expression, MatrixBase) else [expression]))
+def _agree(answer: tuple[mpmath.mpc, Any], gold: tuple[mpmath.mpc, Any]) -> bool:
+    (x, item), (y, gold_item) = answer, gold
+    if isinstance(item, Float) or isinstance(gold_item, Float):
+        number, gold_number = _as_number(item, x), _as_number(gold_item, y)
+        return number is not None and gold_number is not None and same_number(number, gold_number)
+    return _close(x, y, EXACT_TOLERANCE)
+
+
+def _decimals_replaced(answer: Any, gold: Any) -> Any | None:
+    """The answer, with the gold's own values in place of decimals that stand for them; None if it surely is another
+    than the gold, by its numerical values. Equations of different things have no values to compare."""
+    answer_value, gold_value = _value(answer), _value(gold)
+    is_of_another = answer_value is not answer and gold_value is not gold and _name(answer) != _name(gold)
+    if is_of_another or (_is_name(answer_value) and _is_name(gold_value)):
+        return answer
+    of_answer, of_gold = _numbers(answer_value), _numbers(gold_value)
+    if of_answer is None or of_gold is None:
+        return answer
+    pairs = list(zip(of_answer, of_gold, strict=False))
+    if len(of_answer) != len(of_gold) or not all(_agree(*pair) for pair in pairs):
+        return None
+    return answer.xreplace({item: gold_item for (_, item), (_, gold_item) in pairs if isinstance(item, Float)})
 
 
 def _contradicts_itself(latex: str) -> bool:
@@ -131,21 +183,29 @@ def _contradicts_itself(latex: str) -> bool:
         return False
     *first, last = (_read(side) for side in _EQUALS.split(latex))
     return any(
-        side is not None
-        and last is not None
-        and not getattr(side, "free_symbols", None)
-        and _differ(side, last, ROUNDED_TOLERANCE)
+        side is not None and last is not None and not getattr(side, "free_symbols", None) and _far(side, last)
         for side in first
     )
 
 
-def _values_differ(answer: Any, gold: Any, *, has_percent: bool) -> bool:
-    """Whether the two surely differ, by their numerical values. Two equations have no values to compare."""
-    answer_value, gold_value = _value(answer), _value(gold)
-    if answer_value is not answer and gold_value is not gold:
+def _far(side: Any, last: Any) -> bool:
+    of_side, of_last = _numbers(side), _numbers(last)
+    if of_side is None or of_last is None:
         return False
-    tolerance = ROUNDED_TOLERANCE if _has_float(gold_value) or _has_float(answer_value) else EXACT_TOLERANCE
-    return bool(_differ(answer_value, gold_value, tolerance, (1.0, 100.0, 0.01) if has_percent else (1.0,)))
+    pairs = zip(of_side, of_last, strict=False)
+    return len(of_side) != len(of_last) or not all(_close(x, y, CHAIN_TOLERANCE) for (x, _), (y, _) in pairs)
+
+
+def _scales(gold: Any, *, answer_is_percent: bool, gold_is_percent: bool) -> list[Any]:
+    """What the answer may be multiplied with to be the gold."""
+    numbers = _numbers(_value(gold))
+    if answer_is_percent == gold_is_percent or numbers is None or len(numbers) != 1:
+        return [1]
+    number = _as_number(numbers[0][1], numbers[0][0])
+    if number is None:
+        return [1]
+    exponents = percent_exponents(number, answer_is_percent=answer_is_percent, gold_is_percent=gold_is_percent)
+    return [Rational(10) ** exponent for exponent in exponents]
 
 
 def _say(**fields: object) -> None:
@@ -154,13 +214,14 @@ def _say(**fields: object) -> None:
 
 def main() -> None:
     logging.disable(logging.CRITICAL)
+    mpmath.mp.dps = NUM_DIGITS + 10
     request = json.load(sys.stdin)
     _say(stage="started")
     gold = _read(request["gold"])
     if gold is None:
         _say(verdict="gold_unreadable")
         return
-    _numbers(_value(gold))
+    scales = _scales(gold, answer_is_percent=request["answer_is_percent"], gold_is_percent=request["gold_is_percent"])
     _say(stage="gold")
     answer = _read(request["answer"])
     if answer is None:
@@ -169,9 +230,18 @@ def main() -> None:
     if _contradicts_itself(request["answer"]):
         _say(verdict="wrong")
         return
-    if _values_differ(answer, gold, has_percent="%" in request["answer"] + request["gold"]):
+    scaled = [answer if scale == 1 else answer * scale for scale in scales if scale == 1 or isinstance(answer, Expr)]
+    compared = [found for each in scaled if (found := _decimals_replaced(each, gold)) is not None]
+    if not compared:
         _say(verdict="wrong")
         return
     _say(stage="answer")
-    is_right = verify([gold], [answer], allow_set_relation_comp=True, timeout_seconds=None)
+    is_right = verify(
+        [gold],
+        compared,
+        float_rounding=NUM_DECIMALS,
+        numeric_precision=NUM_DIGITS,
+        allow_set_relation_comp=True,
+        timeout_seconds=None,
+    )
     _say(verdict="right" if is_right else "wrong")

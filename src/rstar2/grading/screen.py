@@ -26,7 +26,7 @@ _TASK = re.compile(r"\\(?:sum|prod|coprod|i{0,3}int|oint|lim|bigcup|bigcap|gcd|l
 _FORBIDDEN = re.compile(r"\\f?box(?:ed)?(?![a-zA-Z])|\^\s*\w\s*\^|[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _BRACKETS = re.compile(r"\\.|\^\s*[{(\[]?|[{}()\[\]]")
 
-_NUMBER = r"[-+]?\s*\d[\d,]*(?:\.\d*)?"
+_NUMBER = r"[-+]?\s*\d[\d,]*(?:\.\d*)?(?:[eE][-+]?\d+)?"
 _EVALUATED = re.compile(
     rf"(?:[a-zA-Z]\w*(?:\([a-zA-Z0-9]\))?\s*=\s*)?"
     rf"(?:{_NUMBER}|[-+]?\s*\\[dt]?frac\s*\{{{_NUMBER}\}}\s*\{{{_NUMBER}\}}|{_NUMBER}\s*/\s*\d+)"

@@ -3,7 +3,7 @@
 Promise: a model folder either is not there or is complete and was verified when it was written; it is a plain Hugging
 Face folder, so every engine can read it. `resolve` and the catalog need nothing but the standard library; getting a
 model needs the `train` extra.
-May import: nothing of ours but `rstar2.errors`.
+May import: nothing.
 """
 
 from rstar2.models.agents import AGENTS, AgentEntry

@@ -13,7 +13,7 @@ from typing import Any
 from rstar2.errors import UserError
 from rstar2.models.card import CARD_NAME
 from rstar2.models.extras import require_installed
-from rstar2.models.home import data_home
+from rstar2.models.home import kept_in_home
 from rstar2.models.storage import exclusive, put_in_place, staged, storage_errors
 
 CONFIG_FILE = "adapter_config.json"
@@ -38,7 +38,7 @@ def merged_folder(adapter: Path, base: Path) -> Path:
     require_installed(("torch", "safetensors"), f"the adapters in {adapter}")
     if not (adapter / WEIGHTS_FILE).is_file():
         raise UserError(f"{adapter} has no {WEIGHTS_FILE}: it is no complete folder of adapters")
-    folder = data_home() / "cache" / "merged" / _digest(adapter, base)
+    folder = kept_in_home("cache") / "merged" / _digest(adapter, base)
     if folder.is_dir():
         return folder
     with storage_errors(folder):
@@ -60,6 +60,17 @@ def _config(adapter: Path) -> dict[str, Any]:
     return config
 
 
+def _scaling(adapter: Path) -> float:
+    """What the product of the two matrices is multiplied by."""
+    config = _config(adapter)
+    if config.get("peft_type") != "LORA" or config.get("use_dora") or config.get("modules_to_save"):
+        raise UserError(f"{adapter}: only plain LoRA adapters of linear layers can be merged here")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, (int, float)):
+        raise UserError(f"{adapter / CONFIG_FILE} is damaged: r must be a number of at least 1, lora_alpha a number")
+    return float(alpha / (rank**0.5 if config.get("use_rslora") else rank))
+
+
 def _digest(adapter: Path, base: Path) -> str:
     digest = hashlib.sha256(str(base.absolute()).encode())
     for file in sorted(base.glob("*.safetensors")):
@@ -70,16 +81,15 @@ def _digest(adapter: Path, base: Path) -> str:
 
 
 def _merge(adapter: Path, base: Path, target: Path) -> None:
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file, save_file
 
-    config = _config(adapter)
-    if config.get("peft_type") != "LORA" or config.get("use_dora") or config.get("modules_to_save"):
-        raise UserError(f"{adapter}: only plain LoRA adapters of linear layers can be merged here")
-    scaling = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
-    adapters = {
-        name.removeprefix(_PREFIX): tensor.float() for name, tensor in load_file(adapter / WEIGHTS_FILE).items()
-    }
+    scaling = _scaling(adapter)
+    try:
+        stored_adapters = load_file(adapter / WEIGHTS_FILE)
+    except SafetensorError as error:
+        raise UserError(f"{adapter / WEIGHTS_FILE} is damaged ({error}): get the adapters again") from error
+    adapters = {name.removeprefix(_PREFIX): tensor.float() for name, tensor in stored_adapters.items()}
     unused = {name.rpartition(".lora_")[0] for name in adapters}
     target.mkdir()
     for file in base.iterdir():

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from rstar2.errors import UserError
+
 CARD_NAME = "rstar2-model.json"
 CARD_SCHEMA_VERSION = 1
 
@@ -68,6 +70,10 @@ def claimed_name(folder: Path) -> str | None:
         document = json.loads((folder / CARD_NAME).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
+    except OSError as error:
+        raise UserError(
+            f"cannot read {folder / CARD_NAME} ({error.strerror}): mend it, or choose another folder"
+        ) from error
     name = document.get("name") if isinstance(document, dict) else None
     return name if isinstance(name, str) else None
 

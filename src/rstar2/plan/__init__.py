@@ -2,7 +2,7 @@
 
 Promise: the model is really built and sharded, and its activations really run, on the meta device; nothing is sent,
 downloaded or allocated beyond that. What cannot be known is an `Assumptions` field that can be set.
-May import: rollout, config, data, models.
+May import: engine, config, models, rollout, data, train.
 """
 
 from rstar2.plan.assumptions import Assumptions, MeanLength

@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 
 from rstar2.config import Recipe
+from rstar2.engine.embedded import options as embedded
+from rstar2.engine.vllm import in_process
 from rstar2.plan.devices import Device
 from rstar2.plan.layout import Layout, Sharing
 from rstar2.rollout.simulator.hardware import ACTIVATION_BYTES, ModelShape
 
-_EMBEDDED_SHARE_OF_FREE = 0.5
-_EMBEDDED_CPU_CACHE_BYTES = 1 << 30
-"""What the embedded engine takes if the recipe does not say: half of what is free on a GPU, 1 GiB on a CPU."""
 _VLLM_CPU_CACHE_BYTES = 4 << 30
 """vLLM's own default on a CPU."""
 
@@ -40,6 +39,15 @@ def engine_memory(recipe: Recipe, layout: Layout, device: Device, shape: ModelSh
         cache_bytes = max(0, left_bytes) if device.is_gpu else _VLLM_CPU_CACHE_BYTES
     else:
         free_bytes = max(0, device.memory_bytes - int(shape.weight_bytes))
-        cache_bytes = int(free_bytes * _EMBEDDED_SHARE_OF_FREE) if device.is_gpu else _EMBEDDED_CPU_CACHE_BYTES
-    num_blocks = cache_bytes // (shape.cache_bytes_per_token * recipe.engine.block_tokens)
-    return EngineMemory(weight_bytes, workspace_bytes, cache_bytes, num_blocks * recipe.engine.block_tokens)
+        share_bytes = embedded.shared_cache_bytes(recipe.engine.gpu_memory_share, free_bytes, device.memory_bytes)
+        cache_bytes = share_bytes if device.is_gpu else embedded.CPU_CACHE_BYTES
+    num_block_tokens = block_size(recipe, device)
+    num_blocks = cache_bytes // (shape.cache_bytes_per_token * num_block_tokens)
+    return EngineMemory(weight_bytes, workspace_bytes, cache_bytes, num_blocks * num_block_tokens)
+
+
+def block_size(recipe: Recipe, device: Device) -> int:
+    """Tokens in one block of the cache: the engine's own choice."""
+    if recipe.engine.kind == "vllm":
+        return in_process.BLOCK_SIZE if device.is_gpu else in_process.CPU_BLOCK_SIZE
+    return embedded.CUDA_BLOCK_SIZE if device.is_gpu else embedded.BLOCK_SIZE

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from rstar2.config import Recipe
 from rstar2.plan.devices import Device
+from rstar2.plan.engine_memory import block_size
 from rstar2.plan.rollouts import draw
 from rstar2.rollout.decisions import Decision
 from rstar2.rollout.facts import Fact, RolloutEnded
@@ -75,7 +76,7 @@ def engine_model(recipe: Recipe, device: Device, shape: ModelShape) -> EngineMod
         overhead_s=device.step_overhead_s,
         max_num_seqs=recipe.engine.max_batch,
         max_num_batched_tokens=recipe.engine.prefill_chunk_tokens,
-        block_size=recipe.engine.block_tokens,
+        block_size=block_size(recipe, device),
     )
 
 

@@ -44,14 +44,12 @@ class Layout:
 
 def find_layout(recipe: Recipe, device: Device) -> Layout:
     cluster = recipe.cluster
-    is_vllm = recipe.engine.kind == "vllm"
     if cluster is None:
-        sharing = Sharing.TURNS if is_vllm else Sharing.ONE_MODEL
-        return Layout(1, 1, 1, 1, 1, sharing, is_sharded=False)
+        return Layout(1, 1, 1, 1, 1, Sharing.ONE_MODEL, is_sharded=False)
     num_ranks = cluster.num_trainer_ranks or cluster.num_gpus
     num_engines = cluster.num_engines or cluster.num_gpus
     is_apart = cluster.layout == "separated"
-    takes_turns = is_vllm and device.is_gpu
+    takes_turns = recipe.engine.kind == "vllm" and device.is_gpu
     ranks_per_node = -(-num_ranks // cluster.num_nodes)
     if cluster.sharding == "node" and num_ranks % cluster.num_nodes:
         raise UserError(

@@ -50,12 +50,16 @@ class TrainerBytes:
     """Kept in the machine's memory instead, by `cluster.cpu_offload`."""
 
 
-def trainer_bytes(shards: Shards, layout: Layout, itemsize: int, *, has_reference: bool) -> TrainerBytes:
-    """`itemsize` is of the format that the model computes in."""
+def trainer_bytes(
+    shards: Shards, layout: Layout, itemsize: int, *, has_reference: bool, has_merged_copy: bool = False
+) -> TrainerBytes:
+    """`itemsize` is of the format that the model computes in. A merged copy: of the frozen weights with the adapters in
+    them, beside the one that the engine reads."""
+    num_frozen = shards.num_held - shards.num_held_trained
     if not layout.is_sharded:
         masters = 0 if itemsize == MASTER_BYTES else MASTER_BYTES
         return TrainerBytes(
-            parameters=shards.num_held * itemsize,
+            parameters=(shards.num_held + (num_frozen if has_merged_copy else 0)) * itemsize,
             optimizer=shards.num_held_trained * (MOMENT_BYTES + masters),
             reference=shards.num_held_trained * itemsize if has_reference else 0,
             gathered=0,
@@ -64,7 +68,6 @@ def trainer_bytes(shards: Shards, layout: Layout, itemsize: int, *, has_referenc
             gradients_in_layer=0,
             on_host=0,
         )
-    num_frozen = shards.num_held - shards.num_held_trained
     parameters = shards.num_held_trained * MASTER_BYTES + num_frozen * itemsize
     gradients = shards.num_held_trained * MASTER_BYTES
     optimizer = shards.num_held_trained * MOMENT_BYTES

@@ -31,8 +31,9 @@ def _memory(plan: Plan) -> Iterator[str]:
     if plan.layout.sharing is Sharing.ONE_MODEL:
         yield "one process: the engine reads the trainer's weights, and its cache stays while training"
     if plan.recipe.engine.kind == "embedded" and plan.recipe.engine.kv_cache_tokens is None:
-        size = "half of what the weights leave free" if plan.device.is_gpu else "1 GiB"
-        yield f"the embedded engine's cache is {size} (engine.kv_cache_tokens)"
+        share = f"{plan.recipe.engine.gpu_memory_share:.0%} of the device, as far as it is free"
+        size = f"{share} (engine.gpu_memory_share)" if plan.device.is_gpu else "1 GiB (engine.kv_cache_tokens)"
+        yield f"the embedded engine's cache is {size}"
 
 
 def _lengths(plan: Plan) -> Iterator[str]:

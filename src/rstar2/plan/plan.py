@@ -132,8 +132,13 @@ class _Budget:
         return int(self.device.memory_bytes / num_sharing * (1 - self.assumptions.memory_margin))
 
     def trainer(self, shards: Shards) -> TrainerBytes:
-        has_reference = self.recipe.algo.kl_coef > 0
-        return trainer_bytes(shards, self.layout, self.model.dtype.itemsize, has_reference=has_reference)
+        return trainer_bytes(
+            shards,
+            self.layout,
+            self.model.dtype.itemsize,
+            has_reference=self.recipe.algo.kl_coef > 0,
+            has_merged_copy=self.recipe.model.lora is not None and self.recipe.train.max_staleness > 0,
+        )
 
     def train_phase(self, shards: Shards, num_tokens: int) -> Phase:
         activations = self.meter.measure(num_tokens)

@@ -2,9 +2,10 @@
 
 Promise: frozen and typed; a trace rebuilds the exact token ids, loss mask, log-probabilities and text of a rollout;
 files are append-only JSON Lines that survive a kill -9 in the middle of a write.
-May import: nothing of ours but `rstar2.errors`.
+May import: nothing.
 """
 
+from rstar2.records.answer_block import ANSWER_CLOSE, ANSWER_OPEN, answer_blocks
 from rstar2.records.group import Group, Selection
 from rstar2.records.problem import Problem
 from rstar2.records.run_dir import RunDirectory
@@ -12,10 +13,12 @@ from rstar2.records.run_info import Event, Metrics, RunInfo, RunStatus
 from rstar2.records.run_layout import make_run_folder
 from rstar2.records.run_view import RunView
 from rstar2.records.schedule import EngineSample, EngineUse, RolloutSpan, SpanKind, StepRecord
-from rstar2.records.tool import Fault, ToolCall, ToolResult, ToolStatus
+from rstar2.records.tool import Fault, ToolCall, ToolResult, ToolStatus, count_tool_calls
 from rstar2.records.trace import Outcome, StopReason, Trace, Turn, Verdict
 
 __all__ = [
+    "ANSWER_CLOSE",
+    "ANSWER_OPEN",
     "EngineSample",
     "EngineUse",
     "Event",
@@ -39,5 +42,7 @@ __all__ = [
     "Trace",
     "Turn",
     "Verdict",
+    "answer_blocks",
+    "count_tool_calls",
     "make_run_folder",
 ]

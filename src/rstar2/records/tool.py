@@ -4,6 +4,7 @@ What went wrong is a typed status, never a word found in the text: the penalties
 decision whether a rollout may be scored all read `ToolStatus` and nothing else.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -55,6 +56,12 @@ class ToolStatus(StrEnum):
     def is_tool_error(self) -> bool:
         """True for what GRPO-RoC's `p_err` counts: the policy's own failed calls."""
         return self.fault is Fault.POLICY
+
+
+def count_tool_calls(statuses: Iterable[ToolStatus]) -> tuple[int, int]:
+    """Calls that the policy answers for, and how many of them failed. Faults of ours are in neither number."""
+    own = [status for status in statuses if status.fault is not Fault.INFRASTRUCTURE]
+    return len(own), sum(status.is_tool_error for status in own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rstar2.records.tool import ToolCall, ToolResult
+from rstar2.records.tool import ToolCall, ToolResult, count_tool_calls
 
 TRACE_SCHEMA_VERSION = 1
 
@@ -64,7 +64,9 @@ class Turn:
     policy_version: int = 0
     """The optimizer step whose weights sampled this turn."""
     queue_s: float = 0.0
+    """That the turn waited for a place on an engine."""
     generate_s: float = 0.0
+    """From the request to the last token, whether the engine sends tokens one by one or all together."""
     tool_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -90,6 +92,8 @@ class Trace:
     sample_index: int = 0
     step: int = 0
     model: str = ""
+    weights: str = ""
+    """Which weights sampled all of it, by the trainer's name for them; empty where they changed meanwhile."""
     answer: str | None = None
     """The content of the last answer block of the model's own text."""
     verdict: Verdict | None = None
@@ -130,9 +134,14 @@ class Trace:
         return self.prompt_text + "".join(turn.text + turn.appended_text for turn in self.turns)
 
     @property
+    def turn_texts(self) -> tuple[str, ...]:
+        """The model's own words alone, turn by turn: what answers are looked for in."""
+        return tuple(turn.text for turn in self.turns)
+
+    @property
     def response_text(self) -> str:
-        """The model's own words alone, one turn after the other: what answers are looked for in."""
-        return "".join(turn.text for turn in self.turns)
+        """The model's own words alone, one turn after the other."""
+        return "".join(self.turn_texts)
 
     @property
     def num_response_tokens(self) -> int:
@@ -152,6 +161,12 @@ class Trace:
         return sum(len(turn.calls) for turn in self.turns)
 
     @property
+    def own_calls(self) -> tuple[int, int]:
+        """Calls that came back and that the policy answers for, and how many of them failed: what every share of tool
+        errors is made of."""
+        return count_tool_calls(result.status for result in self.results)
+
+    @property
     def num_tool_errors(self) -> int:
         """Calls that failed by the policy's own doing."""
-        return sum(result.status.is_tool_error for result in self.results)
+        return self.own_calls[1]

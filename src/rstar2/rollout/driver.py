@@ -6,17 +6,19 @@ scheduler never sees a token, the rollout never sees an engine.
 
 Invariant: a rollout's function is called once and ends once, whatever happens to engines. Tokens that came out before
 an engine was lost are kept, and the turn continues after them; nothing that a lost engine still says is listened to.
+When `run` returns or is cancelled, scheduler and engines hold nothing of its rollouts any more, wherever each of them
+was.
 """
 
 import asyncio
 import gc
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from rstar2.engine import Engine, EngineLoad
-from rstar2.errors import InfrastructureError
+from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import SpanKind, StepRecord
 from rstar2.rollout.decisions import Cancel, Decision, Evict, KeepWaiting, Move, Resume, Start
 from rstar2.rollout.facts import (
@@ -63,14 +65,15 @@ class Driver(Generic[Result]):
         self._given_up: set[str] = set()
         """Rollouts whose cache may be gone when they go on."""
         self._max_concurrent = max_concurrent
-        self._unsubmitted: deque[RolloutSpec] = deque()
+        self._unsubmitted: OrderedDict[str, RolloutSpec] = OrderedDict()
         self._in_flight: set[str] = set()
         """Rollouts that the scheduler was told of, and that have not ended."""
         self._report_period_s = report_period_s
         self._patience_s = patience_s
         self._untold_loss: str | None = None
         """The last engine, when it is lost: schedulers always know of one, so they are told when the next joins."""
-        self._deadline: asyncio.TimerHandle | None = None
+        self._giving_up: asyncio.TimerHandle | None = None
+        """While the next is waited for."""
 
     def add_engine(self, name: str, engine: Engine, speed: EngineSpeed, num_cache_tokens: int | None = None) -> None:
         """An engine joins, before a run or in the middle of it. `num_cache_tokens` is for engines that cannot say
@@ -93,26 +96,27 @@ class Driver(Generic[Result]):
             return
         self._untold_loss = name
         if self._patience_s:
-            self._deadline = asyncio.get_running_loop().call_later(self._patience_s, self._give_up)
+            self._giving_up = asyncio.get_running_loop().call_later(self._patience_s, self._give_up)
         else:
             self._give_up()
 
     def _give_up(self) -> None:
-        name, self._untold_loss = self._untold_loss, None
+        self._giving_up = None
         for seat in self._seats.values():
-            seat.fail(InfrastructureError(f"engine {name} was the last one, and it is lost"))
+            seat.fail(InfrastructureError(f"engine {self._untold_loss} was the last one, and it is lost"))
 
     def _tell_last_loss(self) -> None:
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
         name, self._untold_loss = self._untold_loss, None
         if name is not None:
-            assert self._deadline is not None
-            self._deadline.cancel()
             self.tell(EngineLost(self.clock(), name))
 
     @property
     def _is_scheduled(self) -> bool:
         """Whether there is an engine, or one is waited for."""
-        return bool(self._engines) or self._untold_loss is not None
+        return bool(self._engines) or self._giving_up is not None
 
     def engine(self, name: str) -> Engine | None:
         return self._engines.get(name)
@@ -135,22 +139,41 @@ class Driver(Generic[Result]):
         """Run `rollout` once for each spec. The results are in the order of `specs`; or what was raised instead."""
         if not self._is_scheduled:
             raise InfrastructureError("there is no engine to run rollouts on: none was added, or all are lost")
+        seats = {spec.rollout: Seat(self, spec) for spec in specs}
+        assert len(seats) == len(specs) and not seats.keys() & self._seats.keys(), "a rollout's id is its own"
         # What was there before will still be there after: the garbage collector need not look at it meanwhile.
         gc.freeze()
-        self._seats |= {spec.rollout: Seat(self, spec) for spec in specs}
+        self._seats |= seats
         reporter = asyncio.create_task(self._report())
+        tasks = [asyncio.create_task(self._run_one(seat, rollout)) for seat in seats.values()]
         try:
-            tasks = [asyncio.create_task(self._run_one(self._seats[spec.rollout], rollout)) for spec in specs]
-            self._unsubmitted += specs
+            self._unsubmitted |= {spec.rollout: spec for spec in specs}
             self._submit_more()
+            if tasks:
+                await asyncio.wait(tasks)
             return await asyncio.gather(*tasks, return_exceptions=True)
-        except asyncio.CancelledError:
-            self._unsubmitted.clear()
+        except BaseException:
+            await self._abandon(seats.values(), tasks)
             raise
         finally:
             gc.unfreeze()
             reporter.cancel()
             await asyncio.gather(reporter, *self._errands, return_exceptions=True)
+
+    async def _abandon(self, seats: Collection[Seat], tasks: Sequence[asyncio.Task[Result]]) -> None:
+        """Those that wait go first, so that none of them is started in place of the others."""
+        for seat in seats:
+            self._unsubmitted.pop(seat.spec.rollout, None)
+        for seat in seats:
+            if not seat.has_been_placed:
+                self._leave(seat, was_abandoned=True)
+        for task in tasks:
+            task.cancel()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            for seat in seats:  # a task that is cancelled before it has begun never reports its end
+                self._leave(seat, was_abandoned=True)
 
     def _submit_more(self) -> None:
         """As many as may be in flight; where their number is limited some at a time, because each time costs a look at
@@ -161,30 +184,40 @@ class Driver(Generic[Result]):
             if self._in_flight and num_free < self._max_concurrent // SUBMISSIONS_PER_LIMIT:
                 return
         if num_free > 0 and self._is_scheduled:
-            specs = tuple(self._unsubmitted.popleft() for _ in range(num_free))
-            self._in_flight |= {spec.rollout for spec in specs}
-            self.tell(RolloutsSubmitted(self.clock(), specs))
+            specs = dict(self._unsubmitted.popitem(last=False) for _ in range(num_free))
+            try:
+                self.tell(RolloutsSubmitted(self.clock(), tuple(specs.values())))
+            except UserError as error:
+                for rollout in specs:
+                    self._seats[rollout].fail(error)
+            else:
+                self._in_flight |= specs.keys()
 
     async def _run_one(self, seat: Seat, rollout: Callable[[Seat], Awaitable[Result]]) -> Result:
+        was_abandoned = True
         try:
             await seat.placed()
-            return await self._run_placed(seat, rollout)
+            self.recorder.enter(seat.spec.rollout, SpanKind.TOOL)
+            result = await rollout(seat)
+            was_abandoned = False
+            return result
         finally:
-            self._in_flight.discard(seat.spec.rollout)
-            self._submit_more()
+            self._leave(seat, was_abandoned=was_abandoned)
 
-    async def _run_placed(self, seat: Seat, rollout: Callable[[Seat], Awaitable[Result]]) -> Result:
-        self.recorder.enter(seat.spec.rollout, SpanKind.TOOL)
-        try:
-            return await rollout(seat)
-        finally:
-            seat.leave()
-            self.recorder.end(seat.spec.rollout)
-            self._given_up.discard(seat.spec.rollout)
-            del self._seats[seat.spec.rollout]
-            if self._is_scheduled:
-                self._release(seat.spec.rollout, seat.engine)
-                self.tell(RolloutEnded(self.clock(), seat.spec.rollout, seat.num_tokens))
+    def _leave(self, seat: Seat, *, was_abandoned: bool) -> None:
+        """The rollout is over, wherever it was. Saying it twice changes nothing."""
+        rollout = seat.spec.rollout
+        if self._seats.get(rollout) is not seat:
+            return
+        del self._seats[rollout]
+        self.recorder.end(rollout)
+        self._given_up.discard(rollout)
+        self._unsubmitted.pop(rollout, None)
+        if rollout in self._in_flight:
+            self._in_flight.remove(rollout)
+            self._release(rollout, seat.engine, has_open_turn=seat.has_open_turn)
+            self.tell(RolloutEnded(self.clock(), rollout, seat.num_tokens, was_abandoned))
+        self._submit_more()
 
     def tell(self, fact: Fact) -> None:
         """Tell the scheduler, and do what it says."""
@@ -222,10 +255,10 @@ class Driver(Generic[Result]):
         self._given_up.discard(rollout)
         self.recorder.counts.num_moved_tokens += self._seats[rollout].num_tokens
 
-    def _release(self, rollout: str, name: str | None) -> None:
+    def _release(self, rollout: str, name: str | None, *, has_open_turn: bool = False) -> None:
         engine = self._engines.get(name) if name is not None else None
         if engine is not None and name is not None:
-            self._run_errand(name, engine.release(rollout))
+            self._run_errand(name, _end_session(engine, rollout) if has_open_turn else engine.release(rollout))
 
     def _run_errand(self, name: str, errand: Coroutine[Any, Any, None]) -> None:
         """Ask something of an engine without waiting for it."""
@@ -265,3 +298,9 @@ class Driver(Generic[Result]):
             except InfrastructureError:
                 self.lose_engine(name)
         return loads
+
+
+async def _end_session(engine: Engine, session: str) -> None:
+    """Of a rollout that failed in the middle of a turn: what reads the turn is not closed before it is collected."""
+    await engine.cancel(session)
+    await engine.release(session)

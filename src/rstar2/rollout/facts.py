@@ -1,8 +1,8 @@
 """What a scheduler is told. Time is data: every fact says when it was seen, in seconds since any fixed moment.
 
 Invariant: a rollout is submitted once and ends once. In between it alternates: it runs on an engine (`TokensGrown`),
-its turn ends (`TurnEnded`), a tool is called (`ToolCalled`) and returns (`ToolReturned`). Token counts are of the whole
-context: prompt, sampled tokens and tool responses.
+its turn ends (`TurnEnded`), a tool is called (`ToolCalled`) and returns (`ToolReturned`). It may be abandoned, and then
+ends wherever it is. Token counts are of the whole context: prompt, sampled tokens and tool responses.
 """
 
 from dataclasses import dataclass
@@ -107,9 +107,13 @@ class ToolReturned:
 
 @dataclass(frozen=True, slots=True)
 class RolloutEnded:
+    """Nothing more is heard of it: whatever a scheduler holds for it is free, also if it was never started."""
+
     at_s: float
     rollout: str
     num_tokens: int
+    was_abandoned: bool = False
+    """It was cancelled or failed: its length says only that it would have been longer."""
 
 
 Fact = (

@@ -3,8 +3,8 @@
 Symbols (docs/scheduler.md uses the same). The logarithm of a response's length is normal: `mu` for its problem, spread
 `sigma` within a problem; the `mu` of the problems are normal around `m` with spread `tau`. Each stage of a curriculum
 has its own `m`, `tau`, `sigma`. A running rollout of x tokens is evidence that its length is above x, and a response
-that was cut off at its limit likewise, so early, short endings do not make everything look short. Turns correct the
-chance to end: those of number t end `rate(t)` times as often as their lengths alone say.
+that was cut off, at its limit or because it was abandoned, likewise, so early, short endings do not make everything
+look short. Turns correct the chance to end: those of number t end `rate(t)` times as often as their lengths alone say.
 
 Invariant: a forecast never exceeds the rollout's response limit, whatever was learned.
 """
@@ -91,6 +91,7 @@ class NeedModel:
         self._turn_tokens = np.zeros(0)
         """How long the response was when the turn began."""
         self._has_ended = np.zeros(0, dtype=bool)
+        self._is_cut_off = np.zeros(0, dtype=bool)
         self._limit = np.zeros(0)
         self._problem = np.zeros(0, dtype=np.int64)
         self._mu = np.zeros(0)
@@ -129,6 +130,7 @@ class NeedModel:
         self._turn = np.concatenate([self._turn[alive], fresh.astype(np.int64)])
         self._turn_tokens = np.concatenate([self._turn_tokens[alive], fresh])
         self._has_ended = np.zeros(len(self._specs), dtype=bool)
+        self._is_cut_off = np.zeros(len(self._specs), dtype=bool)
         self._limit = np.array([spec.max_response_tokens for spec in self._specs], dtype=np.float64)
         self._enter_problems()
         self._refresh()
@@ -144,11 +146,12 @@ class NeedModel:
         self._turn[row] += 1
         self._rate[row] = self._turns.rate(int(self._turn[row]))
 
-    def end(self, rollout: str, num_response_tokens: int) -> None:
+    def end(self, rollout: str, num_response_tokens: int, *, was_abandoned: bool = False) -> None:
         row = self._rows[rollout]
         self._tokens[row] = num_response_tokens
         self._has_ended[row] = True
-        self._count_turn(row, has_ended=bool(num_response_tokens < self._limit[row]))
+        self._is_cut_off[row] = was_abandoned or num_response_tokens >= self._limit[row]
+        self._count_turn(row, has_ended=not self._is_cut_off[row])
         self._num_ended += 1
         self._num_since_refresh += 1
 
@@ -313,7 +316,7 @@ class NeedModel:
         """Of these rollouts: (log length - mu) / sigma; whether that is where it ended; and, for the others, by how
         many sigma the mean of all longer lengths lies above mu."""
         z = (np.log(self._tokens[rows] + 1) - self._problem_mu[self._problem[rows]]) / spread
-        is_ended = self._has_ended[rows] & (self._tokens[rows] < self._limit[rows])
+        is_ended = self._has_ended[rows] & ~self._is_cut_off[rows]
         mills = np.exp(-0.5 * z**2 - 0.5 * np.log(2 * np.pi) - log_ndtr(-z))
         return z, is_ended, mills
 

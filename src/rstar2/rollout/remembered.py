@@ -1,26 +1,84 @@
-"""Rollouts that had ended before their run was interrupted: each is given back once, and not rolled out again."""
+"""Rollouts that had ended before their run was interrupted: not rolled out again by the weights that sampled them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
-from rstar2.records import Outcome, Trace, Verdict
-from rstar2.rollout.request import RolloutRequest
+from rstar2.agent import AgentLimits
+from rstar2.engine import Sampling
+from rstar2.records import Outcome, Problem, StepRecord, Trace, Verdict
+from rstar2.rollout.request import OnTrace, RolloutRequest, RollsInSteps
 
 
-class Remembered:
-    """Those that our fault spoilt are not among them."""
+class RememberingRoller:
+    """Satisfies `RollsInSteps`, by another that does.
 
-    def __init__(self, traces: Mapping[str, Trace] | None = None) -> None:
+    Invariant: every trace says which weights sampled all of it, or nothing where they changed meanwhile; a rollout of
+    the interrupted run comes back, once and as it was, only where the weights that sampled it may still be learnt from.
+    """
+
+    def __init__(self, roller: RollsInSteps, present_weights: Callable[[], str]) -> None:
+        """The present weights are those of every engine; nothing while the engines are given others."""
+        self._roller = roller
+        self._present_weights = present_weights
+        self._traces: dict[str, Trace] = {}
+        self._older_weights: frozenset[str] = frozenset()
+
+    def remember(self, traces: Mapping[str, Trace], older_weights: Collection[str] = ()) -> None:
+        """By id; those that our fault spoilt are not among them. Rollouts of the older weights were sampled ahead of
+        learning, and may be learnt from as well as those of the present ones."""
+        self._older_weights = frozenset(older_weights)
         self._traces = {
             trace_id: trace
-            for trace_id, trace in (traces or {}).items()
-            if trace.outcome is not Outcome.INFRASTRUCTURE_FAULT and trace.verdict is not Verdict.UNDECIDED
+            for trace_id, trace in traces.items()
+            if trace.weights
+            and trace.outcome is not Outcome.INFRASTRUCTURE_FAULT
+            and trace.verdict is not Verdict.UNDECIDED
         }
 
-    def recall(self, requests: Sequence[RolloutRequest]) -> dict[str, Trace]:
-        """By id, those of the requests that are known."""
-        found = {}
+    @property
+    def is_here(self) -> bool:
+        return self._roller.is_here
+
+    def num_prompt_tokens(self, problem: Problem) -> int:
+        return self._roller.num_prompt_tokens(problem)
+
+    def begin_step(self, step: int) -> None:
+        self._roller.begin_step(step)
+
+    async def end_step(self) -> StepRecord:
+        return await self._roller.end_step()
+
+    async def run(
+        self,
+        requests: Sequence[RolloutRequest],
+        limits: AgentLimits,
+        sampling: Sampling,
+        on_trace: OnTrace = lambda _trace: None,
+    ) -> list[Trace]:
+        weights = self._present_weights()
+        finished: dict[str, Trace] = {}
+
+        def keep(trace: Trace) -> None:
+            finished[trace.id] = trace
+            on_trace(trace)
+
+        def take_in(trace: Trace) -> None:
+            keep(replace(trace, weights=weights if self._present_weights() == weights else ""))
+
+        for trace in self._recall(requests, weights):
+            keep(trace)
+        left = [request for request in requests if request.trace_id not in finished]
+        if left:
+            await self._roller.run(left, limits, sampling, take_in)
+        return [finished[request.trace_id] for request in requests]
+
+    def _recall(self, requests: Sequence[RolloutRequest], weights: str) -> list[Trace]:
+        """Of the requests, those that are known."""
+        found = []
         for request in requests:
             trace = self._traces.pop(request.trace_id, None)
-            if trace is not None and (trace.problem_id, trace.step) == (request.problem.id, request.step):
-                found[request.trace_id] = trace
+            if trace is None or (trace.problem_id, trace.step) != (request.problem.id, request.step):
+                continue
+            if trace.weights == weights or trace.weights in self._older_weights:
+                found.append(trace)
         return found

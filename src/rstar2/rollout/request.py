@@ -1,6 +1,6 @@
 """What is asked of whoever rolls out, and the seam to them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,10 +51,6 @@ class RollsInSteps(Rolls, Protocol):
         ...
 
     def num_prompt_tokens(self, problem: Problem) -> int: ...
-
-    def remember(self, traces: Mapping[str, Trace]) -> None:
-        """Rollouts of an interrupted run, by id: each comes back as it was, once, and is not rolled out again."""
-        ...
 
     def begin_step(self, step: int) -> None:
         """Record from here on what engines and rollouts do."""

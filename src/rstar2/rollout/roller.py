@@ -1,11 +1,12 @@
 """Many rollouts of many problems, each of them judged: agent, tools and judge put together on the driver."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from rstar2.agent import Agent, AgentLimits, ChatFormat, Tool, Transcript
 from rstar2.agent.events import AgentEvent, CallStarted, TurnStarted
+from rstar2.agent.tool import close_all
 from rstar2.algo import rollout_reward
 from rstar2.engine import Chunk, EngineLoad, Sampling
 from rstar2.errors import InfrastructureError
@@ -13,7 +14,6 @@ from rstar2.grading import AnswerPlace, Grade, Grader, Method
 from rstar2.records import Outcome, Problem, StepRecord, Trace, Verdict
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.facts import RolloutSpec
-from rstar2.rollout.remembered import Remembered
 from rstar2.rollout.request import OnTrace, RolloutRequest
 from rstar2.rollout.seat import Seat
 
@@ -27,7 +27,7 @@ def math_judge(grader: Grader, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) ->
     """The answer in the model's own words against the gold."""
 
     async def judge(problem: Problem, trace: Trace) -> Grade:
-        return await grader.grade(trace.response_text, problem.answer, place)
+        return await grader.grade(*trace.turn_texts, gold=problem.answer, place=place)
 
     return judge
 
@@ -50,10 +50,6 @@ class Roller:
         self._make_tools = make_tools
         self._judge = judge
         self._model = model
-        self._remembered = Remembered()
-
-    def remember(self, traces: Mapping[str, Trace]) -> None:
-        self._remembered = Remembered(traces)
 
     def begin_step(self, step: int) -> None:
         self.driver.begin_step(step)
@@ -76,10 +72,6 @@ class Roller:
     ) -> list[Trace]:
         by_id = {request.trace_id: request for request in requests}
         assert len(by_id) == len(requests), "trace ids must be unique"
-        finished = self._remembered.recall(requests)
-        for trace in finished.values():
-            on_trace(trace)
-        requests = [request for request in requests if request.trace_id not in finished]
         starts = {
             problem_id: self._start(problem)
             for problem_id, problem in {request.problem.id: request.problem for request in requests}.items()
@@ -101,25 +93,32 @@ class Roller:
             )
             for request in requests
         ]
-        for spec, result in zip(specs, await self.driver.run(specs, roll) if specs else (), strict=True):
+        traces = []
+        for result in await self.driver.run(specs, roll) if specs else ():
             if isinstance(result, BaseException):
                 raise result
-            finished[spec.rollout] = result
-        return [finished[trace_id] for trace_id in by_id]
+            traces.append(result)
+        return traces
 
     async def _roll(
         self, request: RolloutRequest, start: Transcript, seat: Seat, limits: AgentLimits, sampling: Sampling
     ) -> Trace:
         engine = _SeatEngine(seat)
-        agent = Agent(engine, self.chat, limits, replace(sampling, seed=request.seed), tells_text=False)
+        agent = Agent(
+            engine,
+            self.chat,
+            limits,
+            replace(sampling, seed=request.seed),
+            waited_s=lambda: seat.waited_s,
+            tells_text=False,
+        )
         tools = self._make_tools()
         try:
             trace = await agent.rollout(
                 request.problem, tools, trace_id=request.trace_id, observer=engine.observe, start=start
             )
         finally:
-            for tool in tools:
-                await tool.close()
+            await close_all(tools)
         trace = replace(
             trace,
             group_id=request.group_id,

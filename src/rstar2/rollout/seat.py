@@ -1,10 +1,12 @@
 """A rollout's place in a live run: it asks for tokens here, and does not know which engine they come from."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
 
+from rstar2.agent.generate import left_cleanly
 from rstar2.engine import Chunk, Engine, Sampling
 from rstar2.errors import InfrastructureError
 from rstar2.records import SpanKind, StopReason
@@ -29,20 +31,34 @@ class Seat:
         self.engine: str | None = None
         """Where it runs, or ran last."""
         self.num_tokens = spec.num_prompt_tokens
+        self.waited_s = 0.0
+        """For its place, in the turn that runs or ran last."""
         self._host = host
         self._place: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._failure: Exception | None = None
+        self.has_open_turn = False
+        """Whether an engine is at work for it."""
         self._state = "placed"
-        """placed: a turn may begin. generating: it runs. between: the turn ended. at tool: so it was said."""
+        """placed: a turn may begin. generating: it runs. between: the turn ended. at tool: so it was said. ready: the
+        tool returned, and the next turn waits for a place."""
 
     @property
     def is_generating(self) -> bool:
         return self._state == "generating" and not self._place.done()
 
+    @property
+    def has_been_placed(self) -> bool:
+        return self.engine is not None or self._place.done()
+
     async def placed(self) -> None:
         """Wait until the scheduler has given it a place."""
+        if self._failure is not None:
+            raise self._failure
         if not self._place.done():
             self._host.recorder.enter(self.spec.rollout, SpanKind.QUEUED)
+        started_s = self._host.clock()
         self.engine = await self._place
+        self.waited_s += self._host.clock() - started_s
         self._place = asyncio.get_running_loop().create_future()
 
     def place(self, engine: str) -> None:
@@ -51,16 +67,12 @@ class Seat:
             self._place = asyncio.get_running_loop().create_future()
         self._place.set_result(engine)
 
-    def fail(self, error: InfrastructureError) -> None:
-        """There will be no place."""
+    def fail(self, error: Exception) -> None:
+        """There will be no place, whatever the scheduler still decides."""
+        self._failure = error
         if not self._place.done():
             self._place.set_exception(error)
             self._place.exception()
-
-    def leave(self) -> None:
-        """The rollout is over, perhaps in the middle of a turn."""
-        if self._state in ("placed", "generating"):
-            self._end_turn()
 
     def calls_tool(self) -> None:
         """Say, as soon as it is known, that the turn that ended asks for a tool and not for the end."""
@@ -71,11 +83,11 @@ class Seat:
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> AsyncIterator[Chunk]:
         """One turn: `token_ids` continued by at most `max_tokens`. The last chunk, and no other, has a stop reason."""
         tokens, num_left, has_ended = list(token_ids), max_tokens, False
+        self.waited_s = 0.0
         await self._begin(len(tokens))
-        try:
-            while True:
-                # To its very end: what is left half-way, the event loop has to clear up in a task of its own.
-                async for chunk in self._generate_here(tokens, sampling, num_left):
+        while True:
+            async with aclosing(self._generate_here(tokens, sampling, num_left)) as chunks:
+                async for chunk in chunks:
                     tokens += chunk.token_ids
                     num_left -= len(chunk.token_ids)
                     self.num_tokens = len(tokens)
@@ -83,20 +95,18 @@ class Seat:
                     if has_ended:
                         self._end_turn()
                     yield chunk
-                if has_ended:
-                    return
-                await self.placed()
-        finally:
-            if self._state == "generating":
-                self._end_turn()
+            if has_ended:
+                return
+            await self.placed()
 
     async def _begin(self, num_tokens: int) -> None:
         if self._state == "between":
             self.calls_tool()
         num_new_tokens, self.num_tokens = num_tokens - self.num_tokens, num_tokens
         if self._state == "at tool":
-            self._state = "generating"
+            self._state = "ready"
             self._host.tell(ToolReturned(self._host.clock(), self.spec.rollout, num_tokens))
+        if self._state == "ready":
             await self.placed()
             self._host.recorder.send(self.engine or "", num_new_tokens)
         else:
@@ -108,7 +118,7 @@ class Seat:
         self._host.recorder.enter(self.spec.rollout, SpanKind.TOOL)
         self._host.tell(TurnEnded(self._host.clock(), self.spec.rollout, self.num_tokens))
 
-    async def _generate_here(self, tokens: Sequence[int], sampling: Sampling, max_tokens: int) -> AsyncIterator[Chunk]:
+    async def _generate_here(self, tokens: Sequence[int], sampling: Sampling, max_tokens: int) -> AsyncGenerator[Chunk]:
         """The turn as far as this engine brings it: to its end, or to where it must go on elsewhere."""
         name = self.engine
         assert name is not None
@@ -117,19 +127,24 @@ class Seat:
             return
         self._host.recorder.enter(self.spec.rollout, SpanKind.FIRST_TOKEN, name)
         has_begun = False
+        self.has_open_turn = True
         try:
-            async for chunk in engine.generate(self.spec.rollout, tuple(tokens), sampling, max_tokens):
-                if self._host.engine(name) is not engine:
+            stream = engine.generate(self.spec.rollout, tuple(tokens), sampling, max_tokens)
+            async with left_cleanly(stream):
+                async for chunk in stream:
+                    if self._host.engine(name) is not engine:
+                        return
+                    if chunk.token_ids and not has_begun:
+                        has_begun = True
+                        self._host.recorder.enter(self.spec.rollout, SpanKind.GENERATING, name)
+                    if chunk.stop_reason is not StopReason.CANCELLED:
+                        yield chunk
+                        continue
+                    yield replace(chunk, stop_reason=None)
+                    if self._host.engine(name) is engine:
+                        self._host.tell(TurnCancelled(self._host.clock(), self.spec.rollout, self.num_tokens))
                     return
-                if chunk.token_ids and not has_begun:
-                    has_begun = True
-                    self._host.recorder.enter(self.spec.rollout, SpanKind.GENERATING, name)
-                if chunk.stop_reason is not StopReason.CANCELLED:
-                    yield chunk
-                    continue
-                yield replace(chunk, stop_reason=None)
-                if self._host.engine(name) is engine:
-                    self._host.tell(TurnCancelled(self._host.clock(), self.spec.rollout, self.num_tokens))
-                return
         except InfrastructureError:
             self._host.lose_engine(name)
+        finally:
+            self.has_open_turn = False

@@ -83,11 +83,19 @@ class WaitingQueue:
 
     def take(self, spec: RolloutSpec) -> None:
         """The rollout that `best_for` named has started."""
+        self._queues[spec.problem].popleft()
+        self._num_started[self._rows[spec.problem]] += 1
+        self._count_out(spec.problem)
+
+    def withdraw(self, spec: RolloutSpec) -> None:
+        """The rollout need not be started any more."""
         queue = self._queues[spec.problem]
-        queue.popleft()
-        row = self._rows[spec.problem]
-        self._num_started[row] += 1
-        self._oldest[row] = queue[0][0] if queue else np.inf
+        queue.remove(next(entry for entry in queue if entry[1].rollout == spec.rollout))
+        self._count_out(spec.problem)
+
+    def _count_out(self, problem: str) -> None:
+        queue = self._queues[problem]
+        self._oldest[self._rows[problem]] = queue[0][0] if queue else np.inf
         self.num_waiting -= 1
 
     def _rebuild(self) -> None:

@@ -5,6 +5,7 @@ which compares two in-process executors.
 """
 
 import asyncio
+import os
 import platform
 import statistics
 import subprocess
@@ -25,6 +26,7 @@ from rstar2.sandbox.executor import Executor, Request
 from rstar2.sandbox.host import HostConfig
 from rstar2.sandbox.local import LocalConfig, LocalExecutor, usable_cores
 from rstar2.sandbox.template import is_fast_path_built
+from rstar2.sandbox.tokens import find_token
 
 PRINT = "print(1+1)"
 NUMPY = "import numpy as np\nprint(np.arange(10).sum())"
@@ -173,7 +175,8 @@ async def measure_512_singles(bench: _Bench) -> list[Row]:
                 bench.num_failures += 1
         return time.perf_counter() - started
 
-    async with aiohttp.ClientSession(connector=connector) as session:
+    headers = {"Authorization": f"Bearer {find_token(bench.address)}"}
+    async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
         times_s = await asyncio.gather(*(one(session) for _ in range(512)))
     p50, p99 = _percentiles_ms(list(times_s))
     return [Row("512 single requests at once, p99", p99, "ms", detail={"p50_ms": p50})]
@@ -385,7 +388,8 @@ class _Service:
     @classmethod
     async def start(cls) -> "_Service":
         command = [sys.executable, "-m", "rstar2.cli.main", "sandbox", "serve", "--port", "0"]
-        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        environment = {name: value for name, value in os.environ.items() if name != "RSTAR2_SANDBOX_TOKEN"}
+        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE, env=environment)
         assert process.stderr is not None
         said = []
         try:

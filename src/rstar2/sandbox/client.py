@@ -6,6 +6,7 @@ succeed, a wrong address or token or a request that the service refuses, is a Us
 """
 
 import asyncio
+import contextlib
 import json
 import random
 import time
@@ -24,6 +25,7 @@ from rstar2.sandbox.execution import MIB, Execution, ExecutionStatus, Limits
 from rstar2.sandbox.executor import Overloaded, Request
 from rstar2.sandbox.http import schema
 from rstar2.sandbox.http.schema import SessionInfo
+from rstar2.sandbox.tokens import find_token
 
 T = TypeVar("T")
 MAX_CHUNK_RUNS = 512
@@ -31,6 +33,8 @@ MAX_CHUNK_CHARS = 8 * MIB
 NUM_CHUNKS_IN_FLIGHT = 128
 """With `MAX_CHUNK_RUNS`, as many runs as a service admits by default."""
 CELL_QUEUE_S = 120.0
+GRACE_S = 30.0
+REACH_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 BUSY = (408, 429, 502, 503, 504)
 
@@ -49,7 +53,8 @@ class _Again(Exception):  # noqa: N818
 
 
 class RemoteExecutor:
-    """Satisfies `Executor` over HTTP. `grace_s` is how long, beyond its own queue and wall-clock limits, a request may
+    """Satisfies `Executor` over HTTP. `token` None: the one that a service of this user on this machine keeps for the
+    address, if there is one. `grace_s` is how long, beyond its own queue and wall-clock limits, a request may
     take to be answered, with all its retries. One that is not patient retries nothing, for a caller that has elsewhere
     to go: a lost connection is an infrastructure fault at once, and a service without room raises Overloaded."""
 
@@ -58,18 +63,21 @@ class RemoteExecutor:
         base_url: str,
         token: str | None = None,
         *,
-        grace_s: float = 30.0,
+        grace_s: float = GRACE_S,
         max_connections: int = 512,
         is_patient: bool = True,
     ) -> None:
         try:
             parts = urlsplit(base_url)
+            _ = parts.port
         except ValueError as error:
             raise UserError(f"address: {base_url!r} is not a URL ({error}); write it as http://host:port") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UserError(f"address: {base_url!r} is not a URL; write it as http://host:port")
         self._base_url = base_url.rstrip("/")
         self._headers = {"Content-Type": "application/json"}
+        if token is None:
+            token = find_token(self._base_url)
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
         self._grace_s = grace_s
@@ -107,6 +115,13 @@ class RemoteExecutor:
         info = await self.call("POST", "/v1/sessions", b"{}", deadline, schema.SESSION_INFO.validate_json)
         return RemoteSession(self, info, self._grace_s)
 
+    async def reach(self) -> None:
+        """For whoever waits for the first result: InfrastructureError at once if nobody is there, UserError if this is
+        no sandbox or it does not take the token."""
+        attempt = self._attempt("GET", "/status", None, bytes)
+        with contextlib.suppress(Overloaded):
+            await self._retried(attempt, time.monotonic() + REACH_S, is_patient=False)
+
     async def close(self) -> None:
         http, self._http = self._http, None
         if http is not None:
@@ -123,14 +138,18 @@ class RemoteExecutor:
     async def call(self, method: str, path: str, body: bytes | None, deadline: float, parse: Callable[[bytes], T]) -> T:
         """What a successful answer says. What is not ours to retry is raised: UserError for what we were asked to
         send, ValueError for what contradicts the state; InfrastructureError once the deadline has passed."""
+        return await self._retried(self._attempt(method, path, body, parse), deadline, is_patient=self._is_patient)
 
+    def _attempt(
+        self, method: str, path: str, body: bytes | None, parse: Callable[[bytes], T]
+    ) -> Callable[[], Awaitable[T]]:
         async def attempt() -> T:
             async with self._connected().request(method, self._base_url + path, data=body) as response:
                 data = await response.read()
                 self._check(response, data)
                 return parse(data)
 
-        return await self._retried(attempt, deadline)
+        return attempt
 
     async def _feed(
         self,
@@ -187,14 +206,16 @@ class RemoteExecutor:
 
         try:
             if pending:
-                await self._retried(attempt, time.monotonic() + longest_s + self._grace_s)
+                deadline = time.monotonic() + longest_s + self._grace_s
+                await self._retried(attempt, deadline, is_patient=self._is_patient)
         except Overloaded:
             raise
         except InfrastructureError as error:
             for index in pending:
                 report((index, Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error))))
 
-    async def _retried(self, attempt: Callable[[], Awaitable[T]], deadline: float) -> T:
+    async def _retried(self, attempt: Callable[[], Awaitable[T]], deadline: float, *, is_patient: bool) -> T:
+        started = time.monotonic()
         pause_s = FIRST_PAUSE_S
         reason = "it did not answer"
         while (left_s := deadline - time.monotonic()) > 0:
@@ -211,14 +232,15 @@ class RemoteExecutor:
                 break
             except (aiohttp.ClientError, ValidationError) as error:
                 raise self._not_a_sandbox(str(error)) from None
-            if not self._is_patient:
+            if not is_patient:
                 if asked_s is not None:
                     raise Overloaded(asked_s)
                 raise InfrastructureError(f"no result from the sandbox at {self._base_url}: {reason}")
             wait_s = pause_s * self._jitter.uniform(0.5, 1.0) if asked_s is None else asked_s
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             await asyncio.sleep(min(wait_s, max(deadline - time.monotonic(), 0.0)))
-        raise InfrastructureError(f"no result from the sandbox at {self._base_url} by the deadline: {reason}")
+        waited_s = time.monotonic() - started
+        raise InfrastructureError(f"no result from the sandbox at {self._base_url} within {waited_s:.0f} s: {reason}")
 
     def _check(self, response: aiohttp.ClientResponse, data: bytes) -> None:
         if response.status < 300:

@@ -32,6 +32,8 @@ from rstar2.sandbox.wire import Flag
 
 YOUNG_S = 0.1
 TICK_S = 0.025
+_UID_NUMBERS = cycle(range(FIRST_SESSION_NUMBER))
+"""Of this process and not of one executor: two that share a uid would share its limit of processes."""
 GRACE_S = 5.0
 """A slot asks or replies within milliseconds of its program's wall limit; one that takes this long is hung."""
 MAX_ATTEMPTS = 3
@@ -92,7 +94,7 @@ class Dispatcher:
         self._idle: list[_Slot] = []
         self._num_young = 0
         self._next_flow = 0
-        self._uid_numbers = cycle(range(FIRST_SESSION_NUMBER))
+        self._uid_numbers = _UID_NUMBERS
         self._end: str | None = None
         """Why nothing is run any more."""
         self._refusal = ""

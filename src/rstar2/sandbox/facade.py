@@ -20,8 +20,9 @@ T = TypeVar("T")
 
 
 class Sandbox:
-    """`address` None: executions in isolated children of this process. Else a service's URL, with its token if it
-    asks for one. `executor` makes any other: `Sandbox(executor=UnsafeExecutor)` where no isolation is to be had."""
+    """`address` None: executions in isolated children of this process. Else a service's URL, with its token; that of a
+    service of this user on this machine is found. A service that cannot be reached is said at once. `executor` makes
+    any other: `Sandbox(executor=UnsafeExecutor)` where no isolation is to be had."""
 
     def __init__(
         self,
@@ -30,7 +31,8 @@ class Sandbox:
         *,
         executor: Callable[[], Executor] | None = None,
     ) -> None:
-        self._make_executor = executor or (lambda: _executor_at(address, token))
+        self._make_executor = executor
+        self._address, self._token = address, token
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rstar2-sandbox", daemon=True)
         self._thread.start()
@@ -80,7 +82,13 @@ class Sandbox:
         self.close()
 
     async def _opened(self) -> Executor:
-        return await self._make_executor().__aenter__()
+        if self._make_executor is not None:
+            return await self._make_executor().__aenter__()
+        if self._address is not None:
+            return await _reached(self._address, self._token)
+        from rstar2.sandbox.local import LocalExecutor
+
+        return await LocalExecutor().__aenter__()
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -133,11 +141,13 @@ class SyncSession:
         self.close()
 
 
-def _executor_at(address: str | None, token: str | None) -> Executor:
-    if address is not None:
-        from rstar2.sandbox.client import RemoteExecutor
+async def _reached(address: str, token: str | None) -> Executor:
+    from rstar2.sandbox.client import RemoteExecutor
 
-        return RemoteExecutor(address, token)
-    from rstar2.sandbox.local import LocalExecutor
-
-    return LocalExecutor()
+    executor = RemoteExecutor(address, token)
+    try:
+        await executor.reach()
+    except BaseException:
+        await executor.close()
+        raise
+    return executor

@@ -4,7 +4,8 @@ import os
 import platform
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -62,10 +63,13 @@ class Capabilities:
     """The one id of an unprivileged user namespace would be the machine's root: Linux does not count its processes."""
 
 
+_NO_CAPABILITIES = Capabilities(False, False, False, False, None)
+
+
 @cache
 def detect() -> Capabilities:
     if sys.platform != "linux":
-        return Capabilities(False, False, False, False, None)
+        return _NO_CAPABILITIES
     uid_map, gid_map = (Path(f"/proc/self/{name}").read_text() for name in ("uid_map", "gid_map"))
     obstacle = what_privilege_needs(os.geteuid(), linux.effective_capabilities(), uid_map, gid_map)
     if not obstacle and not _succeeds(f"linux.unshare({confine.NAMESPACES})"):
@@ -133,6 +137,29 @@ def choose_layers(
 
 def probe() -> list[Guarantee]:
     return describe(detect())
+
+
+def of_plain_subprocesses() -> list[Guarantee]:
+    """The table of `--unsafe`: nothing holds."""
+    fix = "start the service without --unsafe"
+    return [replace(row, provided=False, how="", fix=fix) for row in describe(_NO_CAPABILITIES)]
+
+
+def lacking(table: Sequence[Guarantee]) -> list[str]:
+    """What of the minimum a table does not say that it holds; one that says nothing lacks all of it."""
+    held = {row.name for row in table if row.provided}
+    return [row.name for row in describe(_NO_CAPABILITIES) if row.required and row.name not in held]
+
+
+def weakest(tables: Sequence[Sequence[Guarantee]]) -> list[Guarantee]:
+    """What holds wherever a program may land: what every table says that it holds."""
+    rows: dict[str, Guarantee] = {}
+    for row in (row for table in tables for row in table):
+        if row.name not in rows or not row.provided:
+            rows[row.name] = row
+    unsaid = {name for name in rows for table in tables if all(row.name != name for row in table)}
+    fix = "a node does not say whether it holds there"
+    return [replace(row, provided=False, how="", fix=fix) if row.name in unsaid else row for row in rows.values()]
 
 
 def describe(capabilities: Capabilities) -> list[Guarantee]:

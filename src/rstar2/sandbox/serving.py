@@ -31,22 +31,22 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class ServingConfig:
-    """Everything that a server process needs to know, passed to it as one JSON argument."""
+    """Everything that a server process needs to know: the first message on its supervisor's channel. Not an argument,
+    because everybody on the machine reads those, and the token is in it."""
 
     listen_fd: int
-    supervisor_fd: int
     supervisor_pid: int
     service_group: str | None
     local: LocalConfig
     service: ServiceSettings
     drain_s: float
 
-    def to_argument(self) -> str:
-        return json.dumps(asdict(self))
+    def to_message(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_argument(cls, text: str) -> "ServingConfig":
-        fields = json.loads(text)
+    def from_message(cls, message: bytes) -> "ServingConfig":
+        fields = json.loads(message)
         local = LocalConfig(**{**fields["local"], "host": HostConfig(**fields["local"]["host"])})
         return cls(**{**fields, "local": local, "service": ServiceSettings(**fields["service"])})
 
@@ -101,8 +101,9 @@ class LentTemplates:
             control.close()
 
 
-async def serve(config: ServingConfig, make_grader: Callable[[LocalExecutor], Grader] | None) -> None:
-    supervisor = socket.socket(fileno=config.supervisor_fd)
+async def serve(
+    config: ServingConfig, supervisor: socket.socket, make_grader: Callable[[LocalExecutor], Grader] | None
+) -> None:
     supervisor.setblocking(False)
     templates = LentTemplates(supervisor)
     await templates.may_serve.wait()
@@ -134,8 +135,12 @@ def _say_ready(supervisor: socket.socket) -> None:
 
 
 def run_server(make_grader: Callable[[LocalExecutor], Grader] | None) -> None:
-    """The entry point of a server process; its configuration is the one argument of the command line."""
-    config = ServingConfig.from_argument(sys.argv[1])
+    """The entry point of a server process; the one argument of its command line is the channel's descriptor."""
+    supervisor = socket.socket(fileno=int(sys.argv[1]))
+    message = supervisor.recv(MAX_MESSAGE_BYTES)
+    if not message:
+        return  # the supervisor is gone
+    config = ServingConfig.from_message(message)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != config.supervisor_pid:
         return
@@ -144,4 +149,4 @@ def run_server(make_grader: Callable[[LocalExecutor], Grader] | None) -> None:
     # Tens of thousands of waiting requests are all reachable: looking through them again and again finds nothing.
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
-    asyncio.run(serve(config, make_grader))
+    asyncio.run(serve(config, supervisor, make_grader))

@@ -32,7 +32,8 @@ except ImportError:
 
 _ROOT_STATE = 0
 _HANDSHAKE_S = 15.0
-_DEATH_S = 2.0
+_DEATH_S = 10.0
+"""For what was killed to be gone. A hundred processes on a busy machine take seconds to get their turn to die."""
 _EXTRA_PROCESSES = 64
 """Parked states count against the process limit too."""
 _CREDENTIALS = struct.Struct("=iII")

@@ -11,17 +11,20 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 
 from rstar2.sandbox import wire
 from rstar2.sandbox.dispatcher import GRACE_S
 from rstar2.sandbox.execution import Execution, ExecutionStatus, Limits
 from rstar2.sandbox.host import Host
-from rstar2.sandbox.isolation import FIRST_SESSION_NUMBER
+from rstar2.sandbox.isolation import FIRST_SESSION_NUMBER, NUM_UIDS_PER_BLOCK
 from rstar2.sandbox.slot import MemoryAccount, SlotChannel, kill_quietly, socket_pair
 from rstar2.sandbox.starvation import WallClock
 from rstar2.sandbox.tasks import tasks_below
 
 _TEMPLATE_WAIT_S = 30.0
+_UID_NUMBERS = cycle(range(FIRST_SESSION_NUMBER, NUM_UIDS_PER_BLOCK))
+"""Of this process and not of one executor: two that share a uid would share its limit of processes."""
 _STATE_LOST = -1
 _MAX_STATES, _MAX_SESSIONS_IN_TREE = 40, 8
 """Well below the processes that `session_tree` allows for parked states."""
@@ -184,7 +187,7 @@ class SessionKeeper:
     async def _make_tree(self, limits: Limits) -> _Tree:
         """OSError where the machine refuses what it needs; nothing of it is left then."""
         self._evict()
-        number = FIRST_SESSION_NUMBER + self._next_number % 0x7000
+        number = next(_UID_NUMBERS)
         self._next_number += 1
         group = self._host.make_memory_group(f"session-{self._next_number}")
         with contextlib.ExitStack() as undo:

@@ -88,8 +88,7 @@ class Supervisor:
 
     @property
     def address(self) -> str:
-        host, port = self._listener.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return address_of(self._listener)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, drain, and leave nothing behind."""
@@ -138,15 +137,15 @@ class Supervisor:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         config = ServingConfig(
             listen_fd=self._listener.fileno(),
-            supervisor_fd=theirs.fileno(),
             supervisor_pid=os.getpid(),
             service_group=str(self._group.path) if self._group else None,
             local=self._config.local,
             service=self._config.service,
             drain_s=self._config.drain_s,
         )
+        ours.send(config.to_message())
         process = subprocess.Popen(
-            [sys.executable, "-c", self._config.server_entry, config.to_argument()],
+            [sys.executable, "-c", self._config.server_entry, str(theirs.fileno())],
             pass_fds=[self._listener.fileno(), theirs.fileno()],
             stdin=subprocess.DEVNULL,
         )
@@ -241,6 +240,8 @@ class Supervisor:
 
 
 def listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise UserError(f"port: {port} is none; they go from 1 to 65535, and 0 takes a free one")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -250,6 +251,11 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
     return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def supervise(

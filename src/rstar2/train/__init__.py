@@ -2,7 +2,8 @@
 
 Promise: a recipe's mistakes show before anything runs; a run that was killed goes on where its last checkpoint was, and
 on a CPU ends with the same bits; every rollout, group and number of it is in the run directory.
-May import: everything below the command line. Needs the `train` extra.
+May import: records, sandbox, engine, grading, algo, config, models, agent, rollout, data, evals. Needs the `train`
+extra.
 """
 
 from rstar2.train.observer import Observer, Observers

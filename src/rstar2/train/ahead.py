@@ -35,8 +35,7 @@ class Ahead:
     async def __aexit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        for task in self._begun:
-            task.cancel()
+        self.stop()
         await asyncio.gather(*self._begun, return_exceptions=True)
 
     async def next(self) -> Collected:
@@ -50,6 +49,12 @@ class Ahead:
         """All that was taken so far is learnt from: nobody need wait for `next` to hear it."""
         if self._max_staleness:
             self._begin()
+
+    def stop(self) -> None:
+        """Collect nothing more."""
+        self._steps = iter(())
+        for task in self._begun:
+            task.cancel()
 
     def _begin(self) -> None:
         while len(self._begun) < 1 + self._max_staleness and (step := next(self._steps, None)) is not None:

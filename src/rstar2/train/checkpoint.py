@@ -19,7 +19,7 @@ from rstar2.records.rewind import Mark
 from rstar2.train.files import CannotWrite, sync, sync_tree
 from rstar2.train.state import TrainState
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _FAILED_WRITES = (OSError, SafetensorError, CannotWrite)
 """What a full disk is to Python, to safetensors and to ranks that write shards."""
 

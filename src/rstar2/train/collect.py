@@ -1,7 +1,8 @@
 """The rollouts of one training step: sampled, judged, grouped and chosen from, and sampled on until the batch is full.
 
 Invariant: a group is whole or not there; the problems of a step come from the cursor in order, those that fill it up
-included; what was lost through our fault is sampled again, under an id of its own.
+included; what was lost through our fault is sampled again, under an id of its own. A step that ran ahead of a stage's
+end is left and collected anew by the next stage: ids name the stage, too.
 """
 
 import time
@@ -11,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rstar2.agent import AgentLimits
-from rstar2.algo import RocSettings, decide_group, is_trainable, num_missing_groups, num_missing_rollouts
+from rstar2.algo import Mode, RocSettings, decide_group, is_trainable, num_missing_groups, num_missing_rollouts
 from rstar2.engine import Sampling
-from rstar2.grading import count_answer_blocks
+from rstar2.grading import count_answer_blocks, count_balanced_answer_blocks
 from rstar2.records import Group, Problem, StepRecord, Trace
 from rstar2.rollout.request import RolloutRequest, Rolls
 from rstar2.train.cursor import Cursor, take
@@ -87,7 +88,7 @@ async def collect_step(
     while True:
         indices, cursor = take(cursor, _num_missing(groups, plan), len(problems), stream)
         for index in indices:
-            group = _OpenGroup(problems[index], len(groups), f"s{plan.step:06d}-{len(groups):04d}")
+            group = _OpenGroup(problems[index], len(groups), f"s{plan.step:06d}-{plan.stage}-{len(groups):04d}")
             groups[group.id] = group
         requests = [request for group in groups.values() for request in _requests(group, plan)]
         if requests:
@@ -141,9 +142,10 @@ def _requests(group: _OpenGroup, plan: StepPlan) -> list[RolloutRequest]:
 
 
 def _decide(group: _OpenGroup, plan: StepPlan) -> Group:
+    count = count_balanced_answer_blocks if plan.settings.mode is Mode.RELEASE else count_answer_blocks
     return decide_group(
         group.traces,
-        [count_answer_blocks(trace.response_text) for trace in group.traces],
+        [count(*trace.turn_texts) for trace in group.traces],
         plan.settings,
         np.random.default_rng(named_seed(plan.seed, "choice", plan.step, group.index)),
         group_id=group.id,

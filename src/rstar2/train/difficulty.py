@@ -28,8 +28,8 @@ async def hard_problems(
     requests = [
         RolloutRequest(
             problem=problem,
-            trace_id=f"f{step:06d}-{index:06d}-{number:02d}",
-            group_id=f"f{step:06d}-{index:06d}",
+            trace_id=f"f{step:06d}-{stage}-{index:06d}-{number:02d}",
+            group_id=f"f{step:06d}-{stage}-{index:06d}",
             sample_index=number,
             step=step,
             stage=f"filter:{stage}",

@@ -20,7 +20,7 @@ ADAPTER_FOLDER = "adapter"
 
 
 @contextmanager
-def agent_folder(target: Path, source: Path, chat: ChatFormat) -> Iterator[Path]:
+def agent_folder(target: Path, source: Path, chat: ChatFormat, tool: str) -> Iterator[Path]:
     """Where a model is written becomes `target`, whole: with all that the model it was trained from has but weights,
     and with what an agent must know to use it. Left by an exception, `target` is as it was."""
     unfinished = target.with_name(f".{target.name}")
@@ -32,7 +32,7 @@ def agent_folder(target: Path, source: Path, chat: ChatFormat) -> Iterator[Path]
             _copy_all_but_weights(source, unfinished)
             for folder in (unfinished, unfinished / ADAPTER_FOLDER):
                 if folder.is_dir():
-                    write_format(folder, chat)
+                    write_format(folder, chat, tool)
             shutil.rmtree(target, ignore_errors=True)
             unfinished.rename(target)
         finally:

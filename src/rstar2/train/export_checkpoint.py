@@ -31,6 +31,6 @@ def export_checkpoint(run: Path, name: str | None = None, target: Path | None = 
     on_cpu = recipe.model_copy(update={"model": recipe.model.model_copy(update={"device": "cpu"})})
     rank = LearnerRank(load_policy(source, on_cpu), weight_decay=0.0)
     rank.load(checkpoint.path, weights_only=True)
-    with agent_folder(target, source, chat) as unfinished:
+    with agent_folder(target, source, chat, recipe.agent.tool) as unfinished:
         rank.export(unfinished)
     return target

@@ -35,6 +35,10 @@ class Learner(Protocol):
 
     async def reset_optimizer(self) -> None: ...
 
+    async def weights_id(self) -> str:
+        """Which weights it has now: the same for the same bits, and another for any others."""
+        ...
+
     async def save(self, folder: Path) -> None:
         """The tensors of a checkpoint, into a folder that exists."""
         ...
@@ -74,6 +78,9 @@ class SoloLearner:
 
     async def reset_optimizer(self) -> None:
         self._rank.reset_optimizer()
+
+    async def weights_id(self) -> str:
+        return self._rank.weights_id()
 
     async def save(self, folder: Path) -> None:
         self._rank.save(folder)

@@ -22,6 +22,7 @@ from rstar2.train.render import Example
 from rstar2.train.sft import SftSettings, sft_step
 from rstar2.train.shards import read_shards, stored_shapes, write_shards
 from rstar2.train.update import Rollout, UpdateSettings, update_policy
+from rstar2.train.weights_id import weights_id
 
 
 class LearnerRank:
@@ -52,6 +53,10 @@ class LearnerRank:
 
     def reset_optimizer(self) -> None:
         self._optimizer.reset()
+
+    def weights_id(self) -> str:
+        """Which weights all ranks have together."""
+        return weights_id(self.policy.parameters(), self._ranks)
 
     def save(self, folder: Path) -> None:
         """Weights and optimizer into a folder that exists. CannotWrite on all ranks if one of them cannot."""

@@ -1,85 +1,139 @@
-"""Adapters merged into their layers as a pass begins, all layers of one shape at a time.
+"""A model whose adapters are merged into its weights, and still learn.
 
-Adapters beside a layer read and write all its activations again; merged into it they cost as much as its weights.
-Merged layer by layer they would be a thousand small operations a pass, and a GPU waits for whoever asks for them.
+Adapters beside a layer read and write all of its activations once more, and round otherwise than their sum, which is
+what engines serve. Here a pass multiplies by the merged weights. Their gradient is never made: that of an adapter needs
+two narrow products. The weights are merged again when the adapters have changed, not with every pass.
 
-Invariant: what a layer multiplies by in training is, to the bit, what `publish` gives to the engine.
+Invariant: what a layer multiplies by in training is, to the bit, what `served_state` gives to the engines.
 """
 
-from collections import defaultdict
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from rstar2.train.served import ADAPTER, is_adapted
-
-MAX_PARAMETERS = 1_000_000_000
-"""Up to this size a pack of sequences is far larger than the weights."""
+from rstar2.train.served import ADAPTER, is_adapted, merged_weight
 
 
-@dataclass(slots=True)
-class _Layer:
-    name: str
-    module: Any
-    weight: Tensor | None = field(default=None, repr=False)
-    """Merged, since the pass began."""
+class AdaptedLinear(torch.autograd.Function):
+    """`apply(x, weight, bias, adapters, *adapters.parameters)`: one product, by the merged weight."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        assert self.weight is not None, "the pass began with the model"
-        return F.linear(input, self.weight, self.module.get_base_layer().bias)
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, adapters: "Adapters", *_parameters: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.adapters = adapters
+        return F.linear(x, weight, bias)
 
-
-class _Alike:
-    """Layers of one shape. Their base weights are moved to lie behind one another, so that they can be read at once."""
-
-    def __init__(self, layers: Sequence[_Layer]) -> None:
-        self.layers = layers
-        bases = [layer.module.get_base_layer().weight for layer in layers]
-        self._base_LOI = torch.stack([base.data for base in bases])
-        for base, place in zip(bases, self._base_LOI, strict=True):
-            base.data = place
-        self._scaling: float = layers[0].module.scaling[ADAPTER]
-
-    def merge(self) -> Tensor:
-        """The sum is taken in float32 and rounded once."""
-        down_LRI = torch.stack([layer.module.lora_A[ADAPTER].weight for layer in self.layers]).float()
-        up_LOR = torch.stack([layer.module.lora_B[ADAPTER].weight for layer in self.layers]).float()
-        merged_LOI = torch.baddbmm(self._base_LOI.float(), up_LOR, down_LRI, alpha=self._scaling)
-        return merged_LOI.to(self._base_LOI.dtype)
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        (gradient,) = gradients
+        dx = gradient @ weight if ctx.needs_input_grad[0] else None
+        found = ctx.adapters.gradients(x.flatten(0, -2), gradient.flatten(0, -2))
+        return dx, None, None, None, *found
 
 
-class MergedAdapters:
-    def __init__(self, network: Any, groups: Sequence[_Alike]) -> None:
-        self._groups = groups
-        for group in groups:
-            for layer in group.layers:
-                layer.module.forward = layer.forward
-        network.model.register_forward_pre_hook(lambda *_: self._merge_all())
+class Adapters:
+    """Of projections that read the same input, and whose outputs lie side by side.
 
-    @classmethod
-    def in_passing(cls, network: Any) -> "MergedAdapters | None":
-        """None where adapters beside the layers are cheaper, or drop out at random."""
-        num_parameters = sum(parameter.numel() for parameter in network.parameters())
-        layers = [_Layer(name, module) for name, module in network.named_modules() if is_adapted(module)]
-        has_dropout = any(isinstance(layer.module.lora_dropout[ADAPTER], torch.nn.Dropout) for layer in layers)
-        if num_parameters > MAX_PARAMETERS or has_dropout:
+    Suffixes: T tokens, I inputs, O outputs of one projection, R rank.
+    """
+
+    def __init__(self, modules: Sequence[Any], weights: Sequence[Tensor]) -> None:
+        self._modules = modules
+        self._weights = weights
+        """Of each module, merged: written by `merge`."""
+        ends = torch.tensor([len(weight) for weight in weights]).cumsum(0).tolist()
+        self._columns = [slice(end - len(weight), end) for end, weight in zip(ends, weights, strict=True)]
+        self._downs = [module.lora_A[ADAPTER].weight for module in modules if is_adapted(module)]
+        self._ups = [module.lora_B[ADAPTER].weight for module in modules if is_adapted(module)]
+        self.parameters: tuple[Tensor, ...] = (*self._downs, *self._ups)
+        self._merged_version: tuple[int, ...] | None = None
+        self._down_RI = weights[0]
+        self._up_OR: list[Tensor] = []
+
+    def merge(self) -> None:
+        """Nothing is done if nothing has changed."""
+        version = tuple(parameter._version for parameter in self.parameters)
+        if version == self._merged_version:
+            return
+        dtype = self._weights[0].dtype
+        with torch.no_grad():
+            for module, weight in zip(self._modules, self._weights, strict=True):
+                if is_adapted(module):
+                    weight.copy_(merged_weight(module, dtype))
+            self._down_RI = torch.cat([down.detach() for down in self._downs]).to(dtype)
+            self._up_OR = [up.detach().to(dtype) for up in self._ups]
+        self._merged_version = version
+
+    def gradients(self, x_TI: Tensor, gradient_TO: Tensor) -> tuple[Tensor, ...]:
+        """Of `parameters`, in float32."""
+        adapted = [
+            (columns, module.scaling[ADAPTER])
+            for columns, module in zip(self._columns, self._modules, strict=True)
+            if is_adapted(module)
+        ]
+        ranks = [len(down) for down in self._downs]
+        narrow_TR = torch.split(x_TI @ self._down_RI.T, ranks, dim=1)
+        back_TR, ups = [], []
+        for (columns, scaling), up_OR, lowered_TR in zip(adapted, self._up_OR, narrow_TR, strict=True):
+            own_TO = gradient_TO[:, columns]
+            back_TR.append(own_TO @ up_OR * scaling)
+            ups.append(_product(own_TO.T, lowered_TR) * scaling)
+        downs = torch.split(_product(torch.cat(back_TR, dim=1).T, x_TI), ranks)
+        return *downs, *ups
+
+
+def _product(first: Tensor, second: Tensor) -> Tensor:
+    """In float32: a sum over all tokens of a pack."""
+    if first.is_cuda and first.dtype is not torch.float32:
+        return torch.mm(first, second, out_dtype=torch.float32)
+    return first.float() @ second.float()
+
+
+class MergedModel:
+    """A copy of the base model, taken before adapters are added to it. What gets none is not copied but shared."""
+
+    def __init__(self, base: Any, target_modules: Sequence[str]) -> None:
+        copied = {
+            id(module.weight) for name, module in base.named_modules() if name.rpartition(".")[2] in target_modules
+        }
+        shared = {id(parameter): parameter for parameter in base.parameters() if id(parameter) not in copied}
+        self.model = copy.deepcopy(base, shared)
+        self.model.requires_grad_(False)
+        self._adapters: list[Adapters] = []
+
+    def adapters(self, network: Any, names: Sequence[str]) -> Adapters | None:
+        """Those of the modules of `network` with these names, which are to be merged into the modules here that have
+        the same names; None if they have none."""
+        modules = [network.get_submodule(name) for name in names]
+        if not any(is_adapted(module) for module in modules):
             return None
-        alike: defaultdict[torch.Size, list[_Layer]] = defaultdict(list)
-        for layer in layers:
-            alike[layer.module.get_base_layer().weight.shape].append(layer)
-        return cls(network, [_Alike(several) for several in alike.values()])
+        adapters = Adapters(modules, [self.model.get_submodule(name).weight for name in names])
+        self._adapters.append(adapters)
+        return adapters
 
-    def publish(self, targets: dict[str, Tensor]) -> None:
-        """Into the weights of these names, which an engine reads."""
-        for group in self._groups:
-            for layer, weight in zip(group.layers, group.merge(), strict=True):
-                targets[layer.name].copy_(weight)
+    def merge(self) -> None:
+        for adapters in self._adapters:
+            adapters.merge()
 
-    def _merge_all(self) -> None:
-        for group in self._groups:
-            for layer, weight in zip(group.layers, group.merge().unbind(), strict=True):
-                layer.weight = weight
+    def adapt_each(self, network: Any) -> None:
+        """Every adapted layer learns by itself: for models that run as `transformers` runs them."""
+        for name, module in network.named_modules():
+            if is_adapted(module):
+                adapters = self.adapters(network, [name])
+                assert adapters is not None
+                _adapt(self.model.get_submodule(name), adapters)
+
+
+def _adapt(layer: Any, adapters: Adapters) -> None:
+    def forward(x: Tensor) -> Tensor:
+        out: Tensor = AdaptedLinear.apply(x, layer.weight, layer.bias, adapters, *adapters.parameters)  # type: ignore[no-untyped-call]
+        return out
+
+    layer.forward = forward

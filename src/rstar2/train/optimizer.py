@@ -2,6 +2,7 @@
 
 A learning rate of 1e-6 moves a bfloat16 weight by less than its last bit, so such weights are updated in float32 copies
 and rounded back into place; the model's tensors stay where they are, and whoever shares them sees the new values.
+Gradients of micro-batches are summed in float32 too: in bfloat16 a sum of many loses what each of them adds.
 
 Parameters may be sharded over ranks. The norm is that of the whole gradient, so all ranks clip, or skip a gradient that
 is no number, alike.
@@ -9,6 +10,7 @@ is no number, alike.
 
 import math
 from collections.abc import Container, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,7 +39,22 @@ class Optimizer:
             name: parameter if parameter.dtype is torch.float32 else parameter.detach().float().clone()
             for name, parameter in self._parameters.items()
         }
+        for name, parameter in self._parameters.items():
+            if self._masters[name] is not parameter:
+                hook = partial(self._accumulate, name)
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         self._adam = self._fresh()
+
+    def _accumulate(self, name: str, _parameter: Tensor | None = None) -> None:
+        """Move a parameter's gradient, that of one micro-batch, to its float32 copy."""
+        parameter, master = self._parameters[name], self._masters[name]
+        if parameter.grad is None:
+            return
+        if master.grad is None:
+            master.grad = parameter.grad.float()
+        else:
+            master.grad.add_(parameter.grad)
+        parameter.grad = None
 
     def _fresh(self) -> torch.optim.AdamW:
         return torch.optim.AdamW(list(self._masters.values()), lr=0.0, weight_decay=self._weight_decay)
@@ -49,10 +66,8 @@ class Optimizer:
     def step(self, lr: float, max_grad_norm: float) -> float:
         """One update from the gradients that were summed up; they are cleared. The norm they had before clipping."""
         for name, master in self._masters.items():
-            parameter = self._parameters[name]
-            if master is not parameter:
-                master.grad = None if parameter.grad is None else parameter.grad.float()
-                parameter.grad = None
+            if master is not self._parameters[name]:
+                self._accumulate(name)
         masters = list(self._masters.values())
         total_norm = whole(get_total_norm([master.grad for master in masters if master.grad is not None]))
         clip_grads_with_norm_(masters, max_grad_norm, total_norm)

@@ -1,11 +1,14 @@
 """Sequences into micro-batches by tokens. Pure.
 
 Invariant: every sequence is in exactly one micro-batch, whole; none has more than `max_tokens` unless it is alone in
-it. The order is a function of the lengths, so the same step is always cut in the same way.
+it. The order is a function of the lengths, so the same step is always cut in the same way. What holds for sequences
+holds for families of them, which share the tokens that they begin with.
 """
 
 import heapq
 from collections.abc import Sequence
+
+import numpy as np
 
 
 def pack(lengths: Sequence[int], max_tokens: int, num_ranks: int = 1) -> list[list[int]]:
@@ -20,6 +23,32 @@ def pack(lengths: Sequence[int], max_tokens: int, num_ranks: int = 1) -> list[li
         if all(len(indices) == 1 or _size(indices, lengths) <= max_tokens for indices in packs):
             return sorted(packs, key=lambda indices: (-_size(indices, lengths), indices))
         num_packs += num_ranks
+
+
+def num_shared_tokens(sequences: Sequence[Sequence[int]]) -> int:
+    """With how many tokens all of them begin alike; each has at least one more. 0 for a single one."""
+    if len(sequences) == 1:
+        return 0
+    num_shared = min(len(ids) for ids in sequences) - 1
+    first = np.asarray(sequences[0][:num_shared])
+    for ids in sequences[1:]:
+        differs = np.flatnonzero(first[:num_shared] != np.asarray(ids[:num_shared]))
+        num_shared = int(differs[0]) if len(differs) else num_shared
+    return num_shared
+
+
+def cut_family(lengths: Sequence[int], num_shared: int, max_tokens: int) -> list[list[int]]:
+    """Indices of the sequences of one family, in parts that have at most `max_tokens` each, what they share counted
+    once; a sequence that has more is alone."""
+    parts: list[list[int]] = []
+    room = 0
+    for index, length in enumerate(lengths):
+        if not parts or length - num_shared > room:
+            parts.append([])
+            room = max_tokens - num_shared
+        parts[-1].append(index)
+        room -= length - num_shared
+    return parts
 
 
 def _first_fit(order: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

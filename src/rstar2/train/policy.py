@@ -1,15 +1,14 @@
 """The model that is trained, and how the engine comes to see what it learnt.
 
-Invariant: full fine-tuning changes the very tensors that an engine in this process reads. Low-rank adapters are added,
-at `publish`, to a second copy of the base weights that the engine reads; always to the base as it was loaded, so that
-no rounding adds up over the steps. A network that is sharded over ranks is read by no engine: they get its
-`served_state`.
+Invariant: full fine-tuning changes the very tensors that an engine in this process reads. Low-rank adapters are merged
+into a second copy of the base weights; always with the base as it was loaded, so that no rounding adds up over the
+steps. The engine reads that copy, or, if it samples while the next step is learnt, one more, which `publish` brings up
+to date. A network that is sharded over ranks is read by no engine: they get its `served_state`.
 """
 
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,12 @@ from rstar2.engine.embedded.options import choose_device
 from rstar2.engine.embedded.weights import load_model
 from rstar2.errors import UserError
 from rstar2.train.adapters import adapter_settings, add_adapters
-from rstar2.train.merged import MergedAdapters
-from rstar2.train.packed import Pack, token_log_probs, use_fused_norms, use_packed_attention
-from rstar2.train.served import is_adapted, merged_weight, served_state
+from rstar2.train.merged import MergedModel
+from rstar2.train.packed import Pack, token_log_probs, use_packed_attention
+from rstar2.train.served import served_state
+
+Forward = Callable[..., tuple[Tensor, Tensor]]
+"""From the network, a pack and the temperature, by name: log-probabilities of its targets, and entropies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,9 @@ class Policy:
     """What it computes with, and what engines get."""
     adapters: Any = None
     """Their settings, where it has some, in peft's words."""
-    _forward: Callable[..., tuple[Tensor, Tensor]] = field(default=token_log_probs)
+    shares_prefixes: bool = False
+    """Whether sequences of a pack that begin alike have what they share computed once."""
+    _forward: Forward = field(default=token_log_probs)
     _publish: Callable[[], None] = field(default=lambda: None)
     _settle: Callable[[], None] = field(default=lambda: None)
 
@@ -71,17 +75,74 @@ def load_policy(folder: Path, recipe: Recipe) -> Policy:
     dtype = compute_dtype(recipe, device)
     network = load_model(folder, device, dtype)
     require_context(network.config, recipe)
-    served, publish, adapters = network, lambda: None, None
+    return make_policy(network, recipe, device, dtype)
+
+
+def make_policy(network: Any, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> Policy:
+    """Of a model that is loaded."""
     if recipe.model.lora is not None:
-        served = copy.deepcopy(network)
-        served.requires_grad_(False)
-        network, adapters = add_adapters(network, recipe), adapter_settings(recipe)
-        publish = _publisher(network, served)
+        return _adapted_policy(network, recipe, device, dtype)
+    if device.type == "cuda" and dtype is torch.bfloat16:
+        return Policy(network, network, device, dtype, shares_prefixes=True, _forward=_on_cuda(network, recipe))
     use_packed_attention(network)
-    if device.type == "cuda":
-        use_fused_norms(network)
     compute_again(network, recipe)
-    return Policy(network, served, device, dtype, adapters, _publish=publish)
+    return Policy(network, network, device, dtype)
+
+
+def _adapted_policy(base: Any, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> Policy:
+    lora = recipe.model.lora
+    assert lora is not None
+    merged = MergedModel(base, lora.target_modules)
+    # The engine must not see what is learnt while its rollouts go on.
+    served = copy.deepcopy(merged.model) if recipe.train.max_staleness else merged.model
+    network = add_adapters(base, recipe)
+    is_on_cuda = device.type == "cuda" and dtype is torch.bfloat16 and not lora.dropout
+    if is_on_cuda:
+        forward = _on_cuda(merged.model, recipe, merged, network)
+    else:
+        merged.adapt_each(network)
+        # What is dropped at random cannot be merged: such adapters learn beside their layers, as peft has it.
+        forward = _merged_forward(merged) if not lora.dropout else token_log_probs
+        runs = network if lora.dropout else merged.model
+        use_packed_attention(runs)
+        compute_again(runs, recipe)
+    return Policy(
+        network,
+        served,
+        device,
+        dtype,
+        adapter_settings(recipe),
+        shares_prefixes=is_on_cuda,
+        _forward=forward,
+        _publish=_publisher(merged, served),
+    )
+
+
+def _merged_forward(merged: MergedModel) -> Forward:
+    def forward(_network: Any, pack: Pack, *, temperature: float) -> tuple[Tensor, Tensor]:
+        merged.merge()
+        return token_log_probs(merged.model, pack, temperature=temperature)
+
+    return forward
+
+
+def _on_cuda(model: Any, recipe: Recipe, merged: MergedModel | None = None, adapted: Any = None) -> Forward:
+    from rstar2.train.cuda.network import CudaNetwork
+
+    ours = CudaNetwork(model, merged=merged, adapted=adapted, is_checkpointed=recipe.train.gradient_checkpointing)
+    return lambda _network, pack, *, temperature: ours.token_log_probs(pack, temperature=temperature)
+
+
+def _publisher(merged: MergedModel, served: Any) -> Callable[[], None]:
+    pairs = list(zip(merged.model.parameters(), served.parameters(), strict=True))
+
+    def publish() -> None:
+        merged.merge()
+        for learnt, weight in pairs:
+            if weight.data_ptr() != learnt.data_ptr():
+                weight.copy_(learnt)
+
+    return publish
 
 
 def compute_dtype(recipe: Recipe, device: torch.device) -> torch.dtype:
@@ -103,17 +164,3 @@ def compute_again(network: Any, recipe: Recipe) -> None:
     if recipe.train.gradient_checkpointing:
         network.gradient_checkpointing_enable({"use_reentrant": False})
         network.train()
-
-
-def _publisher(network: Any, served: Any) -> Callable[[], None]:
-    merged = MergedAdapters.in_passing(network)
-    targets = {name: module.weight for name, module in served.named_modules() if isinstance(module, torch.nn.Linear)}
-    if merged is not None:
-        return partial(merged.publish, targets)
-    pairs = [(module, targets[name]) for name, module in network.named_modules() if is_adapted(module)]
-
-    def publish() -> None:
-        for module, weight in pairs:
-            weight.copy_(merged_weight(module, weight.dtype))
-
-    return publish

@@ -1,9 +1,10 @@
 """The sets of a recipe, loaded before anything runs, so that a mistake in the data costs no GPU time.
 
-Invariant: no problem that is evaluated on is trained on; what shares its text with one is left out and counted.
+Invariant: no problem that is evaluated on is trained on, and no conversation of the warm-up asks it; what shares its
+text with one is left out and counted.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from rstar2.config import Recipe, Stage
@@ -20,6 +21,8 @@ class Curriculum:
     benchmarks: dict[str, tuple[Problem, ...]]
     num_held_out: int
     """Problems that were taken out of training because they are evaluated on."""
+    num_held_out_conversations: int
+    """Of the warm-up, for the same reason."""
 
 
 def load_curriculum(recipe: Recipe) -> Curriculum:
@@ -33,11 +36,22 @@ def load_curriculum(recipe: Recipe) -> Curriculum:
             raise UserError(f"stages.{stage.name}: every one of its {len(problems)} problems is evaluated on as well")
         num_held_out += len(problems) - len(left)
         stages.append(left)
-    conversations: tuple[Conversation, ...] = ()
-    if recipe.sft is not None:
-        sets = (load_conversations(name, recipe.data[name], recipe.seed) for name in recipe.sft.data)
-        conversations = tuple(conversation for conversations in sets for conversation in conversations)
-    return Curriculum(conversations, tuple(stages), benchmarks, num_held_out)
+    found = _of_warm_up(recipe)
+    conversations = tuple(conversation for conversation in found if not _asks(conversation, held_out))
+    if found and not conversations:
+        raise UserError(f"sft.data: every one of its {len(found)} conversations asks what is evaluated on")
+    return Curriculum(conversations, tuple(stages), benchmarks, num_held_out, len(found) - len(conversations))
+
+
+def _of_warm_up(recipe: Recipe) -> list[Conversation]:
+    if recipe.sft is None:
+        return []
+    sets = (load_conversations(name, recipe.data[name], recipe.seed) for name in recipe.sft.data)
+    return [conversation for conversations in sets for conversation in conversations]
+
+
+def _asks(conversation: Conversation, questions: Container[str]) -> bool:
+    return any(message["role"] == "user" and message["content"] in questions for message in conversation.messages)
 
 
 def _evaluated(name: str, recipe: Recipe) -> tuple[Problem, ...]:

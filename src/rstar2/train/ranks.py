@@ -36,6 +36,14 @@ class Ranks:
         dist.all_reduce(sums)
         return dict(zip(names, sums.tolist(), strict=True))
 
+    def all_told(self, mine: str) -> tuple[str, ...]:
+        """What each rank says, in their order."""
+        if self.size == 1:
+            return (mine,)
+        told: list[str] = [""] * self.size
+        dist.all_gather_object(told, mine)
+        return tuple(told)
+
     def wait(self) -> None:
         """Until all ranks are here."""
         self.total({"here": 1.0})

@@ -10,12 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rstar2.agent.chat_template import ASSISTANT_OPENING, ChatFormat, tool_responses, with_tools
+from rstar2.agent.chat_template import ChatFormat, behind_opening, tool_responses
 from rstar2.data.conversation import Conversation
 from rstar2.errors import UserError
-
-EMPTY_REASON = f"{ASSISTANT_OPENING}</reason>\n"
-"""Before the words of an assistant that shows no reasoning: the format stays, and no reasoning is taught."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +32,16 @@ def render_conversation(conversation: Conversation, chat: ChatFormat) -> Example
     first = next((index for index, message in enumerate(messages) if _role(message) == "assistant"), None)
     if first is None:
         raise UserError(f"conversation {conversation.id!r} has no assistant turn, so nothing can be learnt from it")
-    opening = chat.tokenizer.render(_opening_messages(messages[:first], conversation.tools, chat)) + ASSISTANT_OPENING
-    ids, mask = chat.tokenizer.encode(opening), []
+    ids, mask = chat.tokenizer.encode(_opening(messages[:first], conversation.tools, chat)), []
     mask += [False] * len(ids)
     for text, is_assistant in _turns(messages[first:], conversation.id):
         if is_assistant:
-            piece = chat.tokenizer.encode(assistant_text(text, chat))
+            piece = chat.tokenizer.encode(behind_opening(text) + chat.before_end + chat.end_of_turn)
         else:
             piece = chat.user_turn_ids(chat.user_turn_text(text, after_end_of_turn=True), after_end_of_turn=True)
         ids += piece
         mask += [is_assistant] * len(piece)
     return Example(tuple(ids), tuple(mask))
-
-
-def assistant_text(said: str, chat: ChatFormat) -> str:
-    """What stands between the opening of the assistant's turn and its end, both as in a rollout."""
-    text = said if said.lstrip().startswith(ASSISTANT_OPENING) else EMPTY_REASON + said
-    return text.lstrip().removeprefix(ASSISTANT_OPENING) + chat.before_end + chat.end_of_turn
 
 
 def conversation_texts(conversations: Sequence[Conversation]) -> Iterator[str]:
@@ -61,39 +51,33 @@ def conversation_texts(conversations: Sequence[Conversation]) -> Iterator[str]:
             yield _said(message)
 
 
-def _opening_messages(
-    before: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]], chat: ChatFormat
-) -> list[dict[str, str]]:
+def _opening(before: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]], chat: ChatFormat) -> str:
     has_own = bool(before) and _role(before[0]) == "system"
     words = str(before[0]["content"]) if has_own else chat.system_words
-    opening = [{"role": "system", "content": with_tools(words, functions)}] if words else []
-    rest = before[1:] if has_own else before
-    return opening + [{"role": _role(message), "content": chat.harmless(_said(message))} for message in rest]
+    return chat.opening_text(words, functions, _heard(before[1:] if has_own else before))
 
 
 def _turns(messages: Sequence[Mapping[str, Any]], conversation_id: str) -> Iterator[tuple[str, bool]]:
     """Alternately what the assistant says and what is said to it; nothing behind its last words."""
-    pending: list[tuple[str, str]] = []
+    pending: list[Mapping[str, Any]] = []
     was_assistant = False
     for message in messages:
-        role = _role(message)
-        if role != "assistant":
-            pending.append((role, str(message.get("content") or "")))
+        if _role(message) != "assistant":
+            pending.append(message)
             was_assistant = False
             continue
         if was_assistant:
             raise UserError(f"conversation {conversation_id!r} has two assistant turns in a row: join them")
         if pending:
-            yield _answer_to_assistant(pending), False
+            yield _heard(pending), False
             pending = []
         yield _said(message), True
         was_assistant = True
 
 
-def _answer_to_assistant(pending: Sequence[tuple[str, str]]) -> str:
-    results = [content for role, content in pending if role == "tool"]
-    words = [content for role, content in pending if role != "tool"]
-    return "\n".join(([tool_responses(results)] if results else []) + words)
+def _heard(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What is said to the assistant between two of its turns, or before the first, as one turn of the user's."""
+    return "\n".join(map(_said, messages))
 
 
 def _role(message: Mapping[str, Any]) -> str:
@@ -102,10 +86,13 @@ def _role(message: Mapping[str, Any]) -> str:
 
 def _said(message: Mapping[str, Any]) -> str:
     """A message's words and its calls, as the agent writes calls."""
+    content = str(message.get("content") or "")
     if _role(message) == "tool":
-        return tool_responses([str(message.get("content") or "")])
+        return tool_responses([content])
+    if _role(message) != "assistant":
+        return content.strip()
     calls = [_call_text(call["function"]) for call in message.get("tool_calls") or ()]
-    return "\n".join(filter(None, [str(message.get("content") or ""), *calls]))
+    return "\n".join(filter(None, [content.rstrip() if calls else content, *calls]))
 
 
 def _call_text(function: Mapping[str, Any]) -> str:

@@ -76,10 +76,9 @@ async def train(
         chat = load_chat(folder, recipe.agent.template, recipe.agent.system_text, recipe.agent.tool_tags)
         require_learnable_tags(recipe, folder, chat)
         async with open_workbench(recipe, folder, chat) as bench:
-            if prepared.is_resumed:
-                bench.roller.remember(_finished_rollouts(prepared))
             trainer = Trainer(recipe, prepared.curriculum, chat, bench, run, observer)
-            await trainer.train(prepared.checkpoint)
+            finished = _finished_rollouts(prepared) if prepared.is_resumed else {}
+            await trainer.train(prepared.checkpoint, finished)
             await trainer.export(folder)
 
 

@@ -9,11 +9,6 @@ def check_solo(recipe: Recipe) -> None:
     """UserError if one process on this machine cannot train it."""
     if recipe.cluster is not None:
         raise UserError("the recipe has a [cluster]: train it with --cluster, or leave that section out")
-    if recipe.engine.kind != "embedded":
-        raise UserError(
-            f'engine.kind is "{recipe.engine.kind}": on one machine a recipe is trained with "embedded", whose weights '
-            "are the trainer's own"
-        )
     choose_device(recipe.model.device)
 
 
@@ -21,7 +16,3 @@ def check_cluster(recipe: Recipe) -> None:
     """UserError if a cluster cannot train it."""
     if recipe.cluster is None:
         raise UserError("the recipe has no [cluster]: add that section, or leave --cluster out")
-    if recipe.engine.kind not in ("embedded", "vllm"):
-        raise UserError(f'engine.kind is "{recipe.engine.kind}": a cluster trains with "embedded" or "vllm"')
-    if recipe.engine.base_url is not None:
-        raise UserError("engine.base_url: on a cluster the engines are started by the run; leave it out")

@@ -31,7 +31,9 @@ class TrainState:
     best_reward: float = 0.0
     """The best mean of a window of steps so far, in this stage."""
     steps_without_signal: int = 0
-    """Steps of the stage in a row that left nothing to train on."""
+    """Steps in a row, over stages, that left nothing to train on."""
+    older_weights: tuple[str, ...] = ()
+    """Those before the present ones that may have sampled the stage's next rollouts, ahead of learning."""
 
     def next_stage(self) -> Self:
         return replace(
@@ -42,7 +44,7 @@ class TrainState:
             problem_ids=None,
             recent_rewards=(),
             best_reward=0.0,
-            steps_without_signal=0,
+            older_weights=(),
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -57,5 +59,6 @@ class TrainState:
                 "cursor": Cursor(**raw["cursor"]),
                 "problem_ids": None if ids is None else tuple(ids),
                 "recent_rewards": tuple(raw["recent_rewards"]),
+                "older_weights": tuple(raw["older_weights"]),
             }
         )

@@ -2,14 +2,16 @@
 
 Invariant: between two checkpoints everything is a function of the first of them and of the recipe. So a run that is
 killed at any moment and taken up again goes through the same states, and on a CPU ends with the same weights, bit for
-bit, as one that was never killed. Where rollouts run ahead (`train.max_staleness`), the first step after a start is
-another.
+bit, as one that was never killed.
+
+One that is interrupted, by a cancellation, ends what would leave the weights between two states, saves a checkpoint and
+goes. So nothing of it is lost but the rollouts that were under way.
 """
 
 import asyncio
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -23,8 +25,9 @@ from rstar2.engine.process.collector import look_for_cycles_if_rare
 from rstar2.errors import UserError
 from rstar2.evals import Protocol, evaluate
 from rstar2.records import Problem, RunDirectory, Trace
-from rstar2.records.rewind import mark, rewind
+from rstar2.records.rewind import Mark, mark, rewind
 from rstar2.records.run_layout import RunLayout
+from rstar2.rollout.remembered import RememberingRoller
 from rstar2.train.ahead import Ahead
 from rstar2.train.checkpoint import Checkpoint, CheckpointFolder
 from rstar2.train.collect import Collected, StepPlan, collect_step
@@ -34,21 +37,27 @@ from rstar2.train.export import agent_folder
 from rstar2.train.observer import Observer
 from rstar2.train.optimizer import warmup_factor
 from rstar2.train.problems import Curriculum, require_short_prompts
+from rstar2.train.render import Example
 from rstar2.train.seeds import named_seed
 from rstar2.train.sft import SftSettings, render_all
 from rstar2.train.state import WARM_UP, TrainState
 from rstar2.train.trace_keeper import HOLD_S, TraceKeeper
+from rstar2.train.uninterrupted import uninterrupted
 from rstar2.train.update import UpdateSettings, kept_rollouts
 from rstar2.train.watches import (
     MAX_STEPS_WITHOUT_SIGNAL,
     WINDOW,
     collapse,
+    no_signal,
     watch_rollouts,
     watch_schedule,
     window_mean,
 )
 from rstar2.train.workbench import Workbench, agent_limits
 
+INTERRUPT_S = 10.0
+"""How long an interrupted run waits for rollouts that are sampled while it learns: without them the next step has some
+of another policy. Slurm and Kubernetes grant 30 s in all."""
 SFT_STEPS_PER_REPORT = 10
 SFT_CHECKPOINT_PERIOD_S = 120.0
 """Steps of the warm-up are short and their number says little: what a kill may cost is told in time."""
@@ -100,29 +109,44 @@ class Trainer:
         self._run = run
         self._observer = observer
         self._checkpoints = CheckpointFolder(run.checkpoints, recipe.train.num_checkpoints_kept)
-        self._state = TrainState()
+        self._state = self._saved_state = TrainState()
+        self._mark: Mark | None = None
+        """Of the state; None while the weights are on their way to another."""
+        self._roller = RememberingRoller(bench.roller, lambda: bench.weights)
         self._traces = TraceKeeper(run.write_trace, HOLD_S if bench.roller.is_here else 0.0)
 
-    async def train(self, checkpoint: Checkpoint | None = None) -> None:
-        """From the checkpoint, or from the start, to the end of the recipe."""
+    async def train(self, checkpoint: Checkpoint | None = None, finished: Mapping[str, Trace] | None = None) -> None:
+        """From the checkpoint, or from the start, to the end of the recipe. Rollouts that had finished after the
+        checkpoint are not rolled out again by the same weights."""
         with self._traces:
-            await self._train(checkpoint)
+            if checkpoint is not None:
+                await self._load(checkpoint)
+            self._roller.remember(finished or {}, self._state.older_weights)
+            try:
+                await self._train()
+            except asyncio.CancelledError:
+                await self._save_what_is_done()
+                raise
 
-    async def _train(self, checkpoint: Checkpoint | None) -> None:
-        if checkpoint is not None:
-            await self._load(checkpoint)
+    async def _train(self) -> None:
+        self._say_what_is_held_out()
         self._check_prompts()
         await self._warm_up()
         if self._recipe.algo.kl_coef:
             await self._learner.hold_reference(self._run.checkpoints / "reference")
         while self._state.stage_index < len(self._recipe.stages):
             await self._run_stage(self._recipe.stages[self._state.stage_index])
+        if self._state.step and self._state.steps_without_signal == self._state.step:
+            raise UserError(
+                "no step of the run taught anything: in every group all rewards were equal. The warning at the first "
+                "step says what is missing; start a new run with it"
+            )
         await self._evaluate_if_due()
 
     async def export(self, source: Path) -> Path:
         """The trained model as a folder that `rstar2 solve --model` and everybody else can read."""
         target = self._run.layout.path / "final"
-        with agent_folder(target, source, self._chat) as unfinished:
+        with agent_folder(target, source, self._chat, self._recipe.agent.tool) as unfinished:
             await self._learner.export(unfinished)
         return target
 
@@ -152,21 +176,24 @@ class Trainer:
         saved_s = time.monotonic()
         async with self._bench.learning(0):
             for step in range(self._state.sft_step, num_steps):
-                started_s = time.monotonic()
-                seed = named_seed(self._recipe.seed, "dropout", WARM_UP, step)
-                values = await self._learner.warm_up_step(examples, step, settings, seed)
-                values["tokens_per_s"] = values["num_tokens"] / (time.monotonic() - started_s)
-                if step % SFT_STEPS_PER_REPORT == 0 or step == num_steps - 1:
-                    self._write_metrics(step, WARM_UP, values)
-                    await asyncio.sleep(0)
-                self._state = replace(self._state, sft_step=step + 1)
+                await uninterrupted(self._warm_up_step(examples, step, settings))
                 if time.monotonic() - saved_s > SFT_CHECKPOINT_PERIOD_S:
                     await self._save()
                     saved_s = time.monotonic()
             await self._learner.reset_optimizer()
-        self._state = replace(self._state, sft_is_done=True, pending_evaluation=WARM_UP)
+        self._reach(replace(self._state, sft_is_done=True, pending_evaluation=WARM_UP))
         await self._save(keep=True)
         await self._evaluate_if_due()
+
+    async def _warm_up_step(self, examples: Sequence[Example], step: int, settings: SftSettings) -> None:
+        started_s = time.monotonic()
+        self._mark = None
+        seed = named_seed(self._recipe.seed, "dropout", WARM_UP, step)
+        values = await self._learner.warm_up_step(examples, step, settings, seed)
+        values["tokens_per_s"] = values["num_tokens"] / (time.monotonic() - started_s)
+        if step % SFT_STEPS_PER_REPORT == 0 or step == settings.num_steps(len(examples)) - 1:
+            self._write_metrics(step, WARM_UP, values)
+        self._reach(replace(self._state, sft_step=step + 1))
 
     # The stages.
 
@@ -176,10 +203,10 @@ class Trainer:
         self._observer.phase(stage.name, stage.steps, self._state.stage_step)
         if self._state.stage_step == 0 and stage.reset_optimizer:
             await self._learner.reset_optimizer()
-            self._state = replace(self._state, steps_since_reset=0)
+            self._reach(replace(self._state, steps_since_reset=0))
         async with self._ahead(stage, problems) as ahead:
             await self._train_steps(stage, ahead)
-        self._state = replace(self._state.next_stage(), pending_evaluation=stage.name)
+        self._reach(replace(self._state.next_stage(), pending_evaluation=stage.name))
         await self._save(keep=True)
 
     async def _train_steps(self, stage: Stage, ahead: Ahead) -> None:
@@ -188,7 +215,7 @@ class Trainer:
             is_last = self._stage_is_done(stage)
             every = self._recipe.eval.every_steps
             if every and self._state.step % every == 0 and not is_last:
-                self._state = replace(self._state, pending_evaluation=stage.name)
+                self._reach(replace(self._state, pending_evaluation=stage.name))
             if not is_last and self._state.step % self._recipe.train.checkpoint_every_steps == 0:
                 await self._save()
             if not is_last:
@@ -208,7 +235,7 @@ class Trainer:
         if self._state.problem_ids is None:
             self._observer.phase(f"filter:{stage.name}", 0, 0)
             hard = await hard_problems(
-                self._bench.roller,
+                self._roller,
                 problems,
                 num_samples=wanted.num_samples,
                 drop_solved=wanted.drop_solved,
@@ -229,13 +256,13 @@ class Trainer:
             self._say(
                 f"{len(hard)} of {len(problems)} problems are not solved every time: stage {stage.name} trains on them"
             )
-            self._state = replace(self._state, problem_ids=tuple(problem.id for problem in hard))
+            self._reach(replace(self._state, problem_ids=tuple(problem.id for problem in hard)))
         left = set(self._state.problem_ids or ())
         kept = tuple(problem for problem in problems if problem.id in left)
         if not kept:
             self._say(f"stage {stage.name} has nothing left to learn from: it is skipped")
             self._run.write_event("stage_skipped", f"stage {stage.name}: every problem is already solved")
-            self._state = replace(self._state, stage_step=stage.steps)
+            self._reach(replace(self._state, stage_step=stage.steps))
         return kept
 
     def _ahead(self, stage: Stage, problems: tuple[Problem, ...]) -> Ahead:
@@ -243,11 +270,11 @@ class Trainer:
 
         async def collect(step: int, cursor: Cursor) -> Collected:
             async with self._bench.collecting():
-                self._bench.roller.begin_step(step)
+                self._roller.begin_step(step)
                 plan = self._plan(step, stage)
-                collected = await collect_step(self._bench.roller, problems, cursor, plan, self._keep_trace)
+                collected = await collect_step(self._roller, problems, cursor, plan, self._keep_trace)
                 self._traces.begin_writing()
-                schedule = await self._bench.roller.end_step()
+                schedule = await self._roller.end_step()
             self._run.write_step_record(schedule)
             return replace(collected, schedule=schedule)
 
@@ -261,9 +288,19 @@ class Trainer:
         )
 
     async def _train_step(self, stage: Stage, ahead: Ahead) -> None:
-        step = self._state.step + 1
         started_s = time.monotonic()
         collected = await ahead.next()
+        values = await uninterrupted(
+            self._learn_step(stage, ahead, collected, started_s),
+            lambda: asyncio.get_running_loop().call_later(INTERRUPT_S, ahead.stop),
+        )
+        await self._stop_if_hopeless(stage, values)
+
+    async def _learn_step(self, stage: Stage, ahead: Ahead, collected: Collected, started_s: float) -> dict[str, float]:
+        """From collected rollouts to the next state: all of it, or nothing."""
+        num_older = self._recipe.train.max_staleness
+        older_weights = (*self._state.older_weights, self._bench.weights)[-num_older:] if num_older else ()
+        self._mark = None
         values = await self._learn_from(collected)
         ahead.go_on()
         await self._traces.settled()
@@ -277,9 +314,9 @@ class Trainer:
         }
         if (busy_share := self._bench.gpu_busy_share()) is not None:
             values["gpu_busy_share"] = busy_share
-        self._advance(collected, values)
-        self._write_metrics(step, stage.name, values)
-        await self._stop_if_hopeless(stage, values)
+        self._write_metrics(self._state.step + 1, stage.name, values)
+        self._reach(replace(self._advanced(collected, values), older_weights=older_weights))
+        return values
 
     def _plan(self, step: int, stage: Stage) -> StepPlan:
         algo = self._recipe.algo
@@ -337,9 +374,9 @@ class Trainer:
         look_for_cycles_if_rare()
         return values
 
-    def _advance(self, collected: Collected, values: Mapping[str, float]) -> None:
+    def _advanced(self, collected: Collected, values: Mapping[str, float]) -> TrainState:
         recent = (*self._state.recent_rewards, values["reward_mean"])[-WINDOW:]
-        self._state = replace(
+        return replace(
             self._state,
             step=self._state.step + 1,
             stage_step=self._state.stage_step + 1,
@@ -351,16 +388,16 @@ class Trainer:
         )
 
     async def _stop_if_hopeless(self, stage: Stage, values: dict[str, float]) -> None:
-        if self._state.steps_without_signal >= MAX_STEPS_WITHOUT_SIGNAL:
+        num_steps = self._state.steps_without_signal
+        if num_steps == 1:
+            why = f"step {self._state.step} of stage {stage.name} taught nothing: {no_signal(values)}"
+            self._run.write_event("no_signal", why, {"step": self._state.step, "stage": stage.name})
+            self._say(f"warning: {why}. The run ends after {MAX_STEPS_WITHOUT_SIGNAL} such steps in a row")
+        if num_steps >= MAX_STEPS_WITHOUT_SIGNAL:
             await self._save()
-            solved = values["accuracy"]
-            what = (
-                "every rollout is right" if solved == 1 else "no rollout is right" if solved == 0 else "equal rewards"
-            )
             raise UserError(
-                f"stage {stage.name} taught nothing for {MAX_STEPS_WITHOUT_SIGNAL} steps: in every group all rewards "
-                f"are equal ({what} at the last step). Use easier or harder problems, a longer warm-up or more samples "
-                "(algo.group_size). What was learnt is saved"
+                f"stage {stage.name}: the last {num_steps} steps taught nothing: {no_signal(values)}. What was learnt "
+                "before is saved"
             )
         seen = collapse(values, self._state.recent_rewards, self._state.best_reward)
         if seen is not None and self._recipe.train.stop_at_collapse:
@@ -391,7 +428,7 @@ class Trainer:
                 max_fault_retries=self._recipe.rollout.max_fault_retries,
             )
             results = await evaluate(
-                self._bench.roller,
+                self._roller,
                 self._curriculum.benchmarks,
                 protocol,
                 step=self._state.step,
@@ -403,7 +440,7 @@ class Trainer:
             for benchmark, result in results.items():
                 numbers = {key: float(value) for key, value in asdict(result).items() if isinstance(value, int | float)}
                 self._write_metrics(self._state.step, f"{name}/{benchmark}", numbers)
-        self._state = replace(self._state, pending_evaluation=None)
+        self._reach(replace(self._state, pending_evaluation=None))
 
     def _keep_trace(self, trace: Trace) -> None:
         self._traces.keep(trace)
@@ -416,12 +453,36 @@ class Trainer:
     def _say(self, message: str) -> None:
         self._observer.say(message)
 
+    def _say_what_is_held_out(self) -> None:
+        for num, what in (
+            (self._curriculum.num_held_out_conversations, "conversations of the warm-up"),
+            (self._curriculum.num_held_out, "problems of the stages"),
+        ):
+            if num:
+                self._say(f"{what} that are left out because they are evaluated on: {num}")
+
     def _check_prompts(self) -> None:
         for problems in (*self._curriculum.stages, *self._curriculum.benchmarks.values()):
-            lengths = [self._bench.roller.num_prompt_tokens(problem) for problem in problems]
+            lengths = [self._roller.num_prompt_tokens(problem) for problem in problems]
             require_short_prompts(problems, lengths, self._recipe.rollout.max_prompt_tokens)
 
+    def _reach(self, state: TrainState) -> None:
+        """The weights are those of the state, and all that led to it is written down."""
+        self._state = state
+        self._mark = mark(self._run.layout, state.step)
+
+    async def _save_what_is_done(self) -> None:
+        """Weights that are on their way to another state are in no checkpoint."""
+        if self._mark is None or self._state == self._saved_state:
+            return
+        await self._save()
+        state = self._state
+        is_warming_up = state.sft_step and not state.sft_is_done
+        step = f"step {state.sft_step} of the warm-up" if is_warming_up else f"step {state.step}"
+        self._say(f"interrupted: everything up to {step} is saved")
+
     async def _save(self, *, keep: bool = False) -> None:
+        assert self._mark is not None, "between two states nothing is saved"
         self._run.sync()
         async with self._checkpoints.saving(self._state) as unfinished:
             await self._learner.save(unfinished)
@@ -429,13 +490,15 @@ class Trainer:
                 unfinished,
                 self._state,
                 recipe_digest=run_digest(self._recipe, self._curriculum),
-                mark=mark(self._run.layout, self._state.step),
+                mark=self._mark,
                 keep=keep,
             )
+        self._saved_state = self._state
         self._run.write_event("checkpoint", f"saved {path.name}", {"step": self._state.step, "path": path.name})
 
     async def _load(self, checkpoint: Checkpoint) -> None:
         async with self._bench.learning(checkpoint.state.step):
             await self._learner.load(checkpoint.path)
-        self._state = checkpoint.state
+        self._reach(checkpoint.state)
+        self._saved_state = checkpoint.state
         self._say(f"resumed at step {self._state.step} from {checkpoint.path.name}")

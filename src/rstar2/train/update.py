@@ -8,7 +8,10 @@ those of later steps are computed before it.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,8 +19,8 @@ from rstar2.algo import LossSettings, policy_loss
 from rstar2.errors import UserError
 from rstar2.records import Group, Selection, Trace
 from rstar2.train.optimizer import Optimizer
-from rstar2.train.packed import Pack
-from rstar2.train.packing import pack
+from rstar2.train.packed import Family, Pack, on_device
+from rstar2.train.packing import cut_family, num_shared_tokens, pack
 from rstar2.train.policy import Policy
 from rstar2.train.ranks import ALONE, Ranks
 from rstar2.train.reference import Reference
@@ -71,10 +74,7 @@ def update_policy(
 ) -> dict[str, float]:
     """All optimizer steps on one batch of groups; the metrics are means over the steps."""
     num_steps = min(settings.num_optimizer_steps, len(groups))
-    parts = [
-        _Part.of([rollout for group in groups[number::num_steps] for rollout in group], settings, ranks, policy.device)
-        for number in range(num_steps)
-    ]
+    parts = [_Part.of(groups[number::num_steps], settings, ranks, policy) for number in range(num_steps)]
     olds = [None if part is parts[0] else _log_probs(policy, part, settings) for part in parts]
     totals: defaultdict[str, float] = defaultdict(float)
     for part, old in zip(parts, olds, strict=True):
@@ -89,20 +89,84 @@ def update_policy(
 class _Part:
     """What one optimizer step learns from, as far as this rank is concerned."""
 
-    rollouts: list[list[Rollout]]
-    """This rank's, pack by pack; an empty pack is run through the model like any other, because the other ranks run
-    theirs."""
-    packs: list[Pack]
+    micro_batches: list["_MicroBatch"]
+    """This rank's; an empty one is run through the model like any other, because the other ranks run theirs."""
     num_tokens: int
-    """Of all ranks."""
+    """To be learnt, of all ranks."""
 
     @classmethod
-    def of(cls, rollouts: Sequence[Rollout], settings: UpdateSettings, ranks: Ranks, device: torch.device) -> "_Part":
-        lengths = [len(rollout.token_ids) for rollout in rollouts]
-        shares = ranks.share(pack(lengths, settings.micro_batch_tokens, ranks.size))
-        packs = [[rollouts[index] for index in indices] for indices in shares]
-        num_tokens = sum(rollout.num_learnt for rollout in rollouts)
-        return cls(packs, [_packed(several, device) for several in packs], num_tokens)
+    def of(cls, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings, ranks: Ranks, policy: Policy) -> "_Part":
+        families = [
+            family for group in groups for family in _families(group, settings, is_shared=policy.shares_prefixes)
+        ]
+        shares = ranks.share(pack([family.num_tokens for family in families], settings.micro_batch_tokens, ranks.size))
+        return cls(
+            [_MicroBatch([families[index] for index in indices], policy.device) for indices in shares],
+            sum(rollout.num_learnt for group in groups for rollout in group),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """Rollouts that begin with the same `num_shared` tokens, which are computed once."""
+
+    rollouts: list[Rollout]
+    num_shared: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_shared + sum(len(rollout.token_ids) - self.num_shared for rollout in self.rollouts)
+
+
+def _families(group: Sequence[Rollout], settings: UpdateSettings, *, is_shared: bool) -> list[_Family]:
+    """The rollouts of one problem begin with its prompt: where that is shared they stay together as far as they fit."""
+    if not is_shared:
+        return [_Family([rollout], 0) for rollout in group]
+    num_shared = num_shared_tokens([rollout.token_ids for rollout in group])
+    lengths = [len(rollout.token_ids) for rollout in group]
+    return [
+        _Family([group[index] for index in part], num_shared if len(part) > 1 else 0)
+        for part in cut_family(lengths, num_shared, settings.micro_batch_tokens)
+    ]
+
+
+@dataclass
+class _MicroBatch:
+    """Its tensors are made when they are asked for: while a GPU computes one micro-batch, the next is laid out."""
+
+    families: list[_Family]
+    device: torch.device
+
+    @cached_property
+    def pack(self) -> Pack:
+        if not self.families:
+            return Pack.blank(self.device)
+        return Pack.of_families(
+            [
+                Family(
+                    [rollout.token_ids for rollout in family.rollouts],
+                    [rollout.mask for rollout in family.rollouts],
+                    family.num_shared,
+                )
+                for family in self.families
+            ],
+            self.device,
+        )
+
+    @cached_property
+    def engine_log_probs(self) -> Tensor:
+        log_probs = chain.from_iterable(rollout.engine_log_probs for rollout in self._rollouts)
+        return on_device(np.fromiter(log_probs, np.float32), self.device)
+
+    @cached_property
+    def advantages(self) -> Tensor:
+        """Each rollout's, once for each of its tokens."""
+        advantages = np.array([rollout.advantage for rollout in self._rollouts], np.float32)
+        return on_device(np.repeat(advantages, [rollout.num_learnt for rollout in self._rollouts]), self.device)
+
+    @property
+    def _rollouts(self) -> list[Rollout]:
+        return [rollout for family in self.families for rollout in family.rollouts]
 
 
 def _backward(
@@ -117,42 +181,31 @@ def _backward(
     if reference is not None:
         with reference.in_place():
             kept = _log_probs(policy, part, settings)
-    totals: defaultdict[str, float] = defaultdict(float)
-    for number, rollouts in enumerate(part.rollouts):
-        log_probs, entropies = policy.token_log_probs(part.packs[number], temperature=settings.temperature)
+    metrics: list[dict[str, Tensor]] = []
+    for number, batch in enumerate(part.micro_batches):
+        log_probs, entropies = policy.token_log_probs(batch.pack, temperature=settings.temperature)
         result = policy_loss(
             log_probs,
             log_probs.detach() if old is None else old[number],
-            _spread(rollouts, policy.device),
-            torch.ones_like(log_probs, dtype=torch.bool),
+            batch.advantages,
+            None,
             num_tokens=part.num_tokens,
             settings=settings.loss,
-            engine_log_probs=torch.tensor(
-                [value for rollout in rollouts for value in rollout.engine_log_probs], device=policy.device
-            ),
+            engine_log_probs=batch.engine_log_probs,
             reference_log_probs=None if kept is None else kept[number],
             entropies=entropies,
         )
         result.loss.backward()  # type: ignore[no-untyped-call]
-        for name, value in zip(result.metrics, torch.stack(list(result.metrics.values())).tolist(), strict=True):
+        metrics.append(result.metrics)
+    # Read only now: a GPU would wait for each micro-batch's before it got the next to compute.
+    totals: defaultdict[str, float] = defaultdict(float)
+    for values in metrics:
+        for name, value in zip(values, torch.stack(list(values.values())).tolist(), strict=True):
             totals[name] += value
     return dict(totals)
 
 
 def _log_probs(policy: Policy, part: _Part, settings: UpdateSettings) -> list[Tensor]:
-    """Of the sampled tokens of each pack, without gradient."""
+    """Of the sampled tokens of each micro-batch, without gradient."""
     with torch.no_grad():
-        return [policy.token_log_probs(pack, temperature=settings.temperature)[0] for pack in part.packs]
-
-
-def _packed(rollouts: Sequence[Rollout], device: torch.device) -> Pack:
-    if not rollouts:
-        return Pack.blank(device)
-    return Pack.of([rollout.token_ids for rollout in rollouts], [rollout.mask for rollout in rollouts], device)
-
-
-def _spread(rollouts: Sequence[Rollout], device: torch.device) -> Tensor:
-    """Each rollout's advantage, once for each of its tokens."""
-    advantages = torch.tensor([rollout.advantage for rollout in rollouts], device=device)
-    nums_learnt = torch.tensor([rollout.num_learnt for rollout in rollouts], dtype=torch.long, device=device)
-    return advantages.repeat_interleave(nums_learnt)
+        return [policy.token_log_probs(batch.pack, temperature=settings.temperature)[0] for batch in part.micro_batches]

@@ -1,7 +1,7 @@
 """What is watched while a policy learns, and when it is called collapsed. Pure."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import TypeVar
 
@@ -40,7 +40,7 @@ def watch_rollouts(traces: Sequence[Trace], groups: Sequence[Group]) -> dict[str
         "calls_per_rollout": _mean([trace.num_tool_calls for trace in scored]),
         "turns_mean": _mean([len(trace.turns) for trace in scored]),
         "void_turn_share": _void_turn_share(scored),
-        "answers_per_rollout": _mean([count_answer_blocks(trace.response_text) for trace in scored]),
+        "answers_per_rollout": _mean([count_answer_blocks(*trace.turn_texts) for trace in scored]),
         "no_tool_share": _share(scored, lambda trace: trace.num_tool_calls == 0),
         "truncated_share": _share(scored, lambda trace: trace.outcome is Outcome.TRUNCATED),
         "response_tokens_mean": _mean([trace.num_response_tokens for trace in scored]),
@@ -70,6 +70,19 @@ def watch_schedule(record: StepRecord | None) -> dict[str, float]:
 def window_mean(rewards: Sequence[float]) -> float | None:
     """None until there are enough of them."""
     return fmean(rewards[-WINDOW:]) if len(rewards) >= WINDOW else None
+
+
+def no_signal(metrics: Mapping[str, float]) -> str:
+    """What a step that left no group to train on was lacking."""
+    seen = f"in none of its {metrics['groups_dropped']:.0f} groups rewards differ, and "
+    if metrics["accuracy"] == 0:
+        return (
+            f"{seen}no rollout is right. Use easier problems, a warm-up ([sft]) on conversations that fit them, or a "
+            "pretrained model (model.name)"
+        )
+    if metrics["accuracy"] == 1:
+        return f"{seen}every rollout is right. Use harder problems, or a difficulty filter that leaves some"
+    return f"{seen}{metrics['accuracy']:.0%} of the rollouts are right. Use more samples (algo.group_size)"
 
 
 def collapse(metrics: dict[str, float], recent_rewards: Sequence[float], best_reward: float) -> str | None:
@@ -104,14 +117,15 @@ def _kept(traces: Sequence[Trace], groups: Sequence[Group]) -> list[Trace]:
 
 def _tool_error_share(traces: Sequence[Trace]) -> float:
     """Of the calls of these rollouts, those that failed by the policy's own doing."""
-    num_calls = sum(len(trace.results) for trace in traces)
-    return sum(trace.num_tool_errors for trace in traces) / num_calls if num_calls else 0.0
+    counts = [trace.own_calls for trace in traces]
+    num_calls, num_failed = (sum(count[place] for count in counts) for place in (0, 1))
+    return num_failed / num_calls if num_calls else 0.0
 
 
 def _void_turn_share(traces: Sequence[Trace]) -> float:
     """Of all finished turns, those that neither called a tool nor gave an answer."""
     turns = [turn for trace in traces for turn in trace.turns if turn.stop_reason is StopReason.END_OF_TURN]
-    return _share(turns, lambda turn: not turn.calls and "<answer>" not in turn.text)
+    return _share(turns, lambda turn: not turn.calls and not count_answer_blocks(turn.text))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -49,6 +49,11 @@ class Workbench(Protocol):
         """Inside it the learner may change its weights. After it the engines generate with them, as `version`."""
         ...
 
+    @property
+    def weights(self) -> str:
+        """Which weights every engine has (`Learner.weights_id`); nothing while they are given others."""
+        ...
+
     def gpu_busy_share(self) -> float | None:
         """Of the time since it was last asked; None where that cannot be told."""
         ...
@@ -75,6 +80,7 @@ class SoloWorkbench:
         self._gpu = gpu
         self._learns_aside = learns_aside
         self._between_steps = asyncio.Lock()
+        self.weights = rank.weights_id()
 
     def collecting(self) -> AbstractAsyncContextManager[None]:
         return self._between_steps
@@ -89,11 +95,16 @@ class SoloWorkbench:
         if not self._learns_aside:
             async with self._engine.learning(version):
                 yield
-                self._rank.policy.publish()
+                self._publish()
             return
         yield
         async with self._between_steps, self._engine.learning(version):
-            self._rank.policy.publish()
+            self._publish()
+
+    def _publish(self) -> None:
+        """Nobody rolls out meanwhile."""
+        self._rank.policy.publish()
+        self.weights = self._rank.weights_id()
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 Promise: reads run directories and never writes them; opens a run of any size by parts; what a model wrote is shown as
 text and never interpreted; nothing is fetched from elsewhere.
-May import: records, errors.
+May import: records, sandbox, algo.
 """
 
 from rstar2.web.report import render_report

@@ -1,19 +1,16 @@
 """Who may ask the viewer, and what every answer says to the browser.
 
-A page of another site can send requests to a server on loopback, and by rebinding its own name to 127.0.0.1 it can even
-read the answers. It cannot choose the Host header, though: that says the name it was loaded from. So a request is
-answered only if it names this server by an address, by localhost or by the name that it was told to listen on; and one
-that does something, only if it also comes from a page of this server.
+A request is answered only if it names this server as no other can be named, and if no page of another site sent it
+(`rstar2.sandbox.browsers`).
 """
 
-import ipaddress
 import logging
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from rstar2.errors import InfrastructureError, UserError
+from rstar2.sandbox.browsers import is_of_another_site, may_ask
 
 logger = logging.getLogger(__name__)
 
@@ -33,33 +30,13 @@ HEADERS = {
 }
 
 
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def may_ask(host_header: str, listening_host: str) -> bool:
-    """Whether the name in a Host header is one that only this server can have."""
-    try:
-        name = urlsplit(f"//{host_header}").hostname or ""
-        if is_loopback(name) or name == listening_host.lower():
-            return True
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    # A literal address cannot be rebound; but a server on loopback is never asked by another one.
-    return not is_loopback(listening_host)
-
-
 def guard(listening_host: str) -> Middleware:
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         response: web.StreamResponse
         if not may_ask(request.host, listening_host):
             response = refusal(403, f"this viewer is not called {request.host!r}: open it by its address")
-        elif request.method == "POST" and request.headers.get("Origin") not in (None, f"http://{request.host}"):
+        elif is_of_another_site(request.headers.get("Origin"), request.host):
             response = refusal(403, "this was asked for by a page of another site")
         else:
             response = await _answer(request, handler)

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from rstar2.records import count_tool_calls
 from rstar2.web.step_reader import Row
 
 FIRST_BIN_S, BINS_PER_DECADE, NUM_BINS = 1e-4, 4, 28
@@ -19,11 +20,14 @@ def tool_call_statistics(rows: Sequence[Row]) -> dict[str, Any]:
     for call, _ in all_calls:
         walls[call.status.value].append(call.wall_s)
         bins[call.status.fault.value][_bin(call.wall_s)] += 1
+    num_own_calls, num_errors = count_tool_calls(call.status for call, _ in all_calls)
     slowest = sorted(all_calls, key=lambda item: -item[0].wall_s)[:NUM_SLOWEST]
     return {
         "num_rollouts": len(rows),
         "num_without": sum(not row.summary.num_calls for row in rows),
         "num_calls": len(all_calls),
+        "num_own_calls": num_own_calls,
+        "num_errors": num_errors,
         "num_retried": sum(call.num_attempts > 1 for call, _ in all_calls),
         "statuses": [
             {"status": status, "count": len(times), **_spread(times)}

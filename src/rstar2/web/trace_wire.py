@@ -102,6 +102,7 @@ def _head_json(start: int, trace: Trace, place: tuple[Group, int] | None) -> dic
         "sample_index": trace.sample_index,
         "step": trace.step,
         "model": trace.model,
+        "weights": trace.weights,
         "question": question_in(trace.prompt_text),
         "outcome": trace.outcome.value,
         "verdict": trace.verdict.value if trace.verdict else None,

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from rstar2.cli.output import note
-from rstar2.cli.sandbox.exposure import check_exposure
+from rstar2.cli.sandbox.door import Door, Port, TokenFile, given_token, with_token
 from rstar2.errors import UserError
 
 
@@ -14,43 +14,44 @@ def gateway(
         list[str] | None,
         typer.Option(help="The address of a sandbox service; repeat it. Others may join by themselves."),
     ] = None,
-    host: Annotated[
-        str, typer.Option(help="The address to listen on. Anything but loopback needs a token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.")] = 8766,
-    token: Annotated[
-        str | None, typer.Option(envvar="RSTAR2_SANDBOX_TOKEN", help="The token of callers, and of all nodes.")
-    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Port = 8766,
+    token_file: TokenFile = None,
     queue: Annotated[
         int, typer.Option(help="Executions that may wait; beyond it callers are told to come back.")
     ] = 100_000,
     drain_s: Annotated[float, typer.Option("--drain", help="Seconds given to running executions at the end.")] = 30.0,
 ) -> None:
-    """Serve the API of `rstar2 sandbox serve` over many such services, until SIGTERM or Ctrl-C, then drain."""
+    """Serve the API of `rstar2 sandbox serve` over many such services, until SIGTERM or Ctrl-C, then drain. Callers and
+    nodes have one token; nodes that isolate less than the minimum are given nothing."""
     import asyncio
 
-    check_exposure(host, token)
     if queue < 1:
         raise UserError("--queue must be at least 1")
-    asyncio.run(_serve(node or [], host, port, token, queue, drain_s))
+    door = with_token(given_token(token_file))
+    try:
+        asyncio.run(_serve(node or [], host, port, door, queue, drain_s))
+    finally:
+        door.close()
 
 
-async def _serve(urls: list[str], host: str, port: int, token: str | None, queue: int, drain_s: float) -> None:
+async def _serve(urls: list[str], host: str, port: int, door: Door, queue: int, drain_s: float) -> None:
     from rstar2.grading import Grader
     from rstar2.sandbox.http import ServiceSettings, serve_forever
     from rstar2.sandbox.pool import PoolExecutor
     from rstar2.sandbox.pool.gateway import Gateway, create_gateway
-    from rstar2.sandbox.supervisor import listen
+    from rstar2.sandbox.supervisor import address_of, listen
 
+    assert door.token is not None
+    settings = ServiceSettings(token=door.token, listening_host=host, max_in_flight=queue)
     async with PoolExecutor(max_queued=queue) as pool:
-        keeper = Gateway(pool, token)
+        keeper = Gateway(pool, door.token)
         for url in urls:
             keeper.join(url, is_fixed=True)
-        settings = ServiceSettings(token=token, max_in_flight=queue)
         app = create_gateway(pool, keeper, settings, Grader(pool))
         listener = listen(host, port)
-        bound_host, bound_port = listener.getsockname()[:2]
-        address = f"http://[{bound_host}]:{bound_port}" if ":" in bound_host else f"http://{bound_host}:{bound_port}"
+        address = address_of(listener)
+        door.open(address)
         await serve_forever(
             app,
             [listener],

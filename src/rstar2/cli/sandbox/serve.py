@@ -1,11 +1,21 @@
 """`rstar2 sandbox serve`: the execution service."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rstar2.cli.output import note
-from rstar2.cli.sandbox.exposure import check_exposure, is_every_address
+from rstar2.cli.sandbox.door import (
+    Door,
+    Port,
+    TokenFile,
+    given_token,
+    is_every_address,
+    of_node,
+    with_token,
+    without_token,
+)
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
@@ -13,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def serve(
-    host: Annotated[
-        str, typer.Option(help="The address to listen on. Anything but loopback needs a token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.")] = 8765,
-    token: Annotated[
-        str | None, typer.Option(envvar="RSTAR2_SANDBOX_TOKEN", help="Callers must send it as a bearer token.")
-    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Port = 8765,
+    token_file: TokenFile = None,
+    no_token: Annotated[
+        bool,
+        typer.Option("--no-token", help="Let every program of this machine in: isolated, and on loopback alone."),
+    ] = False,
     num_young: Annotated[
         int | None, typer.Option("--workers", help="Short executions at one time. Default: four for each core.")
     ] = None,
@@ -41,7 +51,8 @@ def serve(
         str | None, typer.Option(help="With --join: the URL at which the gateway reaches this service.")
     ] = None,
 ) -> None:
-    """Serve executions, sessions and grading over HTTP until SIGTERM or Ctrl-C, then drain."""
+    """Serve executions, sessions and grading over HTTP until SIGTERM or Ctrl-C, then drain. Callers must send the
+    service's token; clients of this user on this machine find it by themselves."""
     import asyncio
 
     from rstar2.sandbox.host import HostConfig
@@ -49,7 +60,8 @@ def serve(
     from rstar2.sandbox.local import LocalConfig
     from rstar2.sandbox.supervisor import ServeConfig
 
-    check_exposure(host, token)
+    if join is not None and unsafe:
+        raise UserError("--join: a gateway takes no node that isolates nothing; leave --unsafe out")
     if join is not None and advertise is None and is_every_address(host):
         raise UserError(
             f"--join: the gateway cannot call --host {host}; say with --advertise where it reaches this node"
@@ -58,7 +70,13 @@ def serve(
         raise UserError("--advertise is what a gateway is told: give the gateway with --join")
     if (num_young is not None and num_young < 1) or max_slots < 1 or queue < 1:
         raise UserError("--workers, --max-slots and --queue must be at least 1")
-    settings = ServiceSettings(token=token, max_in_flight=queue)
+    given = given_token(token_file)
+    if no_token:
+        is_isolated = not unsafe and not allow_weak_isolation
+        door = without_token(given, host, is_isolated=is_isolated, gateway_url=join)
+    else:
+        door = of_node(given, join) if join is not None else with_token(given)
+    settings = ServiceSettings(token=door.token, listening_host=host, max_in_flight=queue)
     defaults = LocalConfig()
     local = LocalConfig(
         host=HostConfig(allow_weak_isolation=allow_weak_isolation),
@@ -74,25 +92,32 @@ def serve(
         drain_s=drain_s,
         server_entry="from rstar2.cli.sandbox.serve import run_server_process; run_server_process()",
     )
-    standing = _Standing(join, advertise, token)
-    if unsafe:
-        note("warning: no isolation at all; run only code that you trust")
-        asyncio.run(_serve_unsafe(config, standing))
-        return
-    note("starting: loading the libraries that programs will find warm ...")
-    asyncio.run(_serve_isolated(config, standing))
+    standing = _Standing(join, advertise, door)
+    try:
+        if unsafe:
+            note("warning: no isolation at all; run only code that you trust")
+            asyncio.run(_serve_unsafe(config, standing))
+        else:
+            note("starting: loading the libraries that programs will find warm ...")
+            asyncio.run(_serve_isolated(config, standing))
+    finally:
+        door.close()
 
 
 class _Standing:
     """What others are told of this service: its users at the start, its gateway, if it has one, from start to end."""
 
-    def __init__(self, gateway_url: str | None, advertised_url: str | None, token: str | None) -> None:
+    def __init__(self, gateway_url: str | None, advertised_url: str | None, door: Door) -> None:
         from rstar2.sandbox.pool.membership import Membership
 
+        self._door = door
         self._advertised_url = advertised_url
-        self._membership = Membership(gateway_url, token, note) if gateway_url is not None else None
+        self._membership: Membership | None = None
+        if gateway_url is not None and door.token is not None:
+            self._membership = Membership(gateway_url, door.token, note)
 
     def announce(self, address: str) -> None:
+        self._door.open(address)
         note(f"serving on {address} (OpenAPI: {address}/openapi.json); Ctrl-C drains and stops")
         if self._membership is not None:
             self._membership.start(self._advertised_url or address)
@@ -125,14 +150,15 @@ async def _serve_isolated(config: "ServeConfig", standing: _Standing) -> None:
 
 async def _serve_unsafe(config: "ServeConfig", standing: _Standing) -> None:
     from rstar2.grading import Grader
+    from rstar2.sandbox import isolation
     from rstar2.sandbox.http import create_app, serve_forever
-    from rstar2.sandbox.supervisor import listen
+    from rstar2.sandbox.supervisor import address_of, listen
     from rstar2.sandbox.unsafe import UnsafeExecutor
 
     listener = listen(config.host, config.port)
     async with UnsafeExecutor() as executor:
-        app = create_app(executor, config.service, grader=Grader(executor))
-        bound_host, bound_port = listener.getsockname()[:2]
-        address = f"http://{bound_host}:{bound_port}"
+        table = [asdict(guarantee) for guarantee in isolation.of_plain_subprocesses()]
+        app = create_app(executor, config.service, grader=Grader(executor), guarantees=lambda: table)
+        address = address_of(listener)
         await serve_forever(app, [listener], drain_s=config.drain_s, on_ready=lambda: standing.announce(address))
         await standing.end()

@@ -1,8 +1,8 @@
 """BFCL, single turn: a request, the functions on offer, and the calls that are right.
 
-Categories of several turns need simulated services and are left out. In the hub's files the right calls lie in files
-of their own, as rows without a question; they are joined by id. Irrelevance and relevance have no right calls: whether
-any call is made decides.
+Categories of several turns are a benchmark of their own (`multi_turn_calls`). In the hub's files the right calls lie in
+files of their own, as rows without a question; they are joined by id. Irrelevance and relevance have no right calls:
+whether any call is made decides.
 """
 
 import json
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
-from rstar2.data.cells import as_text, compact_json, find, require
+from rstar2.data.cells import as_text, compact_json, find, ordered_json, require
 from rstar2.data.rows import Row
 from rstar2.errors import UserError
 from rstar2.records import Problem
@@ -50,7 +50,7 @@ class FunctionCallTask:
         return {
             "category": self.category,
             "messages": compact_json(self.messages),
-            "functions": compact_json(self.functions),
+            "functions": ordered_json(self.functions),
             "ground_truth": compact_json(self.ground_truth),
         }
 

@@ -41,6 +41,8 @@ all: event loops cost more than the tokens."""
 _SWITCH_INTERVAL_S = 2e-4
 """Whoever calls the GPU's driver lets go of the interpreter each time, and gets it back from a busy event loop only
 after this: with Python's 5 ms, a run of steps would wait longer for the interpreter than for the GPU."""
+STANDSTILL_DEADLINE_S = 300.0
+"""How long the steps in flight may take to end; the longest is a prefill of a large model on a CPU."""
 
 
 @dataclass(eq=False, slots=True)
@@ -190,9 +192,24 @@ class EmbeddedEngine:
     def paused(self) -> Iterator[None]:
         """The engine stands still inside: nothing reads the weights, and messages to it (cancel, release) wait.
         Entering blocks until the steps in flight are done: from an event loop, enter it in a thread."""
+        with self._pausing():
+            self._await_standstill()
+            yield
+
+    @asynccontextmanager
+    async def learning(self, policy_version: int) -> AsyncIterator[None]:
+        """Inside it the parameters may be updated in place; after it the engine generates with them. The event loop
+        goes on while the steps in flight end."""
+        with self._pausing():
+            await asyncio.to_thread(self._await_standstill)
+            yield
+            self.weights_changed(policy_version)
+
+    @contextmanager
+    def _pausing(self) -> Iterator[None]:
+        """No step begins inside; those in flight may still run."""
         with self._wakeup:
             self._num_pauses += 1
-            self._wakeup.wait_for(lambda: not self._is_working)
         try:
             yield
         finally:
@@ -201,12 +218,15 @@ class EmbeddedEngine:
                 self._num_pauses -= 1
                 self._wakeup.notify_all()
 
-    @asynccontextmanager
-    async def learning(self, policy_version: int) -> AsyncIterator[None]:
-        """Inside it the parameters may be updated in place; after it the engine generates with them."""
-        with self.paused():
-            yield
-            self.weights_changed(policy_version)
+    def _await_standstill(self) -> None:
+        """Returns too if nobody pauses any more: whoever wanted the standstill was cancelled."""
+        with self._wakeup:
+            is_over = self._wakeup.wait_for(lambda: not (self._is_working and self._num_pauses), STANDSTILL_DEADLINE_S)
+        if not is_over:
+            raise InfrastructureError(
+                f"the embedded engine did not stand still: its steps in flight took longer than "
+                f"{STANDSTILL_DEADLINE_S:g} s"
+            )
 
     def weights_changed(self, policy_version: int) -> None:
         """The parameters were updated in place. No prefix computed before is used for new turns; running turns go on

@@ -60,8 +60,7 @@ class Limits:
         return -(-self.max_context_tokens // self.block_size)
 
 
-_GIB = 1 << 30
-_CPU_CACHE_BYTES = 1 * _GIB
+CPU_CACHE_BYTES = 1 << 30
 _CUDA_CACHE_FRACTION = 0.5
 _CUDA_MOST_OF_FREE = 0.95
 """What is left is for the passes' own activations."""
@@ -71,7 +70,7 @@ def choose_limits(
     options: EmbeddedOptions, device: torch.device, model_context_tokens: int, kv_bytes_per_token: int
 ) -> Limits:
     is_cuda = device.type == "cuda"
-    cache_bytes = _cuda_cache_bytes(options, device) if is_cuda else _CPU_CACHE_BYTES
+    cache_bytes = _cuda_cache_bytes(options, device) if is_cuda else CPU_CACHE_BYTES
     cache_tokens = options.kv_cache_tokens or cache_bytes // kv_bytes_per_token
     if options.max_context_tokens is not None and options.max_context_tokens > model_context_tokens:
         raise UserError(
@@ -101,7 +100,12 @@ def _cuda_cache_bytes(options: EmbeddedOptions, device: torch.device) -> int:
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     if options.gpu_memory_share is None:
         return int(free_bytes * _CUDA_CACHE_FRACTION)
-    return int(min(total_bytes * options.gpu_memory_share, free_bytes * _CUDA_MOST_OF_FREE))
+    return shared_cache_bytes(options.gpu_memory_share, free_bytes, total_bytes)
+
+
+def shared_cache_bytes(gpu_memory_share: float, free_bytes: int, total_bytes: int) -> int:
+    """Of a GPU that is shared with a trainer."""
+    return int(min(total_bytes * gpu_memory_share, free_bytes * _CUDA_MOST_OF_FREE))
 
 
 def choose_device(name: str) -> torch.device:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rstar2.errors import UserError
@@ -94,8 +95,16 @@ def load_model(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
         raise UserError(f"model: there is no config.json in {folder}: give a Hugging Face model folder")
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"model: there are no weights (*.safetensors) in {folder}: get the model again")
-    _require_supported(AutoConfig.from_pretrained(folder))
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        _require_supported(config)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    except UserError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
+        # What `transformers` makes of a config.json that does not belong to the weights, or of a file cut short.
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"model: {folder} cannot be loaded ({reason}): get or export the model again") from error
     return model.to(device).eval()
 
 

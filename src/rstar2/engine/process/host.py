@@ -1,26 +1,17 @@
-"""The child: one embedded engine, served over an inherited socket until its other end is closed."""
+"""The child: one engine, served over an inherited socket until its other end is closed."""
 
-import argparse
 import asyncio
-import json
-import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from rstar2.engine.process.collector import look_rarely_for_cycles
 from rstar2.engine.process.framing import read_frames, write_frames
 from rstar2.engine.protocol import Engine
 from rstar2.engine.remote import EngineHost
-from rstar2.engine.remote.wire import Frame, encode_error, encode_load
+from rstar2.engine.remote.wire import encode_error, encode_load
 from rstar2.errors import UserError
-
-if TYPE_CHECKING:
-    from rstar2.engine.embedded import EmbeddedEngine
-
 
 ServedEngine = TypeVar("ServedEngine", bound=Engine)
 
@@ -41,7 +32,7 @@ async def serve(
         await writer.drain()
         return
     look_rarely_for_cycles()
-    visits = [asyncio.create_task(_serve_guest(engine, guest)) for guest in guests]
+    visits = [asyncio.create_task(serve_guest(engine, guest)) for guest in guests]
     # A connection that breaks while something is written to it is an owner that is gone.
     with suppress(ConnectionError):
         await _serve(make_host(engine), reader, writer)
@@ -51,7 +42,7 @@ async def serve(
     await engine.close()
 
 
-async def _serve_guest(engine: Engine, connection: socket.socket) -> None:
+async def serve_guest(engine: Engine, connection: socket.socket) -> None:
     await _serve(EngineHost(engine), *await asyncio.open_connection(sock=connection))
 
 
@@ -72,30 +63,3 @@ async def _serve(host: EngineHost, reader: asyncio.StreamReader, writer: asyncio
     finally:
         sender.cancel()
         await asyncio.gather(sender, host.close(), return_exceptions=True)
-
-
-def load_embedded(folder: Path, options: Frame, device: str, num_threads: int) -> "EmbeddedEngine":
-    import torch
-
-    from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
-
-    torch.set_num_threads(num_threads)
-    return EmbeddedEngine.from_folder(folder, EmbeddedOptions(**options), device=device)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--socket", type=int, required=True)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--options", type=json.loads, required=True)
-    parser.add_argument("--device", required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    given = parser.parse_args()
-    # Ctrl-C goes to the whole terminal; the owner decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    load_engine = partial(load_embedded, given.folder, given.options, given.device, given.threads)
-    asyncio.run(serve(socket.socket(fileno=given.socket), load_engine))
-
-
-if __name__ == "__main__":
-    main()

@@ -58,11 +58,13 @@ class SharedEngine(RemoteEngine):
     async def learning(self, policy_version: int) -> AsyncIterator[None]:
         """Inside it the parameters may be updated in place; after it the engine generates with them."""
         await self._ask("pause", {})
-        yield
-        self._weights.check_shared()
-        if self._weights.device.type == "cuda":
-            await asyncio.to_thread(torch.cuda.synchronize, self._weights.device)
-        await self._ask("resume", {"policy_version": policy_version})
+        try:
+            yield
+            self._weights.check_shared()
+        finally:
+            if self._weights.device.type == "cuda":
+                await asyncio.to_thread(torch.cuda.synchronize, self._weights.device)
+            await self._ask("resume", {"policy_version": policy_version})
 
 
 # The child's side.

@@ -28,6 +28,8 @@ class EngineHost:
         self._leaves: dict[int, Callable[[], None]] = {}
         """By turn of a pushing engine."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._sessions: set[str] = set()
+        """Those that were not released."""
         self._chunks: defaultdict[int, list[Chunk]] = defaultdict(list)
         self._replies: list[Frame] = []
         self._is_urgent = asyncio.Event()
@@ -41,19 +43,23 @@ class EngineHost:
     def act(self, frame: Frame) -> None:
         number = frame["number"]
         match frame["ask"]:
-            case "generate" if self._pushing is not None:
-                self._begin(self._pushing, number, frame)
             case "generate":
-                self._start(number, self._generate(number, frame))
+                self._sessions.add(frame["session"])
+                if self._pushing is not None:
+                    self._begin(self._pushing, number, frame)
+                else:
+                    self._start(number, self._generate(number, frame))
             case "leave":
                 if number in self._leaves:
                     self._leaves.pop(number)()
                 elif number in self._tasks:
                     self._tasks[number].cancel()
-            case "release" if self._pushing is not None:
-                self._pushing.forget(frame["session"])
             case "release":
-                self._start(number, self._release(frame["session"]))
+                self._sessions.discard(frame["session"])
+                if self._pushing is not None:
+                    self._pushing.forget(frame["session"])
+                else:
+                    self._start(number, self._release(frame["session"]))
             case _:
                 self._start(number, self._answer(number, frame))
 
@@ -80,13 +86,15 @@ class EngineHost:
         return frame
 
     async def close(self) -> None:
-        """Turns that run are left. The engine itself stays open."""
+        """Turns that run are left, and what is kept for their sessions is given up. The engine itself stays open."""
         for leave in self._leaves.values():
             leave()
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for session in self._sessions:
+            await self._release(session)
 
     def _begin(self, engine: PushingEngine, number: int, frame: Frame) -> None:
         def give(item: Chunk | BaseException) -> None:

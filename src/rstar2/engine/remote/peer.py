@@ -40,6 +40,11 @@ class Peer:
         self._end: InfrastructureError | None = None
         self._listener = asyncio.create_task(self._listen())
 
+    @property
+    def is_alive(self) -> bool:
+        """As far as is known."""
+        return self._end is None
+
     async def lost(self) -> InfrastructureError:
         """Waits until it is gone, and says why."""
         await asyncio.wait([self._listener])

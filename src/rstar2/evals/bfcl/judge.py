@@ -1,5 +1,6 @@
 """What a BFCL problem shows to the model, and the judge of the calls that it makes."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,47 +9,53 @@ from rstar2.agent.parse import parse_calls
 from rstar2.data import FunctionCallTask
 from rstar2.engine.tokenizer import Message
 from rstar2.evals.bfcl.match import Call, matches
+from rstar2.evals.bfcl.values import Language
+from rstar2.evals.final_text import after_thought
 from rstar2.evals.judgement import Judge, Judgement
 from rstar2.records import Problem, Trace, Verdict
 
-_JSON_TYPES = {
-    "dict": "object",
-    "HashMap": "object",
-    "Hashtable": "object",
-    "tuple": "array",
-    "Array": "array",
-    "ArrayList": "array",
-    "Queue": "array",
-    "Stack": "array",
-    "Set": "array",
-    "float": "number",
-    "double": "number",
-    "long": "integer",
-    "short": "integer",
-    "byte": "integer",
-    "Bigint": "integer",
-    "Boolean": "boolean",
-    "String": "string",
-    "char": "string",
-    "any": "string",
-}
+_JSON_TYPES = {"dict": "object", "tuple": "array", "float": "number", "any": "string"}
+_SYNTAXES = {Language.PYTHON: "Python 3", Language.JAVA: "Java 8 SDK", Language.JAVASCRIPT: "JavaScript"}
 
 
 def asked_messages(problem: Problem) -> list[Message]:
     """The task's own messages, and its functions in the system turn in Qwen's words."""
     task = FunctionCallTask.of(problem)
     messages: list[Message] = [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in task.messages]
-    functions = [
-        {"type": "function", "function": {**function, "parameters": json_schema(function.get("parameters") or {})}}
-        for function in task.functions
-    ]
+    language = Language.of(task.category)
+    functions = [{"type": "function", "function": shown_function(function, language)} for function in task.functions]
     words = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
     system = with_tools(words, functions).strip()
     return [{"role": "system", "content": system}, *messages] if system else messages
 
 
+def shown_function(function: Mapping[str, Any], language: Language) -> dict[str, Any]:
+    """In the benchmark's words for the language. Java and JavaScript arguments are asked for as source text."""
+    schema = json_schema(function.get("parameters") or {})
+    if language is not Language.PYTHON:
+        written = (function.get("parameters") or {}).get("properties") or {}
+        schema["properties"] = {name: _as_source_text(details, language) for name, details in written.items()}
+    hint = f" Note that the provided function is in {_SYNTAXES[language]} syntax."
+    return {**function, "description": function.get("description", "") + hint, "parameters": schema}
+
+
+def _as_source_text(details: Mapping[str, Any], language: Language) -> dict[str, Any]:
+    kind = details.get("type")
+    if kind == "any":
+        hint = f" This parameter can be of any type of {language.value} object in string representation."
+    else:
+        hint = f" This is {language.value} {kind} type parameter in string representation."
+    if isinstance(details.get("items"), Mapping):
+        hint += f" The list elements are of type {details['items']['type']}; they are not in string representation."
+    if kind == "dict" and "properties" in details:
+        fields = json.dumps(details["properties"])
+        hint += f" The dictionary entries have the following schema; they are not in string representation. {fields}"
+    kept = {name: value for name, value in details.items() if name not in ("items", "properties")}
+    return {**kept, "type": "string", "description": details.get("description", "") + hint}
+
+
 def json_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """BFCL writes Python's and Java's names of types; models know JSON Schema's."""
+    """BFCL writes Python's names of types; models know JSON Schema's."""
     converted = dict(schema)
     if isinstance(schema.get("type"), str):
         converted["type"] = _JSON_TYPES.get(schema["type"], schema["type"])
@@ -60,8 +67,8 @@ def json_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def calls_in(text: str) -> list[Call]:
-    """The calls that can be read; one that cannot is no call, which is how BFCL counts it."""
-    parsed = (item.call for item in parse_calls(text, {}))
+    """The calls that can be read, after the last thought; one that cannot is no call, which is how BFCL counts it."""
+    parsed = (item.call for item in parse_calls(after_thought(text), {}))
     return [Call(call.name, call.arguments) for call in parsed if call.name is not None]
 
 
@@ -72,4 +79,4 @@ def call_judge() -> Judge:
         verdict = Verdict.RIGHT if is_right else Verdict.WRONG
         return Judgement(verdict, details={task.category: float(is_right)})
 
-    return Judge(decide, lambda problem: (FunctionCallTask.of(problem).category,))
+    return Judge(decide, lambda problem: {FunctionCallTask.of(problem).category: 1.0})

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rstar2.data import FunctionCallTask
-from rstar2.evals.bfcl.values import OPTIONAL, is_right_value
+from rstar2.evals.bfcl.values import OPTIONAL, Language, is_right_value
 
 RELEVANCE = ("live_relevance",)
 IRRELEVANCE = ("irrelevance", "live_irrelevance")
@@ -45,7 +45,7 @@ def _is_right_call(task: FunctionCallTask, call: Call, right: Mapping[str, Any])
     for name, value in call.arguments.items():
         if name not in properties or name not in right_arguments:
             return False
-        if not is_right_value(value, right_arguments[name], properties[name]):
+        if not is_right_value(value, right_arguments[name], properties[name], Language.of(task.category)):
             return False
     return all(name in call.arguments or OPTIONAL in values for name, values in right_arguments.items())
 

@@ -2,50 +2,84 @@
 
 Types are exact (an int is no bool, and a float only where a float is asked for, which an int may stand for); strings
 are compared without case, blanks and the signs `,./-_*^`; an empty string among the right values means that the
-argument may be left out.
+argument may be left out. Java and JavaScript arguments are texts that values are read from.
 """
 
 import re
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any
 
-_TYPES: dict[str, type] = {
+from rstar2.evals.bfcl.source_text import java_value, js_value
+
+_PYTHON_TYPES: dict[str, type] = {
     "string": str,
+    "any": str,
+    "integer": int,
+    "float": float,
+    "boolean": bool,
+    "array": list,
+    "tuple": list,
+    "dict": dict,
+}
+_JAVA_TYPES: dict[str, type] = {
     "String": str,
     "char": str,
     "any": str,
+    "byte": int,
+    "short": int,
     "integer": int,
     "long": int,
-    "short": int,
-    "byte": int,
-    "Bigint": int,
     "float": float,
     "double": float,
-    "number": float,
     "boolean": bool,
-    "Boolean": bool,
-    "array": list,
-    "tuple": list,
     "Array": list,
     "ArrayList": list,
-    "Queue": list,
-    "Stack": list,
-    "Set": list,
-    "dict": dict,
-    "object": dict,
     "HashMap": dict,
-    "Hashtable": dict,
 }
-_JAVA_LISTS = ("Array", "ArrayList", "Queue", "Stack", "Set")
+_JS_TYPES: dict[str, type] = {
+    "String": str,
+    "any": str,
+    "integer": int,
+    "Bigint": int,
+    "float": float,
+    "Boolean": bool,
+    "array": list,
+    "dict": dict,
+}
 _IGNORED_SIGNS = re.compile(r"[ ,./\-_*^]")
 OPTIONAL = ""
 
 
-def is_right_value(value: Any, right_values: Sequence[Any], details: Mapping[str, Any]) -> bool:
+class Language(Enum):
+    """What the functions of a problem are written in."""
+
+    PYTHON = "Python"
+    JAVA = "Java"
+    JAVASCRIPT = "JavaScript"
+
+    @classmethod
+    def of(cls, category: str) -> "Language":
+        return {"java": cls.JAVA, "javascript": cls.JAVASCRIPT}.get(category, cls.PYTHON)
+
+    @property
+    def types(self) -> dict[str, type]:
+        return {Language.PYTHON: _PYTHON_TYPES, Language.JAVA: _JAVA_TYPES, Language.JAVASCRIPT: _JS_TYPES}[self]
+
+
+def is_right_value(
+    value: Any, right_values: Sequence[Any], details: Mapping[str, Any], language: Language = Language.PYTHON
+) -> bool:
     """`details` is the argument's part of the function's schema."""
-    expected = _TYPES.get(str(details.get("type")))
-    inner = _inner_type(details) if expected is list else None
-    if expected is float and type(value) is int:
+    name = str(details.get("type"))
+    expected, item_name = language.types.get(name), _item_type(details)
+    if language is not Language.PYTHON:
+        if type(value) is not str:
+            return False
+        read = java_value if language is Language.JAVA else js_value
+        value = read(value, name, item_name if expected is list else None)
+    inner = language.types.get(item_name) if expected is list and item_name else None
+    if language is Language.PYTHON and name == "float" and type(value) is int:
         value = float(value)
     is_typed, is_variable = _has_type(value, right_values, expected, inner)
     if not is_typed:
@@ -54,7 +88,7 @@ def is_right_value(value: Any, right_values: Sequence[Any], details: Mapping[str
         if expected is dict:
             return any(_is_right_dict(value, right) for right in right_values if right != OPTIONAL)
         if expected is list and inner is dict:
-            return any(_is_right_dict_list(value, right) for right in right_values if right != OPTIONAL)
+            return any(_is_right_dict_list(value, right) for right in right_values)
         if expected is str:
             return plain(value) in [plain(right) for right in right_values if type(right) is str]
         if expected is list:
@@ -69,11 +103,9 @@ def plain(value: Any) -> Any:
     return _IGNORED_SIGNS.sub("", value).lower().replace("'", '"')
 
 
-def _inner_type(details: Mapping[str, Any]) -> type | None:
+def _item_type(details: Mapping[str, Any]) -> str | None:
     items = details.get("items")
-    name = str(items.get("type")) if isinstance(items, Mapping) else ""
-    # A Java list of `any` holds whatever it likes; a Python one holds strings, by BFCL's rules.
-    return None if name == "any" and details.get("type") in _JAVA_LISTS else _TYPES.get(name)
+    return str(items["type"]) if isinstance(items, Mapping) and "type" in items else None
 
 
 def _has_type(value: Any, right_values: Sequence[Any], expected: type | None, inner: type | None) -> tuple[bool, bool]:

@@ -1,7 +1,6 @@
 """IFEval: instructions that a program can check, with the checks of `lm_eval`'s task.
 
-Written here because `lm_eval` brings datasets, scikit-learn and a tokenizer that is downloaded when it is imported.
-Where that one counts sentences and words with nltk's trained models, this one counts with rules (`words`).
+Written here because `lm_eval` brings datasets and scikit-learn; golden verdicts of that task hold it to the same rules.
 """
 
 from rstar2.evals.ifeval.checks import CHECKS, follows

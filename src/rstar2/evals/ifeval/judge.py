@@ -1,4 +1,7 @@
-"""The judge of IFEval. The score is prompt-level strict accuracy; the other three of the task stand beside it."""
+"""The judge of IFEval. The score is prompt-level strict accuracy; the other three of the task stand beside it.
+
+The instruction-level ones are shares of all instructions: a prompt counts as often as it has instructions.
+"""
 
 from collections.abc import Sequence
 
@@ -6,6 +9,7 @@ from rstar2.data import InstructionTask
 from rstar2.evals.final_text import final_text
 from rstar2.evals.ifeval.checks import follows
 from rstar2.evals.ifeval.language import require_langdetect
+from rstar2.evals.ifeval.words import require_nltk
 from rstar2.evals.judgement import Judge, Judgement
 from rstar2.records import Problem, Trace, Verdict
 
@@ -14,6 +18,7 @@ DETAILS = ("prompt_strict", "instruction_strict", "prompt_loose", "instruction_l
 
 def instruction_judge() -> Judge:
     require_langdetect()
+    require_nltk()
 
     async def decide(problem: Problem, trace: Trace) -> Judgement:
         task = InstructionTask.of(problem)
@@ -24,7 +29,12 @@ def instruction_judge() -> Judge:
         details = dict(zip(DETAILS, map(float, shares), strict=True))
         return Judgement(Verdict.RIGHT if all(strict) else Verdict.WRONG, details=details)
 
-    return Judge(decide, lambda _problem: DETAILS)
+    return Judge(decide, detail_weights)
+
+
+def detail_weights(problem: Problem) -> dict[str, float]:
+    num_instructions = float(len(InstructionTask.of(problem).instruction_ids))
+    return {name: num_instructions if name.startswith("instruction") else 1.0 for name in DETAILS}
 
 
 def followed(task: InstructionTask, versions: Sequence[str]) -> list[bool]:

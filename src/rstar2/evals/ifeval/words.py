@@ -1,38 +1,42 @@
-"""Words and sentences, by rules. Pure, and linear in the text, whatever a model writes."""
+"""Words and sentences, counted with nltk and its trained sentence splitter, as IFEval's own checks count them."""
 
+import functools
+import importlib
+import importlib.util
 import re
+from pathlib import Path
+from typing import Any
 
+from rstar2.errors import UserError
+
+PUNKT = "tokenizers/punkt_tab/english/"
 _WORD = re.compile(r"\w+")
-_SENTENCE_END = re.compile(r"""(?<![.!?])[.!?]++['")\]”’*]*+(?=\s|$)""")
-_NEXT = re.compile(r"\s*(\S?)")
-_ABBREVIATIONS = frozenset(
-    (
-        *(
-            "mr",
-            "mrs",
-            "ms",
-            "dr",
-            "prof",
-            "st",
-            "sr",
-            "jr",
-            "inc",
-            "ltd",
-            "co",
-            "corp",
-            "vs",
-            "etc",
-            "fig",
-            "no",
-            "vol",
-        ),
-        *("e.g", "i.e", "p.s", "u.s", "u.k", "a.m", "p.m", "ph.d"),
-    )
-)
-_LOOK_BACK = 64
-"""Characters that the word before a full stop is looked for in."""
-_CONTRACTION = re.compile(r"(?i)(n't|'(?:s|m|d|ll|re|ve))$")
-_TOKEN_BREAK = re.compile(r"""[\s,;:!?()\[\]{}<>"“”]+|\.{2,}|--+""")
+
+
+@functools.cache
+def require_nltk() -> Any:
+    """nltk, with the splitter's data where nltk looks for them, or in llama-index-core, which brings a copy. That
+    package is never imported."""
+    try:
+        nltk = importlib.import_module("nltk")
+    except ImportError:
+        raise UserError("IFEval's checks count sentences with nltk: run `pip install 'rstar2[evals]'`") from None
+    nltk.data.path += _bundled_data()
+    try:
+        nltk.data.find(PUNKT)
+    except LookupError:
+        raise UserError(
+            "IFEval's checks count sentences with nltk's punkt_tab, which is not here: run `python -m nltk.downloader "
+            "punkt_tab`; or, where only a package index can be reached, `pip install --no-deps llama-index-core`, "
+            "which holds a copy; or set NLTK_DATA to a folder that has tokenizers/punkt_tab"
+        ) from None
+    return nltk
+
+
+def _bundled_data() -> list[str]:
+    spec = importlib.util.find_spec("llama_index")
+    folders = spec.submodule_search_locations if spec is not None else None
+    return [str(Path(folder) / "core" / "_static" / "nltk_cache") for folder in folders or ()]
 
 
 def count_words(text: str) -> int:
@@ -40,34 +44,8 @@ def count_words(text: str) -> int:
 
 
 def count_sentences(text: str) -> int:
-    """As nltk's trained splitter mostly does: `!` and `?` before a blank end a sentence, and so does a full stop but
-    after an abbreviation or an initial; dots and numbers do not before a small letter. The rest is a sentence too."""
-    count, start = 0, 0
-    for end in _SENTENCE_END.finditer(text):
-        if _is_end(text, start, end):
-            count, start = count + 1, end.end()
-    return count + bool(text[start:].strip())
-
-
-def _is_end(text: str, start: int, end: re.Match[str]) -> bool:
-    if "!" in end[0] or "?" in end[0]:
-        return True
-    words = text[max(start, end.start() - _LOOK_BACK) : end.start()].split()
-    last = words[-1].lstrip("(\"'“‘[*").lower() if words else ""
-    if end[0].startswith("..") or last.isdigit():
-        following = _NEXT.match(text, end.end())
-        return following is None or not following[1].islower()
-    is_initial = len(last) == 1 and last.isalpha() and last != "i"
-    return not (last in _ABBREVIATIONS or is_initial)
+    return len(require_nltk().sent_tokenize(text))
 
 
 def capital_words(text: str) -> int:
-    """Words without a small letter. As nltk splits them: `DON'T` is two, `A-B` is one."""
-    count = 0
-    for token in _TOKEN_BREAK.split(text):
-        word, ending = token, _CONTRACTION.search(token)
-        if ending is not None and ending.start() > 0:
-            word = token[: ending.start()]
-            count += ending[0].isupper()
-        count += word.isupper()
-    return count
+    return sum(word.isupper() for word in require_nltk().word_tokenize(text))

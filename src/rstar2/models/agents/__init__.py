@@ -24,7 +24,7 @@ _ENTRIES = (
     AgentEntry(
         name="smollm2-135m-agent",
         base="smollm2-135m",
-        summary="taught here to compute with Python: the default of `rstar2 solve`",
+        summary="taught here to compute with Python: the default of `rstar2 solve` and `rstar2 chat`",
     ),
 )
 

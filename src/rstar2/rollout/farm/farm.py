@@ -2,8 +2,9 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Self
 
 from rstar2.agent import AgentLimits
@@ -12,11 +13,14 @@ from rstar2.engine.process.pipe import Pipe
 from rstar2.engine.process.spawned import spawn
 from rstar2.engine.remote import Peer
 from rstar2.engine.remote.wire import Frame, decode_error
+from rstar2.errors import InfrastructureError
 from rstar2.records import Problem, StepRecord, Trace
 from rstar2.rollout.farm.merge import merged
 from rstar2.rollout.farm.worker import OpenRoller, work
-from rstar2.rollout.remembered import Remembered
 from rstar2.rollout.request import OnTrace, RolloutRequest
+
+CANCEL_DEADLINE_S = 60.0
+"""A rollout that is cancelled has to close its notebook, and its program to be ended."""
 
 
 class RollerFarm:
@@ -27,7 +31,6 @@ class RollerFarm:
     def __init__(self, workers: "Sequence[Worker]", count_prompt_tokens: Callable[[Problem], int]) -> None:
         self._workers = workers
         self._count_prompt_tokens = count_prompt_tokens
-        self._remembered = Remembered()
 
     @classmethod
     @asynccontextmanager
@@ -52,15 +55,12 @@ class RollerFarm:
     def num_prompt_tokens(self, problem: Problem) -> int:
         return self._count_prompt_tokens(problem)
 
-    def remember(self, traces: Mapping[str, Trace]) -> None:
-        self._remembered = Remembered(traces)
-
     def begin_step(self, step: int) -> None:
-        for worker in self._workers:
+        for worker in self._alive():
             worker.begin_step(step)
 
     async def end_step(self) -> StepRecord:
-        return merged(await asyncio.gather(*(worker.end_step() for worker in self._workers)))
+        return merged(await asyncio.gather(*(worker.end_step() for worker in self._alive())))
 
     async def run(
         self,
@@ -75,13 +75,21 @@ class RollerFarm:
             finished[trace.id] = trace
             on_trace(trace)
 
-        for trace in self._remembered.recall(requests).values():
-            keep(trace)
-        left = [request for request in requests if request.trace_id not in finished]
-        shares = shared_out(left, len(self._workers))
-        pairs = zip(self._workers, shares, strict=True)
-        await asyncio.gather(*(worker.run(share, limits, sampling, keep) for worker, share in pairs if share))
+        workers = self._alive()
+        shares = zip(workers, shared_out(requests, len(workers)), strict=True)
+        runs = [worker.run(share, limits, sampling, keep) for worker, share in shares if share]
+        try:
+            await asyncio.gather(*(run.ended for run in runs))
+        finally:
+            await asyncio.gather(*(run.leave() for run in runs))
         return [finished[request.trace_id] for request in requests]
+
+    def _alive(self) -> "list[Worker]":
+        """At least one; without any, nothing can be rolled out any more."""
+        alive = [worker for worker in self._workers if worker.is_alive]
+        if not alive:
+            raise InfrastructureError(f"all {len(self._workers)} processes of rollouts are gone")
+        return alive
 
 
 def shared_out(requests: Sequence[RolloutRequest], num_workers: int) -> list[list[RolloutRequest]]:
@@ -100,7 +108,8 @@ class Worker(Peer):
 
     def __init__(self, channel: Pipe) -> None:
         self.pid = channel.child.pid
-        self._readers: dict[int, OnTrace] = {}
+        self._pipe = channel
+        self._runs: dict[int, Run] = {}
         super().__init__(channel, f"the process of rollouts {self.pid}")
 
     @classmethod
@@ -112,13 +121,22 @@ class Worker(Peer):
 
     def run(
         self, requests: Sequence[RolloutRequest], limits: AgentLimits, sampling: Sampling, on_trace: OnTrace
-    ) -> Awaitable[None]:
-        """Its end. The requests are on their way at once: whoever asks may be busy when it is time to wait."""
+    ) -> "Run":
+        """The requests are on their way at once: whoever asks may be busy when it is time to wait."""
         number = next(self._numbers)
         ended = self._ask("run", {"requests": requests, "limits": limits, "sampling": sampling}, number)
-        self._readers[number] = on_trace
-        ended.add_done_callback(lambda _: self._readers.pop(number))
-        return ended
+        run = self._runs[number] = Run(self, number, ended, on_trace)
+        ended.add_done_callback(lambda _: self._runs.pop(number))
+        return run
+
+    async def cancel(self, number: int) -> None:
+        """Returns when nothing of the run is left. A process that cannot be told, or does not do it in time, is ended:
+        no rollout goes on that nobody wants."""
+        try:
+            async with asyncio.timeout(CANCEL_DEADLINE_S):
+                await self._ask("cancel", {"run": number})
+        except (TimeoutError, InfrastructureError):
+            await self._pipe.kill()
 
     def begin_step(self, step: int) -> None:
         self._tell("begin_step", {"step": step})
@@ -132,9 +150,30 @@ class Worker(Peer):
         if number is None:  # it only says that it is there
             return
         if "trace" in frame:
-            if number in self._readers:
-                self._readers[number](frame["trace"])
+            if number in self._runs:
+                self._runs[number].take(frame["trace"])
         elif frame["error"] is None:
             self._settle(number, frame["result"], None)
         else:
             self._settle(number, None, decode_error(frame["error"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Some rollouts in one of the processes. Traces that come when nobody waits for them any more are dropped."""
+
+    worker: Worker
+    number: int
+    ended: "asyncio.Future[None]"
+    on_trace: OnTrace
+
+    def take(self, trace: Trace) -> None:
+        if not self.ended.done():
+            self.on_trace(trace)
+
+    async def leave(self) -> None:
+        """Returns when nothing of it goes on: at once, if it has come to its end."""
+        if self.ended.done() and not self.ended.cancelled() and self.ended.exception() is None:
+            return
+        self.ended.cancel()
+        await self.worker.cancel(self.number)

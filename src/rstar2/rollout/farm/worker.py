@@ -1,7 +1,8 @@
 """The child's side: a roller of its own, asked and answered in frames until its owner is gone.
 
-Asked is `run` (with requests), `begin_step` and `end_step`. A trace is sent the moment it is ready; the end of a run,
-or of a step, is an answer under the number of what was asked. In between it says that it is there.
+Asked is `run` (with requests), `cancel` (of a run), `begin_step` and `end_step`. A trace is sent the moment it is
+ready. The end of a run, or of a step, is an answer under the number of what was asked. A run that is cancelled has no
+answer of its own: `cancel` is answered when nothing of it is left. In between it says that it is there.
 """
 
 import asyncio
@@ -9,9 +10,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any
 
 from rstar2.engine import Engine
 from rstar2.engine.process.collector import look_rarely_for_cycles
@@ -62,23 +62,25 @@ class _Desk:
     def __init__(self, owner: SocketChannel, roller: RollsInSteps) -> None:
         self._owner = owner
         self._roller = roller
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        """By the number of what was asked."""
 
     async def serve(self) -> None:
-        self._start(self._say_that_it_is_there())
+        heartbeat = asyncio.create_task(self._say_that_it_is_there())
         while (frame := await self._owner.receive()) is not None:
             if frame["ask"] == "begin_step":
                 self._roller.begin_step(frame["step"])
             else:
-                self._start(self._answer(frame))
-        for task in self._tasks:
+                self._start(frame)
+        tasks = [heartbeat, *self._tasks.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _start(self, what: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(what)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _start(self, frame: Frame) -> None:
+        number = frame["number"]
+        task = self._tasks[number] = asyncio.create_task(self._answer(frame))
+        task.add_done_callback(lambda _: self._tasks.pop(number))
 
     async def _say_that_it_is_there(self) -> None:
         while True:
@@ -99,12 +101,25 @@ class _Desk:
             self._owner.send({"number": number, "error": None, "result": result})
 
     async def _do(self, frame: Frame) -> object:
-        if frame["ask"] == "end_step":
-            return await self._roller.end_step()
+        match frame["ask"]:
+            case "end_step":
+                return await self._roller.end_step()
+            case "run":
+                await self._run(frame)
+            case "cancel":
+                await self._cancel(frame["run"])
+            case unknown:
+                raise AssertionError(f"nobody asks for {unknown}")
+        return None
 
+    async def _run(self, frame: Frame) -> None:
         def hand_over(trace: Trace) -> None:
             self._owner.send({"number": frame["number"], "trace": trace})
 
-        assert frame["ask"] == "run"
         await self._roller.run(frame["requests"], frame["limits"], frame["sampling"], hand_over)
-        return None
+
+    async def _cancel(self, number: int) -> None:
+        task = self._tasks.get(number)
+        if task is not None:  # otherwise its end is on its way
+            task.cancel()
+            await asyncio.wait([task])

@@ -126,7 +126,7 @@ class KvAware:
                     f"rollout {spec.rollout} may need {spec.num_prompt_tokens + spec.max_response_tokens} tokens of "
                     f"cache, but no engine has more than {room}; lower max_response_tokens"
                 )
-            self._specs[spec.rollout] = spec
+        self._specs |= {spec.rollout: spec for spec in specs}
         self._need.submit(specs)
         self._waiting.submit(specs, self._choose_homes(specs))
         self._need_version = -1
@@ -226,9 +226,16 @@ class KvAware:
     def _ended(self, fact: RolloutEnded) -> list[Decision]:
         rollout = fact.rollout
         spec = self._specs.pop(rollout)
-        self._need.end(rollout, fact.num_tokens - spec.num_prompt_tokens)
-        del self._tokens[rollout]
-        engine = self._engine_of.pop(rollout)
+        self._need.end(rollout, fact.num_tokens - spec.num_prompt_tokens, was_abandoned=fact.was_abandoned)
+        self._at_tool.discard(rollout)
+        self._being_cancelled.discard(rollout)
+        if self._tokens.pop(rollout, None) is None:
+            self._waiting.withdraw(spec)
+            return []
+        engine = self._engine_of.pop(rollout, None)
+        if engine is None:
+            del self._displaced[rollout]
+            return self._fill(self._by_room())
         self._rooms[engine].remove(spec)
         return self._fill((engine,))
 

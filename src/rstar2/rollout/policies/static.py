@@ -36,6 +36,7 @@ class Static(StickyPolicy):
             case RolloutEnded():
                 engine = self.engine_of[fact.rollout]
                 super().handle(fact)
+                self._ready.get(engine, {}).pop(fact.rollout, None)
                 self._num_unfinished[engine] -= 1
                 return self._next_turn(engine)
             case RolloutsSubmitted() | EngineLost():

@@ -40,11 +40,13 @@ class StickyPolicy(ABC):
             case RolloutsSubmitted():
                 return self._start([spec.rollout for spec in fact.rollouts])
             case TurnEnded():
-                del self._generating[fact.rollout]
-                self.num_inflight[self.engine_of[fact.rollout]] -= 1
+                self._end_turn(fact.rollout)
             case ToolReturned():
                 return (self.resume(fact.rollout),)
             case RolloutEnded():
+                if fact.rollout in self._generating:
+                    self._end_turn(fact.rollout)
+                self._lost_from.pop(fact.rollout, None)
                 del self.engine_of[fact.rollout]
             case EngineJoined():
                 self.engines.append(fact.engine)
@@ -54,6 +56,10 @@ class StickyPolicy(ABC):
             case _:
                 pass
         return ()
+
+    def _end_turn(self, rollout: str) -> None:
+        del self._generating[rollout]
+        self.num_inflight[self.engine_of[rollout]] -= 1
 
     def resume(self, rollout: str) -> Decision:
         engine = self.engine_of[rollout]

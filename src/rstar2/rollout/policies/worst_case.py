@@ -43,9 +43,7 @@ class WorstCase:
             case ToolReturned():
                 return self._go_on(fact.rollout)
             case RolloutEnded():
-                engine = self._engine_of.pop(fact.rollout)
-                self._unreserved[engine] += _worst_case(self._specs.pop(fact.rollout))
-                return self._fill()
+                return self._end(fact.rollout)
             case EngineJoined():
                 self._capacity[fact.engine] = self._unreserved[fact.engine] = fact.num_cache_tokens
                 return self._fill()
@@ -62,8 +60,8 @@ class WorstCase:
                     f"rollout {spec.rollout} may need {_worst_case(spec)} tokens of cache, which no engine has; "
                     f"lower max_response_tokens"
                 )
-            self._specs[spec.rollout] = spec
-            self._waiting.append(spec.rollout)
+        self._specs |= {spec.rollout: spec for spec in specs}
+        self._waiting += [spec.rollout for spec in specs]
         started = self._fill()
         running = {decision.rollout for decision in started}
         return [*started, *(KeepWaiting(spec.rollout) for spec in specs if spec.rollout not in running)]
@@ -91,6 +89,17 @@ class WorstCase:
             return [KeepWaiting(rollout)]
         source = self._lost_from.pop(rollout, None)
         return [Resume(rollout, engine) if source is None else Move(rollout, source, engine)]
+
+    def _end(self, rollout: str) -> list[Decision]:
+        need = _worst_case(self._specs.pop(rollout))
+        self._at_tool.discard(rollout)
+        self._lost_from.pop(rollout, None)
+        engine = self._engine_of.pop(rollout, None)
+        if engine is None:
+            self._waiting.remove(rollout)
+        else:
+            self._unreserved[engine] += need
+        return self._fill()
 
     def _lose(self, lost: str) -> list[Decision]:
         del self._unreserved[lost], self._capacity[lost]

@@ -12,10 +12,12 @@ from rstar2.sandbox.http.schema import ERROR
 REFUSALS = {
     400: "The body is not JSON.",
     401: "The bearer token is missing or wrong.",
+    403: "A page of another site asked for it, or it was asked for by a name that the service does not have.",
     404: "There is no such thing.",
     408: "The body did not arrive in time.",
     409: "It contradicts what was asked before, or the state as it is.",
     413: "The body is too large.",
+    415: "The body is not sent as application/json.",
     422: "The body is JSON, but not what this operation takes; `detail` names the fields.",
     503: "Over capacity, or shutting down. Nothing was started; `Retry-After` says when to come back.",
     504: "Over capacity, or shutting down, said as SandboxFusion's callers understand it.",
@@ -47,9 +49,9 @@ def document(operations: Sequence[Operation], *, has_token: bool) -> dict[str, A
 
 def refusals_of(operation: Operation, has_token: bool) -> list[int]:
     """Every code with an `ErrorBody` that the operation may answer with."""
-    codes = set(operation.refusals)
+    codes = {403, *operation.refusals}
     if operation.body is not None:
-        codes |= {400, 408, 413, 422}
+        codes |= {400, 408, 413, 415, 422}
         if 504 not in codes:
             codes.add(503)
     if has_token and operation.extra.get("security") != []:

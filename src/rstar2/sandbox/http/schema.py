@@ -107,7 +107,7 @@ class NodeRequest(Wire):
 
 
 class GradeRequest(Wire):
-    """An answer, or a whole text whose answer is to be found, against the gold answer."""
+    """An answer, or the text of a turn whose answer is to be found, against the gold answer."""
 
     model_config = ConfigDict(
         json_schema_extra={

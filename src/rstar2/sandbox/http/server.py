@@ -4,6 +4,7 @@ The executor belongs to the caller: it is there before the application and is cl
 """
 
 import asyncio
+import base64
 import contextlib
 import hmac
 import logging
@@ -17,6 +18,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from rstar2.errors import InfrastructureError
+from rstar2.sandbox.browsers import is_of_another_site, may_ask
 from rstar2.sandbox.executor import Executor, Overloaded
 from rstar2.sandbox.http import openapi
 from rstar2.sandbox.http.compat_code_judge import CodeJudgeApi
@@ -77,18 +79,13 @@ def create_app(
 
 def _guard(service: Service, open_paths: frozenset[str]) -> Middleware:
     """The one layer around every handler: who may call, and how failures are answered."""
-    token = service.settings.token
-    expected = None if token is None else f"Bearer {token}".encode()
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         started = time.perf_counter()
         response: web.StreamResponse
         try:
-            if expected is not None and request.path not in open_paths:
-                given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-                if not hmac.compare_digest(given, expected):
-                    raise ApiError(401, "unauthorized", "send the service's token as `Authorization: Bearer <token>`")
+            _check_caller(request, service.settings, needs_token=request.path not in open_paths)
             response = await handler(request)
         except ApiError as error:
             response = response_to(error)
@@ -109,6 +106,34 @@ def _guard(service: Service, open_paths: frozenset[str]) -> Middleware:
         return response
 
     return guard
+
+
+def _check_caller(request: web.Request, settings: ServiceSettings, *, needs_token: bool) -> None:
+    """No page of another site; and with the token, or, where none is asked for, by a name that only this service has.
+    Who has the token is no page, whatever name the service was reached by: a proxy's, a cluster's."""
+    host = request.headers.get("Host", "")
+    if is_of_another_site(request.headers.get("Origin"), host):
+        raise ApiError(403, "forbidden", "this was asked for by a page of another site")
+    if settings.token is not None and needs_token:
+        given = _token_in(request.headers.get("Authorization", ""))
+        if not hmac.compare_digest(given, settings.token.encode()):
+            raise ApiError(401, "unauthorized", "send the service's token as `Authorization: Bearer <token>`")
+    elif not may_ask(host, settings.listening_host):
+        raise ApiError(403, "forbidden", f"this service is not called {host!r}: ask it by its address")
+    # What a page may send to another site without asking it first is never of this type.
+    if request.body_exists and request.content_type != "application/json":
+        raise ApiError(415, "unsupported_media_type", "send the body as `Content-Type: application/json`")
+
+
+def _token_in(authorization: str) -> bytes:
+    """Bearer, or the password of Basic: what clients send that can only be told a URL, http://:TOKEN@host:port."""
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.encode(errors="surrogateescape")
+    if scheme.lower() == "basic":
+        with contextlib.suppress(ValueError):
+            return base64.b64decode(value).partition(b":")[2]
+    return b""
 
 
 async def _held_sessions(sessions: SessionTable, settings: ServiceSettings) -> AsyncIterator[None]:

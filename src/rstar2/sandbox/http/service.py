@@ -53,7 +53,7 @@ class Grader(Protocol):
     """Tells whether an answer is the gold one, by a deadline of its own. Grading knows the sandbox, not the sandbox
     grading: whoever starts the service brings the grader."""
 
-    async def grade(self, text: str, gold: str) -> Graded: ...
+    async def grade(self, *turns: str, gold: str) -> Graded: ...
 
     async def grade_answer(self, answer: str, gold: str) -> Graded: ...
 
@@ -172,7 +172,7 @@ class Service:
             if grade.answer is not None:
                 graded = await self.grader.grade_answer(grade.answer, grade.gold)
             else:
-                graded = await self.grader.grade(grade.text or "", grade.gold)
+                graded = await self.grader.grade(grade.text or "", gold=grade.gold)
         except InfrastructureError:
             raise
         except Exception:

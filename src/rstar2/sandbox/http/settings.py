@@ -2,13 +2,17 @@
 
 from dataclasses import dataclass
 
+from rstar2.errors import UserError
 from rstar2.sandbox.execution import MIB
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
     token: str | None = None
-    """Callers must send it as `Authorization: Bearer ...`; None: whoever reaches the address may use the service."""
+    """Callers must send it as `Authorization: Bearer ...`; None: whoever reaches the address may use the service, but
+    for pages of other sites."""
+    listening_host: str = "127.0.0.1"
+    """The address that it is listened on. Without a token it decides which names the service answers to."""
     max_request_bytes: int = 64 * MIB
     max_in_flight: int = 65_536
     """Executions admitted and not yet answered, over all callers. Beyond it the answer is 503, at once."""
@@ -23,3 +27,7 @@ class ServiceSettings:
     """How long the result of an execution with an idempotency key is kept for a caller that asks again."""
     max_retained: int = 100_000
     max_retained_bytes: int = 64 * MIB
+
+    def __post_init__(self) -> None:
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
+            raise UserError("token: it must be printable ASCII, and not empty: it is sent in a header")

@@ -2,10 +2,13 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from aiohttp import web
 from pydantic import JsonValue
 
+from rstar2.errors import UserError
+from rstar2.sandbox import isolation
 from rstar2.sandbox.executor import Overloaded
 from rstar2.sandbox.http import Grader, Load, ServiceSettings, create_app
 from rstar2.sandbox.http.schema import NodeInfo
@@ -19,7 +22,7 @@ MAX_NODES = 4096
 class Gateway:
     """Satisfies the service's `Nodes`. All nodes are reached with the token that the gateway's callers use."""
 
-    def __init__(self, pool: PoolExecutor, token: str | None) -> None:
+    def __init__(self, pool: PoolExecutor, token: str) -> None:
         self._pool = pool
         self._token = token
         self._leaving: set[asyncio.Task[bool]] = set()
@@ -63,14 +66,11 @@ class Gateway:
 
     def guarantees(self) -> list[Mapping[str, JsonValue]]:
         """What holds wherever a program may land: on every node that was heard from."""
-        rows: dict[str, Mapping[str, JsonValue]] = {}
-        for node in self._pool.table:
-            for row in node.report.guarantees if node.report else ():
-                name = str(row["name"])
-                if name not in rows or not row["provided"]:
-                    rows[name] = row
-        return list(rows.values())
+        tables = [node.report.guarantees for node in self._pool.table if node.report]
+        return [asdict(row) for row in isolation.weakest(tables)]
 
 
 def create_gateway(pool: PoolExecutor, gateway: Gateway, settings: ServiceSettings, grader: Grader) -> web.Application:
+    if settings.token is None:
+        raise UserError("token: a gateway needs one; whoever could join a node would be given everybody's programs")
     return create_app(pool, settings, grader=grader, guarantees=gateway.guarantees, load=gateway.load, nodes=gateway)

@@ -1,10 +1,10 @@
 """Whether a node can be given work: a pure reading of what it answered, or did not, when it was last asked."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pydantic import JsonValue
+from rstar2.sandbox.isolation import Guarantee
 
 
 class NodeState(StrEnum):
@@ -26,7 +26,7 @@ class NodeReport:
 
     is_draining: bool
     num_slots: int
-    guarantees: Sequence[Mapping[str, JsonValue]] = ()
+    guarantees: Sequence[Guarantee] = ()
 
 
 Probe = Callable[[], Awaitable[NodeReport]]

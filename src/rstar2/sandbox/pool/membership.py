@@ -12,13 +12,14 @@ from collections.abc import Callable
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.sandbox.client import RemoteExecutor
 from rstar2.sandbox.http import schema
+from rstar2.sandbox.http.schema import NodeInfo
 
 HEARTBEAT_S = 5.0
 ANSWER_DEADLINE_S = 5.0
 
 
 class Membership:
-    def __init__(self, gateway_url: str, token: str | None, say: Callable[[str], None]) -> None:
+    def __init__(self, gateway_url: str, token: str, say: Callable[[str], None]) -> None:
         self._gateway_url = gateway_url
         self._own_url = ""
         self._client = RemoteExecutor(gateway_url, token, is_patient=False, max_connections=1)
@@ -47,8 +48,10 @@ class Membership:
         last_said = ""
         while True:
             try:
-                await self._send("POST")
+                known = await self._send("POST")
                 news = f"joined the gateway at {self._gateway_url} as {self._own_url}"
+                if known.message:
+                    news = f"warning: the gateway at {self._gateway_url} gives no calls to this node: {known.message}"
             except (InfrastructureError, UserError) as error:
                 news = f"warning: not joined to the gateway, trying again: {error}"
             if news != last_said:
@@ -60,7 +63,7 @@ class Membership:
         with contextlib.suppress(InfrastructureError, UserError):
             await self._send("DELETE")
 
-    async def _send(self, method: str) -> None:
+    async def _send(self, method: str) -> NodeInfo:
         body = json.dumps({"url": self._own_url}).encode()
         deadline = time.monotonic() + ANSWER_DEADLINE_S
-        await self._client.call(method, "/nodes", body, deadline, schema.NODE_INFO.validate_json)
+        return await self._client.call(method, "/nodes", body, deadline, schema.NODE_INFO.validate_json)

@@ -3,9 +3,12 @@
 import time
 from dataclasses import dataclass
 
-from pydantic import JsonValue, TypeAdapter
+from pydantic import TypeAdapter
 
+from rstar2.errors import InfrastructureError
+from rstar2.sandbox import isolation
 from rstar2.sandbox.client import RemoteExecutor
+from rstar2.sandbox.isolation import Guarantee
 from rstar2.sandbox.pool.health import NodeReport
 
 ANSWER_DEADLINE_S = 60.0
@@ -18,7 +21,7 @@ class _Answer:
 
     status: str
     num_cores: int
-    guarantees: list[dict[str, JsonValue]]
+    guarantees: list[Guarantee]
 
 
 _ANSWER = TypeAdapter(_Answer)
@@ -26,7 +29,8 @@ _ANSWER = TypeAdapter(_Answer)
 
 class RemoteNode(RemoteExecutor):
     """Retries nothing by itself: the pool has other nodes. It is asked how it is on a connection of its own, so that an
-    answer does not wait behind the calls; and with the token, so that a node which would refuse calls gets none."""
+    answer does not wait behind the calls; and with the token, so that a node which would refuse calls gets none. One
+    that isolates less than the minimum counts as one that does not answer: no program must land there."""
 
     def __init__(self, base_url: str, token: str | None = None) -> None:
         super().__init__(base_url, token, is_patient=False)
@@ -35,6 +39,8 @@ class RemoteNode(RemoteExecutor):
     async def probe(self) -> NodeReport:
         deadline = time.monotonic() + ANSWER_DEADLINE_S
         answer = await self._asking.call("GET", "/status", None, deadline, _ANSWER.validate_json)
+        if lacking := isolation.lacking(answer.guarantees):
+            raise InfrastructureError(f"it isolates less than a node must: it lacks {'; '.join(lacking)}")
         return NodeReport(answer.status == "draining", answer.num_cores, answer.guarantees)
 
     async def close(self) -> None:

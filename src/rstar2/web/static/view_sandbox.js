@@ -21,7 +21,7 @@ export async function sandboxView(context) {
   async function refresh() {
     for (let data = null; !data?.is_end && !signal.aborted;) {
       data = await source.toolCalls(run.key, step, signal);
-      const part = data.is_end ? "" : `, ${percent(data.num_rollouts / Math.max(1, data.num_known))} of those found so far`;
+      const part = data.is_end ? (data.note ? "" : `, which are all of step ${step}`) : `, ${percent(data.num_rollouts / Math.max(1, data.num_known))} of those found so far`;
       replace(status, `${plural(data.num_calls, "call")} of ${plural(data.num_rollouts, "rollout")}${part}. `, data.note ?? "");
       replace(body, data.num_calls ? statistics(run, step, data) : h("p", { class: "notice" }, "No tool was called here."));
     }
@@ -33,6 +33,8 @@ export async function sandboxView(context) {
 
 function statistics(run, step, data) {
   const facts = [
+    ["tool errors", `${number(data.num_errors)} of ${plural(data.num_own_calls, "call")}`
+      + (data.num_own_calls ? `, ${percent(data.num_errors / data.num_own_calls)}` : "")],
     ["mean", duration(data.all.mean_s)], ["median", duration(data.all.p50_s)], ["90 of 100 within", duration(data.all.p90_s)],
     ["99 of 100 within", duration(data.all.p99_s)], ["slowest", duration(data.all.max_s)],
     ["tried again", number(data.num_retried)], ["rollouts without a call", number(data.num_without)],

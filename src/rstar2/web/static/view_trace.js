@@ -36,7 +36,7 @@ export async function traceView(context) {
 
 function details(trace) {
   return factList([
-    ["model", trace.model || null], ["turns", number(trace.turns.length)], ["sampled tokens", number(trace.num_tokens)],
+    ["model", trace.model || null], ["weights", trace.weights || null], ["turns", number(trace.turns.length)], ["sampled tokens", number(trace.num_tokens)],
     ["tool calls", number(trace.num_calls)], ["failed calls", number(trace.num_errors)], ["id", trace.id], ...trace.metadata,
   ]);
 }

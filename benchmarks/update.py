@@ -1,0 +1,262 @@
+"""One update of the policy, alone on its device: how long, how much of the hardware's rate, how much memory.
+
+    python benchmarks/update.py [--shapes qwen2.5-1.5b] [--device cuda|cpu] [--lora-rank 16 | --full]
+        [--forms ours unshared transformers] [--micro-batch-tokens 16384] [--profile] [--json]
+
+Random weights in the shapes of a real model, `--prompts` problems with `--samples` rollouts each, all of them trained
+on in one optimizer step. The forms, each in a process of its own:
+
+    ours          as `rstar2 train` runs it; on a GPU prompts are computed once for all rollouts of a problem
+    unshared      the same, with every prompt computed for every rollout
+    transformers  the layers of `transformers` with peft's adapters beside them, as other trainers run them
+
+FLOP are those of the tokens that are computed, two for each weight of a token's pass, twice that for the gradient of
+activations, and as much again where weights themselves have gradients; what is recomputed is not counted. The rate
+that the share is of is that of one large bfloat16 product, measured in the same process.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rstar2.algo import LossSettings
+from rstar2.config import Recipe
+from rstar2.train.optimizer import Optimizer
+from rstar2.train.packed import token_log_probs, use_packed_attention
+from rstar2.train.policy import Policy, make_policy
+from rstar2.train.update import Rollout, UpdateSettings, update_policy
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "num_key_value_heads": 2},
+    "smollm2-135m": {"model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+                     "num_attention_heads": 9, "num_key_value_heads": 3},
+    "qwen2.5-0.5b": {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+                     "num_attention_heads": 14, "num_key_value_heads": 2},
+    "qwen2.5-1.5b": {"model_type": "qwen2", "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+                     "num_attention_heads": 12, "num_key_value_heads": 2},
+    "qwen3-1.7b": {"model_type": "qwen3", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
+                   "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128},
+    "qwen2.5-7b": {"model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+                   "num_attention_heads": 28, "num_key_value_heads": 4},
+}  # fmt: skip
+FORMS = ("ours", "unshared", "transformers")
+
+
+def main() -> None:
+    options = parse_options()
+    if options.form is not None:
+        print(json.dumps(measure(options)))
+        return
+    results = []
+    for form in options.forms:
+        command = [sys.executable, __file__, *sys.argv[1:], "--form", form]
+        try:
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=options.deadline_s, check=True)
+            result = json.loads(done.stdout.splitlines()[-1])
+        except subprocess.TimeoutExpired:
+            result = {"failed": f"not done after {options.deadline_s:.0f} s"}
+        except subprocess.CalledProcessError as error:
+            result = {"failed": f"exit code {error.returncode}"}
+        results.append({"form": form, **result})
+        print(f"{form}: {json.dumps(result)}", file=sys.stderr, flush=True)
+    print(json.dumps({"options": vars(options), "results": results}) if options.json else table(results))
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    lines = [
+        "| form | update s | tokens trained/s | TFLOP/s | share of the GPU's rate | peak memory GiB |",
+        "|---|" * 6,
+    ]
+    for row in results:
+        if "failed" in row:
+            lines.append(f"| {row['form']} | failed ({row['failed']}) | | | | |")
+        else:
+            lines.append(
+                f"| {row['form']} | {row['update_s']:.2f} | {row['tokens_per_s']:,.0f} | {row['tflops']:.0f} | "
+                f"{row['share']:.0%} | {row['peak_gib']:.1f} |"
+            )
+    return "\n".join(lines)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    device = torch.device(options.device)
+    policy = build_policy(options, device)
+    groups = draw_groups(options)
+    settings = UpdateSettings(
+        LossSettings(),
+        temperature=1.0,
+        micro_batch_tokens=options.micro_batch_tokens,
+        num_optimizer_steps=1,
+        max_grad_norm=1.0,
+    )
+    optimizer = Optimizer(policy.parameters(), weight_decay=0.0)
+    update_policy(policy, optimizer, groups[: max(1, options.prompts // 16)], settings, lr=1e-6)
+    peak_tflops = product_rate(device)
+    seconds = []
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(options.repeats):
+        synchronize(device)
+        started_s = time.perf_counter()
+        values = update_policy(policy, optimizer, groups, settings, lr=1e-6)
+        synchronize(device)
+        seconds.append(time.perf_counter() - started_s)
+    if options.profile:
+        profile(policy, optimizer, groups[: max(1, options.prompts // 8)], settings)
+    update_s = min(seconds)
+    num_tokens = sum(len(rollout.token_ids) for group in groups for rollout in group)
+    flop = count_flop(policy, groups, is_shared=policy.shares_prefixes, is_full=options.full)
+    return {
+        "update_s": update_s,
+        "seconds": seconds,
+        "num_tokens": num_tokens,
+        "tokens_per_s": num_tokens / update_s,
+        "tflops": flop / update_s / 1e12,
+        "peak_tflops": peak_tflops,
+        "share": flop / update_s / 1e12 / peak_tflops,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0,
+        "grad_norm": values["grad_norm"],
+        "loss": values["loss"],
+    }
+
+
+def build_policy(options: argparse.Namespace, device: torch.device) -> Policy:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shapes = dict(SHAPES[options.shapes])
+    config = AutoConfig.for_model(
+        shapes.pop("model_type"),
+        **shapes,
+        vocab_size=options.vocab_size,
+        max_position_embeddings=max(4096, 2 * (options.prompt_tokens + options.response_tokens)),
+        tie_word_embeddings=True,
+    )
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    torch.manual_seed(0)
+    with torch.device(device):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    lora = {} if options.full else {"lora": {"rank": options.lora_rank, "alpha": 2.0 * options.lora_rank}}
+    recipe = Recipe.model_validate(
+        {
+            "name": "update",
+            "model": {"name": options.shapes, "device": device.type, "context_tokens": 4096, **lora},
+            "train": {"gradient_checkpointing": options.checkpointing},
+        }
+    )
+    policy = make_policy(model.eval(), recipe, device, dtype)
+    if options.form == "ours":
+        return policy
+    if options.form == "unshared":
+        return replace(policy, shares_prefixes=False)
+    use_packed_attention(policy.network)
+    if options.checkpointing:
+        policy.network.gradient_checkpointing_enable({"use_reentrant": False})
+        policy.network.train()
+    return replace(policy, shares_prefixes=False, _forward=token_log_probs)
+
+
+def draw_groups(options: argparse.Namespace) -> list[list[Rollout]]:
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(number: int) -> tuple[int, ...]:
+        return tuple(torch.randint(options.vocab_size, (number,), generator=generator).tolist())
+
+    def about(number: int) -> int:
+        return int(number * (0.8 + 0.4 * float(torch.rand((), generator=generator))))
+
+    groups = []
+    for _ in range(options.prompts):
+        prompt = draw(about(options.prompt_tokens))
+        group = []
+        for number in range(options.samples):
+            response = draw(about(options.response_tokens))
+            mask = (*[False] * len(prompt), *[True] * len(response))
+            group.append(Rollout(prompt + response, mask, (-1.0,) * len(response), 1.0 if number % 2 else -1.0))
+        groups.append(group)
+    return groups
+
+
+def count_flop(policy: Policy, groups: list[list[Rollout]], *, is_shared: bool, is_full: bool) -> float:
+    """Of the products with weights and of attention, forward and backward."""
+    config = policy.network.config
+    names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    num_weights = sum(
+        parameter.numel()
+        for name, parameter in policy.served.named_parameters()
+        if name.endswith("weight") and any(f".{layer}." in name for layer in names)
+    )
+    head = config.vocab_size * config.hidden_size
+    width = config.num_attention_heads * getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    passes = 6 if is_full else 4
+    flop = 0.0
+    for group in groups:
+        prompt = len(group[0].token_ids) - group[0].num_learnt
+        for number, rollout in enumerate(group):
+            response = rollout.num_learnt
+            computed = response + (0 if is_shared and number else prompt)
+            flop += passes * (num_weights * computed + head * response)
+            seen = response * prompt + response**2 / 2 + (0 if is_shared and number else prompt**2 / 2)
+            flop += 3 * 4 * width * config.num_hidden_layers * seen
+    return flop
+
+
+def product_rate(device: torch.device) -> float:
+    """TFLOP/s of one large product in bfloat16."""
+    size = 8192 if device.type == "cuda" else 512
+    first, second = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    for _ in range(3):
+        first @ second
+    synchronize(device)
+    started_s = time.perf_counter()
+    for _ in range(10):
+        first @ second
+    synchronize(device)
+    return 10 * 2 * size**3 / (time.perf_counter() - started_s) / 1e12
+
+
+def profile(policy: Policy, optimizer: Optimizer, groups: list[list[Rollout]], settings: UpdateSettings) -> None:
+    from torch.profiler import ProfilerActivity
+
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        update_policy(policy, optimizer, groups, settings, lr=1e-6)
+        synchronize(policy.device)
+    print(profiler.key_averages().table(sort_by="self_cuda_time_total", row_limit=28, max_name_column_width=70),
+          file=sys.stderr)  # fmt: skip
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--shapes", choices=SHAPES, default="qwen2.5-1.5b")
+    parser.add_argument("--vocab-size", type=int, default=49_152)
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS)
+    parser.add_argument("--form", choices=FORMS, help=argparse.SUPPRESS)
+    parser.add_argument("--lora-rank", type=int, default=16)
+    parser.add_argument("--full", action="store_true", help="train all weights, not adapters")
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--prompt-tokens", type=int, default=430, help="in the mean")
+    parser.add_argument("--response-tokens", type=int, default=509, help="in the mean")
+    parser.add_argument("--micro-batch-tokens", type=int, default=16_384)
+    parser.add_argument("--checkpointing", action="store_true", help="recompute activations layer by layer")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--deadline-s", type=float, default=400)
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Who may use a service: the token that it asks for, where that comes from, and where none is needed."""
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rstar2.cli.output import note
+from rstar2.errors import UserError
+
+TOKEN_ENV = "RSTAR2_SANDBOX_TOKEN"
+Port = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        help=f"A file that holds the token of the service, or set {TOKEN_ENV}. Given neither, one is made.",
+        show_default=False,
+    ),
+]
+
+
+class Door:
+    """The token of a service while it runs. One that was made here is shown once, and kept for this user's clients."""
+
+    def __init__(self, token: str | None, *, is_made: bool = False) -> None:
+        self.token = token
+        self._is_made = is_made
+        self._kept: Path | None = None
+
+    def open(self, address: str) -> None:
+        from rstar2.sandbox.tokens import keep_token
+
+        if not self._is_made or self.token is None:
+            return
+        try:
+            self._kept = keep_token(address, self.token)
+            where = f"kept in {self._kept}, where clients of this user on this machine find it"
+        except OSError as error:
+            where = f"not kept, so clients must be given it: {error}"
+        note(f"token: {self.token} ({where})")
+
+    def close(self) -> None:
+        from rstar2.sandbox.tokens import forget_token
+
+        if self._kept is not None and self.token is not None:
+            forget_token(self._kept, self.token)
+
+
+def with_token(given: str | None) -> Door:
+    from rstar2.sandbox.tokens import make_token
+
+    return Door(given) if given is not None else Door(make_token(), is_made=True)
+
+
+def of_node(given: str | None, gateway_url: str) -> Door:
+    """A node has its gateway's token, which is found if the gateway runs here and made it."""
+    from rstar2.sandbox.tokens import find_token
+
+    token = given or find_token(gateway_url)
+    if token is None:
+        raise UserError(f"--join {gateway_url}: give the gateway's token with --token-file or {TOKEN_ENV}")
+    return Door(token)
+
+
+def without_token(given: str | None, host: str, *, is_isolated: bool, gateway_url: str | None) -> Door:
+    """UserError where that would let in others than this machine's users, or let callers out of the isolation."""
+    from rstar2.sandbox.browsers import is_loopback
+
+    if given is not None:
+        raise UserError(f"--no-token: one is given, with --token-file or {TOKEN_ENV}; leave one of them out")
+    if not is_loopback(host):
+        raise UserError(f"--no-token: --host {host} can be reached from other machines; leave one of them out")
+    if not is_isolated:
+        raise UserError("--no-token: where programs are not isolated a caller could do anything here; leave it out")
+    if gateway_url is not None:
+        raise UserError("--no-token: a node has the token of its gateway; leave it out")
+    return Door(None)
+
+
+def given_token(file: Path | None) -> str | None:
+    """What the user chose. It is taken out of the environment, so that no child process inherits it."""
+    text, source = os.environ.pop(TOKEN_ENV, None), TOKEN_ENV
+    if file is not None:
+        source = f"--token-file {file}"
+        try:
+            text = file.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{source}: it cannot be read: {error}") from None
+    if text is not None and not text.strip():
+        raise UserError(f"{source} is empty: put a secret there, or leave it out and one is made")
+    return text.strip() if text is not None else None
+
+
+def is_every_address(host: str) -> bool:
+    """Such an address can be listened on, and not be called."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return not host

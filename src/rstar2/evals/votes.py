@@ -1,0 +1,100 @@
+"""Which answers to a problem are one vote: those that the grader calls equal, wrong ones and right ones alike.
+
+Right answers all equal the gold, so they are one class already. Wrong ones are compared with each other: without
+computer algebra where that can tell, and by the grader where it cannot, but only for problems whose outcome hangs on
+it: those with some right answers, and at least as many wrong ones.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+
+from rstar2.evals.judgement import with_patience
+from rstar2.evals.sample import Sample
+from rstar2.grading import Grade, Grader, decide
+from rstar2.records import Verdict
+
+Same = Callable[[str, str], Awaitable[bool]]
+"""Whether an answer equals another, which takes the place of the gold. By computer algebra, so it takes its time."""
+
+NUM_AT_ONCE = 64
+
+
+def graders_equality(grader: Grader) -> Same:
+    """InfrastructureError if the grader stays out of order."""
+
+    async def same(answer: str, gold: str) -> bool:
+        grade = await with_patience(lambda: grader.grade_answer(answer, gold))
+        return grade.verdict is Verdict.RIGHT
+
+    return same
+
+
+async def majority_at_k(groups: Sequence[Sequence[Sample]], same: Same | None) -> float | None:
+    """The mean over problems, given the scored samples of each. None where samples have no answers to vote with, or
+    where an outcome hangs on computer algebra and there is none."""
+    is_without_answers = any(
+        sample.verdict in (Verdict.RIGHT, Verdict.WRONG) and sample.answer is None
+        for group in groups
+        for sample in group
+    )
+    if is_without_answers:
+        return None
+    places = asyncio.Semaphore(NUM_AT_ONCE)
+
+    async def vote(group: Sequence[Sample]) -> float | None:
+        async with places:
+            return await majority(group, same)
+
+    votes = await asyncio.gather(*map(vote, groups))
+    known = [value for value in votes if value is not None]
+    if len(known) < len(votes):
+        return None
+    return sum(known) / len(known) if known else 0.0
+
+
+async def majority(samples: Sequence[Sample], same: Same | None) -> float | None:
+    """Whether the most frequent answer is right; among equally frequent ones, the share of them that is. Who gave no
+    answer does not vote. None if that hangs on computer algebra and there is none."""
+    num_right = sum(sample.score == 1.0 for sample in samples)
+    wrong = Counter(sample.answer for sample in samples if sample.score != 1.0 and sample.answer is not None)
+    if not num_right or num_right > wrong.total():
+        return float(num_right > 0)
+    sizes = await _pooled(wrong, same)
+    if sizes is None:
+        return None
+    most = max(sizes)
+    return 0.0 if num_right < most else 1.0 / (1 + sizes.count(num_right))
+
+
+async def _pooled(counts: Counter[str], same: Same | None) -> list[int] | None:
+    """How often each answer was given, all its spellings together."""
+    pools: dict[str, int] = {}
+    for answer, count in counts.items():
+        equal = next((known for known in pools if _decided(answer, known)), answer)
+        pools[equal] = pools.get(equal, 0) + count
+    sizes: dict[str, int] = {}
+    for answer, size in pools.items():
+        for known in sizes:
+            if _decided(answer, known) is not None:
+                continue
+            if same is None:
+                return None
+            if await same(*_in_order(answer, known)):
+                sizes[known] += size
+                break
+        else:
+            sizes[answer] = size
+    return list(sizes.values())
+
+
+def _decided(answer: str, other: str) -> bool | None:
+    """None if only computer algebra can tell."""
+    decided = decide(*_in_order(answer, other))
+    return decided.verdict is Verdict.RIGHT if isinstance(decided, Grade) else None
+
+
+def _in_order(answer: str, other: str) -> tuple[str, str]:
+    """The plainer one is the gold: a decimal may stand for a value, and a printed float for a shorter number."""
+    gold, answer = sorted((answer, other), key=lambda text: ("." in text, len(text), text))
+    return answer, gold

@@ -1,0 +1,130 @@
+"""The pass of a Llama, Qwen2 or Qwen3 model over a pack, on the weights that an engine reads.
+
+It is the engine's own (`engine/embedded/architecture.py`) with a gradient: the same projections side by side, the same
+order of sums, the same roundings. Suffixes as in `operations`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
+
+from rstar2.engine.embedded.architecture import rotary_table
+from rstar2.engine.embedded.weights import Linear, Projection, share_weights
+from rstar2.train.cuda.operations import AddNorm, Attend, Gate, Heads
+from rstar2.train.merged import AdaptedLinear, Adapters, MergedModel
+from rstar2.train.packed import Pack, head_log_probs
+
+
+class TrainedLinear(torch.autograd.Function):
+    """`apply(x, weight, bias, *parameters)`: the parameters, weights and then biases, are rows of the first two."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TI: Tensor, weight: Tensor, bias: Tensor | None, *parameters: Tensor) -> Tensor:
+        ctx.save_for_backward(x_TI, weight)
+        ctx.sizes = [len(parameter) for parameter in parameters if parameter.ndim == 2]
+        ctx.has_bias = bias is not None
+        return F.linear(x_TI, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x_TI, weight = ctx.saved_tensors
+        (gradient,) = gradients
+        dx = gradient @ weight if ctx.needs_input_grad[0] else None
+        weights = torch.split(gradient.T @ x_TI, ctx.sizes)
+        biases = torch.split(gradient.sum(0), ctx.sizes) if ctx.has_bias else ()
+        return dx, None, None, *weights, *biases
+
+
+class CudaNetwork:
+    """A model, or the merged form of `adapted`, the network that has the adapters."""
+
+    def __init__(
+        self, model: Any, *, merged: MergedModel | None = None, adapted: Any = None, is_checkpointed: bool = False
+    ) -> None:
+        weights = share_weights(model)
+        shape = weights.shape
+        self._model = model
+        self._merged = merged
+        self._is_checkpointed = is_checkpointed
+        self._heads = Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.norm_eps)
+        self._rotary = rotary_table(weights, shape.context_tokens)
+
+        def projection(joined: Projection, index: int, *names: str) -> Projection:
+            assert isinstance(joined, Linear)
+            paths = [f"model.layers.{index}.{name}" for name in names]
+            if merged is None:
+                return _trained(joined, [model.get_submodule(path) for path in paths])
+            return _adapted(joined, merged.adapters(adapted, paths))
+
+        self._layers = [
+            _Layer(
+                input_norm=module.input_layernorm.weight,
+                qkv=projection(layer.qkv, index, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+                q_norm=module.self_attn.q_norm.weight if layer.q_norm is not None else None,
+                k_norm=module.self_attn.k_norm.weight if layer.k_norm is not None else None,
+                attention_out=projection(layer.attention_out, index, "self_attn.o_proj"),
+                mlp_norm=module.post_attention_layernorm.weight,
+                gate_up=projection(layer.gate_up, index, "mlp.gate_proj", "mlp.up_proj"),
+                down=projection(layer.down, index, "mlp.down_proj"),
+            )
+            for index, (layer, module) in enumerate(zip(weights.layers, model.model.layers, strict=True))
+        ]
+
+    def token_log_probs(self, pack: Pack, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Of each target its log-probability, with gradient, and the entropy of its distribution, without."""
+        if self._merged is not None:
+            self._merged.merge()
+        hidden_TH = F.embedding(pack.token_ids_T, self._model.model.embed_tokens.weight)
+        residual_TH: Tensor | None = None
+        is_checkpointed = self._is_checkpointed and torch.is_grad_enabled()
+        for layer in self._layers:
+            arguments = (layer, hidden_TH, residual_TH, pack)
+            hidden_TH, residual_TH = (
+                checkpoint(self._run, *arguments, use_reentrant=False) if is_checkpointed else self._run(*arguments)
+            )
+        normed_TH, _ = self._add_norm(hidden_TH, residual_TH, self._model.model.norm.weight)
+        return head_log_probs(self._model.lm_head, normed_TH, pack, temperature)
+
+    def _run(self, layer: "_Layer", hidden_TH: Tensor, residual_TH: Tensor | None, pack: Pack) -> tuple[Tensor, Tensor]:
+        normed_TH, residual_TH = self._add_norm(hidden_TH, residual_TH, layer.input_norm)
+        attended_TX: Tensor = Attend.apply(  # type: ignore[no-untyped-call]
+            layer.qkv(normed_TH), layer.q_norm, layer.k_norm, pack.positions_T, self._rotary, pack.spans, self._heads
+        )
+        normed_TH, residual_TH = self._add_norm(layer.attention_out(attended_TX), residual_TH, layer.mlp_norm)
+        gated_TX: Tensor = Gate.apply(layer.gate_up(normed_TH))  # type: ignore[no-untyped-call]
+        return layer.down(gated_TX), residual_TH
+
+    def _add_norm(self, hidden_TH: Tensor, residual_TH: Tensor | None, weight_H: Tensor) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = AddNorm.apply(hidden_TH, residual_TH, weight_H, self._heads.norm_eps)  # type: ignore[no-untyped-call]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """As the engine's `LayerWeights`, with parameters in place of their values."""
+
+    input_norm: Tensor
+    qkv: Projection
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    attention_out: Projection
+    mlp_norm: Tensor
+    gate_up: Projection
+    down: Projection
+
+
+def _trained(joined: Linear, modules: Sequence[Any]) -> Projection:
+    parameters = [module.weight for module in modules]
+    parameters += [module.bias for module in modules if module.bias is not None]
+    return lambda x_TI: TrainedLinear.apply(x_TI, joined.weight, joined.bias, *parameters)  # type: ignore[no-untyped-call]
+
+
+def _adapted(joined: Linear, adapters: Adapters | None) -> Projection:
+    if adapters is None:
+        return joined
+    return lambda x_TI: AdaptedLinear.apply(x_TI, joined.weight, joined.bias, adapters, *adapters.parameters)  # type: ignore[no-untyped-call]
