@@ -126,6 +126,22 @@ def test_endings(wait_status: int, flags: Flag, killed: bool, expected: tuple[S,
     assert bool(message) == (status not in (S.OK, S.ERROR))
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_starved", "wall_s", "expected"),
+    [
+        (Flag.TIMED_OUT, True, 2.0, S.INFRASTRUCTURE),  # 0.25 s of CPU, less than a quarter of its limit
+        (Flag.TIMED_OUT, True, 1.0, S.TIMEOUT),
+        (Flag.TIMED_OUT, False, 2.0, S.TIMEOUT),
+        (Flag.STDOUT_CUT, True, 2.0, S.OUTPUT_LIMIT),  # another limit stopped it first
+    ],
+)
+def test_one_that_was_hardly_run_by_the_bound(flags: Flag, is_starved: bool, wall_s: float, expected: S) -> None:
+    header, body = reply(signal.SIGKILL, flags)
+    limits = Limits(wall_s=wall_s)
+    execution, _ = wire.decode_reply(header, body, limits, killed_for_memory=False, is_starved=is_starved)
+    assert execution.status is expected
+
+
 def test_messages_name_the_limit() -> None:
     limits = replace(Limits(), wall_s=1.5, cpu_s=2, memory_bytes=77 << 20, output_bytes=99)
     assert "1.5 s" in wire.classify(9, Flag.TIMED_OUT, limits, killed_for_memory=False, cpu_s=0.0)[1]
