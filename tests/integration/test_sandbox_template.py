@@ -14,6 +14,7 @@ from rstar2.sandbox.executor import Request
 from rstar2.sandbox.host import Host, HostConfig
 from rstar2.sandbox.local import LocalConfig, LocalExecutor
 from rstar2.sandbox.slot import socket_pair
+from rstar2.sandbox.templates import TemplateConfig, _spawn
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")]
 
@@ -106,3 +107,15 @@ async def test_slots_that_nobody_wants_any_more_when_they_are_born_end_in_silenc
             ours.settimeout(60)
             assert ours.recv(1) == b"", "it is gone"
     assert capfd.readouterr().err == ""
+
+
+async def test_a_template_whose_host_is_gone_before_it_is_ready_ends_in_silence(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    host = Host(HostConfig(warm=False))
+    group = host._service_group
+    process, ours = _spawn(TemplateConfig(host.layers, warm=False, service_group=group.path if group else None))
+    ours.close()
+    assert process.wait(timeout=60) == 0
+    assert capfd.readouterr().err == ""
+    assert group is None or not group.path.exists(), "it cleans up after its host"

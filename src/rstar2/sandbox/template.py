@@ -18,7 +18,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rstar2.sandbox import confine, inside, linux, pyfork, seccomp, session_tree, warmup, wire
 
@@ -103,7 +103,10 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     facts = {"missing": missing, "fast": can_rebase, "pid": os.getpid()}
-    os.write(control, json.dumps(facts).encode())
+    try:
+        os.write(control, json.dumps(facts).encode())
+    except BrokenPipeError:  # the host was killed while this loaded
+        _leave_abandoned(settings, group_fd)
     if can_rebase:
         assert fast_fork is not None
         fast_fork.rebase(maps_fd)
@@ -112,7 +115,13 @@ def main() -> None:
     told_to_end = implementation.park(
         control, proc_fd, settings.layers.namespaces, slot_main, program, inside.rehearse, run, twisters
     )
-    if not told_to_end and group_fd >= 0 and settings.service_group is not None:
+    if not told_to_end:
+        _leave_abandoned(settings, group_fd)
+    os._exit(0)
+
+
+def _leave_abandoned(settings: Settings, group_fd: int) -> NoReturn:
+    if settings.service_group is not None:
         _remove_group(group_fd, Path(settings.service_group).name)
     os._exit(0)
 
