@@ -3,7 +3,12 @@
 import os
 import signal
 
+import hypothesis
 import pytest
+
+# A property holds however long an example takes: timings are measured in benchmarks/.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # Workers of OpenMP that spin while they wait take the cores that the others need: on a busy machine tests of the engine
 # would take three times as long. Before anything imports PyTorch.

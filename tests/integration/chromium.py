@@ -16,7 +16,7 @@ import aiohttp
 
 EXECUTABLE = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 START_TIMEOUT_S = 60.0
-WAIT_TIMEOUT_S = 30.0
+WAIT_TIMEOUT_S = 120.0
 
 _FLAGS = (
     "--headless",

@@ -17,7 +17,7 @@ from sandbox_service import until
 from train_rollouts import CHAT
 
 from rstar2.engine import Sampling
-from rstar2.engine.process.host import _serve_guest
+from rstar2.engine.process.host import serve_guest
 from rstar2.engine.scripted import ScriptedEngine
 from rstar2.errors import InfrastructureError
 from rstar2.records import Outcome, Problem, Trace
@@ -71,7 +71,7 @@ class Bench:
 async def opened() -> AsyncIterator[Bench]:
     engine = ScriptedEngine(reply, CHAT.tokenizer, CHAT.end_of_turn_id)
     pairs = [socket.socketpair() for _ in range(NUM_WORKERS)]
-    visits = [asyncio.create_task(_serve_guest(engine, ours)) for ours, _ in pairs]
+    visits = [asyncio.create_task(serve_guest(engine, ours)) for ours, _ in pairs]
     try:
         async with RollerFarm.opened(open_rollers, [theirs for _, theirs in pairs], lambda _problem: 0) as farm:
             yield Bench(farm, engine, visits)
