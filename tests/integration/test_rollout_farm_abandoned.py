@@ -121,14 +121,16 @@ async def expect_killed_worker(bench: Bench) -> None:
 
 async def expect_lost_engine(bench: Bench) -> None:
     """Those that had begun try again, in vain, and are lost through our fault."""
-    running = bench.start("kv-aware", ("talks", "calls") * 4)
+    running = bench.start("kv-aware", ("talks", "calls") * 40)  # so many that some are in a turn whenever we look
     await until(lambda: bench.engine._running, DEADLINE_S)
     for visit in bench.visits:
         visit.cancel()
     with pytest.raises(InfrastructureError, match="engine scripted was the last one, and it is lost"):
         async with asyncio.timeout(DEADLINE_S):
             await running
-    assert {trace.outcome for trace in bench.seen} == {Outcome.INFRASTRUCTURE_FAULT}
+    outcomes = {trace.outcome for trace in bench.seen}
+    assert Outcome.INFRASTRUCTURE_FAULT in outcomes
+    assert outcomes <= {Outcome.INFRASTRUCTURE_FAULT, Outcome.ANSWERED}, "some may have ended before"
     await bench.expect_nothing_left()
     with pytest.raises(InfrastructureError, match="there is no engine to run rollouts on"):
         await bench.start("kv-aware", WITH_END)
