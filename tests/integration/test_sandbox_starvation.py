@@ -13,7 +13,11 @@ import pytest
 
 from rstar2.sandbox import ExecutionStatus, Limits, isolation
 
-pytestmark = [pytest.mark.integration, pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timing,  # what a kernel gives to whom among many is what is measured here
+    pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux"),
+]
 S = ExecutionStatus
 RUNNER = Path(__file__).with_name("sandbox_starved_runner.py")
 DEADLINE_S = 240

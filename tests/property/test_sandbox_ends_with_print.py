@@ -22,6 +22,8 @@ PIECES = st.sampled_from(
 @example("foo(\nprint('('))")
 @example("lambda: \\\nprint(1)")
 @example("[\nprint(1), 2]")
+@example("print(1),print(1)")
+@example("print(1) or (2)")
 @example("x = 5\nprint(x)\n\n")
 def test_it_is_a_call_of_print_or_no_program(source: str) -> None:
     if not ends_with_print(source.encode()):

@@ -222,8 +222,16 @@ def ends_with_print(source: bytes) -> bool:
     if not line.startswith(b"print(") or not line.endswith(b")") or source.find(b"\\\n") >= 0:
         return False
     num_open = line.count(b"(")
-    if num_open != line.count(b")") or (num_open > 1 and (line.find(b"'") >= 0 or line.find(b'"') >= 0)):
+    if num_open != line.count(b")"):
         return False
+    if num_open > 1:
+        if line.find(b"'") >= 0 or line.find(b'"') >= 0 or len(line) > 1000:
+            return False
+        depth = 0
+        for sign in line[:-1]:  # the bracket of `print` must be the last to close: `print(1), print(2)` has a value
+            depth += (sign == 40) - (sign == 41)
+            if sign == 41 and depth == 0:
+                return False
     return len(line.translate(None, b"[]{}#;")) == len(line)
 
 
