@@ -79,7 +79,7 @@ def disagreements(run: Execution, expected: Expected, limits: Limits) -> list[st
         wrong.append(f"its message lacks {expected.message_has!r}")
     if run.wall_s > limits.longest_s + LEEWAY_S:
         wrong.append(f"took {run.wall_s:.1f} s")
-    if run.num_attempts != 1:
+    if run.num_attempts > 2:  # one that the other lanes starved is begun again, once
         wrong.append(f"was run {run.num_attempts} times")
     if wrong:
         wrong.append(f"[{run.message}] stdout {run.stdout[-200:]!r} stderr {run.stderr[-500:]!r}")

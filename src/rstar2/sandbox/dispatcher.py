@@ -309,7 +309,6 @@ class Dispatcher:
         more_s = job.clock.more_s(elapsed_s, tasks_below(slot.pid) if slot.pid else ())
         if more_s and job.clock.had_s < job.request.limits.wall_s / 2 and self._may_keep_share(job):
             job.keeps_share = True
-            job.num_attempts -= 1  # no worker was lost
             job.clock = WallClock(job.request.limits.wall_s, job.clock.bound_s - elapsed_s)
             self._release(slot)
             self._drop_process(slot)
