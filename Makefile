@@ -9,6 +9,7 @@ PY := $(VENV)/bin/python
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 VLLM_VENV := .venv-vllm
 TESTS := tests/unit tests/property tests/integration
+STARVING := tests/integration/test_sandbox_starvation.py
 SOURCES_OF_INSTALL := pyproject.toml setup.py src/rstar2/sandbox/_fork.c
 
 .PHONY: help quickstart test test-cluster test-vllm lint types contracts tests format clean browser
@@ -59,7 +60,9 @@ browser:
 # Only tests that measure real time (marker `timing`) are tried again on a busy machine: tests/conftest.py.
 tests: $(VENV)/.dev browser
 	@echo "== tests (pytest)"
-	@$(VENV)/bin/pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered -q $(TESTS)
+	@$(VENV)/bin/pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered -q $(TESTS) --ignore $(STARVING)
+	@echo "== programs that are starved of CPU (pytest): alone, because they take the cores from everybody"
+	@$(VENV)/bin/pytest -q $(STARVING)
 
 # Processes are killed and hung in the middle of steps; each test has a cluster of its own size.
 test-cluster: $(VENV)/.dev
