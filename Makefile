@@ -10,7 +10,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VLLM_VENV := .venv-vllm
 TESTS := tests/unit tests/property tests/integration
 STARVING := tests/integration/test_sandbox_starvation.py
-SOURCES_OF_INSTALL := pyproject.toml setup.py src/rstar2/sandbox/_fork.c
+SOURCES_OF_INSTALL := pyproject.toml setup.py src/rstar2/sandbox/slots/_fork.c
 
 .PHONY: help quickstart test test-cluster test-vllm lint types contracts tests format clean browser
 

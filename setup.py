@@ -5,6 +5,8 @@ import sys
 
 from setuptools import Extension, setup
 
-fast_path = Extension("rstar2.sandbox._fork", ["src/rstar2/sandbox/_fork.c"], extra_compile_args=["-O2"], optional=True)
+fast_path = Extension(
+    "rstar2.sandbox.slots._fork", ["src/rstar2/sandbox/slots/_fork.c"], extra_compile_args=["-O2"], optional=True
+)
 
 setup(ext_modules=[fast_path] if sys.platform == "linux" else [])

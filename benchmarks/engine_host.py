@@ -26,7 +26,7 @@ from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.engine.embedded import options as limits_of_engines
 from rstar2.engine.embedded.options import CUDA_BLOCK_SIZE
 from rstar2.engine.embedded.runner import DecodeHandle
-from rstar2.engine.process.collector import look_rarely_for_cycles
+from rstar2.engine.process.garbage_collection import look_rarely_for_cycles
 from rstar2.engine.process.guest import join_engine
 from rstar2.engine.process.host import serve_guest
 from rstar2.engine.protocol import Sampling

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 
 from rstar2 import sandbox
 from rstar2.grading import Comparison, Grader, decide, extract_answer, program
-from rstar2.sandbox.unsafe import UnsafeExecutor
+from rstar2.sandbox.unsafe.executor import UnsafeExecutor
 
 SEED = 0
 PAIRS = [

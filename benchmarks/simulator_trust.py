@@ -42,8 +42,8 @@ from rstar2.engine.remote.wire import decode_load
 from rstar2.records import StepRecord
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.facts import EngineSpeed, RolloutSpec
+from rstar2.rollout.placed_rollout import Seat
 from rstar2.rollout.policies import make_policy
-from rstar2.rollout.seat import Seat
 from rstar2.rollout.simulator import Fleet, PlannedRollout, PlannedTurn, SimulationResult, Workload, simulate
 from rstar2.rollout.simulator.fit import engine_model, fit_speeds
 from rstar2.sandbox import LocalExecutor, Request

@@ -27,10 +27,10 @@ import torch
 
 from rstar2.algo import LossSettings
 from rstar2.config import Recipe
-from rstar2.train.optimizer import Optimizer
-from rstar2.train.packed import token_log_probs, use_packed_attention
-from rstar2.train.policy import Policy, make_policy
-from rstar2.train.update import Rollout, UpdateSettings, update_policy
+from rstar2.train.learning.forward import token_log_probs, use_packed_attention
+from rstar2.train.learning.optimizer import Optimizer
+from rstar2.train.learning.update import Rollout, UpdateSettings, update_policy
+from rstar2.train.policy.policy import Policy, make_policy
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,

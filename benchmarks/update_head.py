@@ -12,7 +12,7 @@ import time
 import torch
 from torch import Tensor
 
-from rstar2.train.packed import ApplyHead, in_pieces, kernel_head, plain_head
+from rstar2.train.learning.forward import ApplyHead, in_pieces, kernel_head, plain_head
 
 HEADS: dict[str, ApplyHead] = {"PyTorch's operations": plain_head, "kernels": kernel_head}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rstar2.engine.scripted import ScriptedEngine
 from rstar2.rollout.driver import Driver
-from rstar2.rollout.need import NeedModel
+from rstar2.rollout.kv_need import NeedModel
 from rstar2.rollout.scheduler import Scheduler
 from rstar2.sandbox import LocalExecutor
 

@@ -24,9 +24,10 @@ from sandbox_attacks_resources import MEMORY, STREAMS
 from sandbox_attacks_sessions import SESSIONS
 from sandbox_attacks_syscalls import SYSCALLS
 
-from rstar2.sandbox import Execution, Limits, Request, Session, isolation
-from rstar2.sandbox.host import HostConfig
+from rstar2.sandbox import Execution, Limits, Request, Session
+from rstar2.sandbox.isolation import guarantees
 from rstar2.sandbox.local import LocalConfig, LocalExecutor
+from rstar2.sandbox.slots.host import HostConfig
 
 ALL: tuple[AnyAttack, ...] = (*SESSIONS, *PROCESSES, *MEMORY, *LEAKS, *STREAMS, *FILES, *SYSCALLS)
 ATTACKS = {attack.name: attack for attack in ALL}
@@ -40,7 +41,7 @@ HANG_S = 120.0
 
 def give_up_root() -> None:
     """Become an ordinary user, who sees the interpreter even if it lives in a home that only root may enter."""
-    from rstar2.sandbox import linux
+    from rstar2.sandbox.isolation import linux
 
     linux.unshare(linux.CLONE_NEWNS)
     linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
@@ -166,7 +167,7 @@ class Lane:
 async def hold_all(mode: Mode, names: list[str]) -> dict[str, str]:
     os.environ["RSTAR2_ATTACK_SECRET"] = f"{SECRET}-environment-0010"
     report: dict[str, str] = {}
-    has_groups = isolation.detect().memory_groups is not None
+    has_groups = guarantees.detect().memory_groups is not None
     waiting = [
         name
         for name, attack in reversed(ATTACKS.items())

@@ -11,8 +11,8 @@ from sandbox_attacks import MIB, Mode, limits
 
 from rstar2.errors import UserError
 from rstar2.sandbox import Limits, Request
-from rstar2.sandbox.host import HostConfig
 from rstar2.sandbox.local import LocalConfig, LocalExecutor
+from rstar2.sandbox.slots.host import HostConfig
 
 Scenario = Callable[[Mode], Awaitable[list[str]]]
 

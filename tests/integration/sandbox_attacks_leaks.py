@@ -66,7 +66,7 @@ def mapped(address):
     return libc.mincore(ctypes.c_void_p(address & ~4095), ctypes.c_size_t(1), seen) == 0
 def shared_tables():
     # The fast path's table of regions: a pointer in its static data to an array of (start, end, protection).
-    fork = sys.modules.get("rstar2.sandbox._fork")
+    fork = sys.modules.get("rstar2.sandbox.slots._fork")
     if fork is None:
         return
     start = ctypes.c_void_p.from_address(id(fork.park) + 16).value & ~4095

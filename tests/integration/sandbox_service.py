@@ -18,7 +18,7 @@ from rstar2.sandbox.http import Server, ServiceSettings, create_app
 from rstar2.sandbox.http.schema import GradeResult
 from rstar2.sandbox.http.server import SERVICE
 from rstar2.sandbox.http.service import Service
-from rstar2.sandbox.unsafe import UnsafeExecutor
+from rstar2.sandbox.unsafe.executor import UnsafeExecutor
 
 
 def new_executor() -> Executor:

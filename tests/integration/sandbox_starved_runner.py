@@ -23,7 +23,7 @@ from sandbox_service import service
 
 from rstar2.sandbox import Executor, Limits, LocalConfig, LocalExecutor, Request, Session
 from rstar2.sandbox.client import RemoteExecutor
-from rstar2.sandbox.host import HostConfig
+from rstar2.sandbox.slots.host import HostConfig
 
 CORE = max(os.sched_getaffinity(0))
 

@@ -17,7 +17,7 @@ from rstar2.models import get_model, resolve
 from rstar2.records import RunView, Trace, Turn
 from rstar2.sandbox import Sandbox
 from rstar2.train import Observers, prepare_new, train
-from rstar2.train.export_checkpoint import export_checkpoint
+from rstar2.train.checkpoints.export_checkpoint import export_checkpoint
 
 pytestmark = pytest.mark.integration
 

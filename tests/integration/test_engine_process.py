@@ -17,8 +17,8 @@ from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import StopReason
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.facts import EngineSpeed, RolloutSpec
+from rstar2.rollout.placed_rollout import Seat
 from rstar2.rollout.policies import make_policy
-from rstar2.rollout.seat import Seat
 
 pytestmark = pytest.mark.integration
 

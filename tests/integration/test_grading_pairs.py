@@ -13,7 +13,7 @@ from grading_pairs import HOSTILE, PAIRS
 from rstar2 import sandbox
 from rstar2.grading import GRADING_DEADLINE_S, AnswerPlace, Grader, Method
 from rstar2.records import Verdict
-from rstar2.sandbox.unsafe import UnsafeExecutor
+from rstar2.sandbox.unsafe.executor import UnsafeExecutor
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

@@ -18,7 +18,7 @@ from rstar2.plan.memory import train_phase, trainer_bytes
 from rstar2.plan.meta_model import ModelPlan
 from rstar2.plan.model_config import find_config
 from rstar2.plan.shards import pretended_ranks, shard
-from rstar2.train.sharding import shard_layers
+from rstar2.train.sharding.fsdp import shard_layers
 
 pytestmark = pytest.mark.integration
 

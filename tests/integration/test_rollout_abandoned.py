@@ -26,10 +26,10 @@ from rstar2.grading import Grader
 from rstar2.records import Outcome, Problem, Trace
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.facts import EngineSpeed, RolloutSpec
+from rstar2.rollout.placed_rollout import Seat
 from rstar2.rollout.policies import POLICIES, make_policy
 from rstar2.rollout.request import RolloutRequest
 from rstar2.rollout.roller import Roller, math_judge
-from rstar2.rollout.seat import Seat
 from rstar2.sandbox import LocalExecutor
 from rstar2.sandbox.local import LocalConfig
 

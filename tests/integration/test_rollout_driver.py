@@ -14,9 +14,9 @@ from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import RunDirectory, RunView, SpanKind, StopReason
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.facts import EngineSpeed, Fact, RolloutSpec
+from rstar2.rollout.placed_rollout import Seat
 from rstar2.rollout.policies import POLICIES, make_policy
 from rstar2.rollout.recorder import StepRecorder
-from rstar2.rollout.seat import Seat
 
 pytestmark = pytest.mark.integration
 

@@ -10,8 +10,8 @@ from rstar2.engine import Sampling
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import Outcome, Problem, ToolStatus, Trace, Verdict
 from rstar2.rollout import roller as module
-from rstar2.rollout.remembered import RememberingRoller
 from rstar2.rollout.request import RolloutRequest
+from rstar2.rollout.resume import RememberingRoller
 from rstar2.sandbox import Executor
 from rstar2.sandbox.client import RemoteExecutor
 

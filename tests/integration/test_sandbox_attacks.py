@@ -14,7 +14,8 @@ from sandbox_attack_runner import ALL, ATTACKS
 from sandbox_attack_scenarios import SCENARIOS
 from sandbox_attacks import Attack, Mode
 
-from rstar2.sandbox import isolation, template
+from rstar2.sandbox.isolation import guarantees
+from rstar2.sandbox.slots import template
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")]
 RUNNER = Path(__file__).parent / "sandbox_attack_runner.py"
@@ -32,7 +33,7 @@ def report(mode: Mode, names: tuple[str, ...]) -> dict[str, str]:
 
 
 def why_impossible(mode: Mode) -> str | None:
-    capabilities = isolation.detect()
+    capabilities = guarantees.detect()
     if mode.is_root and not capabilities.is_privileged:
         return "needs root"
     if not mode.is_root and not capabilities.can_make_user_namespace:
@@ -49,7 +50,7 @@ def test_holds(mode: Mode, name: str, request: pytest.FixtureRequest) -> None:
     if reason := why_impossible(mode):
         pytest.skip(reason)
     attack = ATTACKS.get(name)
-    has_groups = mode.is_root and isolation.detect().memory_groups is not None
+    has_groups = mode.is_root and guarantees.detect().memory_groups is not None
     if isinstance(attack, Attack) and attack.needs_memory_groups and not has_groups:
         pytest.skip("memory of several processes is limited together only where cgroups can be made")
     selected = tuple(

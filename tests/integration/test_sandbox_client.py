@@ -17,7 +17,7 @@ from rstar2.sandbox import client as client_module
 from rstar2.sandbox.client import RemoteExecutor
 from rstar2.sandbox.facade import Sandbox
 from rstar2.sandbox.http import ServiceSettings
-from rstar2.sandbox.unsafe import UnsafeExecutor
+from rstar2.sandbox.unsafe.executor import UnsafeExecutor
 
 pytestmark = pytest.mark.integration
 

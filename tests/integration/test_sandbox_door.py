@@ -23,18 +23,19 @@ from typer.testing import CliRunner
 from rstar2.cli.sandbox import app
 from rstar2.cli.sandbox import run as run_module
 from rstar2.errors import InfrastructureError, UserError
-from rstar2.sandbox import Sandbox, client, isolation
+from rstar2.sandbox import Sandbox, client
 from rstar2.sandbox.client import RemoteExecutor
 from rstar2.sandbox.executor import Request
 from rstar2.sandbox.http import Server, ServiceSettings
-from rstar2.sandbox.isolation import Guarantee
+from rstar2.sandbox.http.supervisor import listen
+from rstar2.sandbox.http.tokens import find_token, forget_token, keep_token
+from rstar2.sandbox.isolation import guarantees
+from rstar2.sandbox.isolation.guarantees import Guarantee
 from rstar2.sandbox.pool import HealthConfig, PoolExecutor
 from rstar2.sandbox.pool.gateway import Gateway, create_gateway
-from rstar2.sandbox.supervisor import listen
-from rstar2.sandbox.tokens import find_token, forget_token, keep_token
 
 pytestmark = pytest.mark.integration
-CAN_ISOLATE = not any(row.required and not row.provided for row in isolation.probe())
+CAN_ISOLATE = not any(row.required and not row.provided for row in guarantees.probe())
 isolated = pytest.mark.skipif(not CAN_ISOLATE, reason="this machine cannot isolate programs")
 PROGRAM = json.dumps({"code": "pass"})
 EVIL = "http://evil.example"
@@ -179,7 +180,7 @@ async def rogue(guarantees: list[dict[str, Any]]) -> AsyncIterator[tuple[str, li
 
 
 def full_table() -> list[Guarantee]:
-    return [replace(row, provided=True) for row in isolation.of_plain_subprocesses()]
+    return [replace(row, provided=True) for row in guarantees.of_plain_subprocesses()]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,7 @@ def test_a_gateway_without_a_token_is_none() -> None:
 
 TABLES = {
     "says nothing": [],
-    "isolates nothing": isolation.of_plain_subprocesses(),
+    "isolates nothing": guarantees.of_plain_subprocesses(),
     "leaves a row out": full_table()[1:],
     "lacks one that is required": [replace(full_table()[0], provided=False), *full_table()[1:]],
     "says it holds what nobody asked for": [Guarantee("friendly", True, "by nature", "", True)],
@@ -270,7 +271,7 @@ async def test_the_status_of_a_gateway_shows_the_weakest() -> None:
                 found = await shown()
                 assert {found[row.name] for row in optional} == {expected}
                 assert all(found[row.name] for row in silent)
-    assert {row.name: row.provided for row in isolation.weakest([full_table(), silent])} == {
+    assert {row.name: row.provided for row in guarantees.weakest([full_table(), silent])} == {
         row.name: row.required for row in full_table()
     }
 
@@ -356,7 +357,7 @@ def test_an_unsafe_service_has_the_token_of_its_file_and_claims_nothing(tmp_path
     try:
         assert ask(process.url, "/status", token=None)[0] == 401
         table = ask(process.url, "/status")[1]["guarantees"]
-        assert {row["name"] for row in table} == {row.name for row in isolation.probe()}
+        assert {row["name"] for row in table} == {row.name for row in guarantees.probe()}
         assert not any(row["provided"] for row in table)
         assert TOKEN.encode() not in command_lines()
         assert not any(TOKEN in line for line in process.said) and not state_home.exists()

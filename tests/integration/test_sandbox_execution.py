@@ -27,8 +27,8 @@ from rstar2.sandbox import (
     Request,
 )
 from rstar2.sandbox.execution import MIB
-from rstar2.sandbox.host import HostConfig
-from rstar2.sandbox.isolation import detect
+from rstar2.sandbox.isolation.guarantees import detect
+from rstar2.sandbox.slots.host import HostConfig
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 S = ExecutionStatus
@@ -439,7 +439,7 @@ for number in (signal.SIGINT, signal.SIGHUP):
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 import asyncio
 from rstar2.sandbox import Limits, LocalConfig, LocalExecutor, Request
-from rstar2.sandbox.host import HostConfig
+from rstar2.sandbox.slots.host import HostConfig
 
 async def main():
     executor = LocalExecutor(LocalConfig(HostConfig(fast={fast})))
@@ -776,7 +776,7 @@ async def test_after_close_nothing_is_left() -> None:
 HOST = """
 import asyncio, json, sys
 from rstar2.sandbox import Limits, LocalConfig, LocalExecutor, Request
-from rstar2.sandbox.host import HostConfig
+from rstar2.sandbox.slots.host import HostConfig
 
 async def main():
     executor = LocalExecutor(LocalConfig(host=HostConfig(warm=False, fast=json.loads(sys.argv[1]))))

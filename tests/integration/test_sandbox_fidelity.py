@@ -17,9 +17,9 @@ import pytest
 from library_snippets import SNIPPETS, Snippet
 
 from rstar2.sandbox import Limits, LocalConfig, LocalExecutor, Sandbox
-from rstar2.sandbox.host import HostConfig
-from rstar2.sandbox.inside import CELL_NAME
-from rstar2.sandbox.templates import _ENVIRONMENT
+from rstar2.sandbox.slots.host import HostConfig
+from rstar2.sandbox.slots.inside import CELL_NAME
+from rstar2.sandbox.slots.templates import _ENVIRONMENT
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,7 @@ from rstar2.sandbox import Execution, ExecutionStatus, Request
 from rstar2.sandbox.executor import Overloaded
 from rstar2.sandbox.http import ServiceSettings, create_app, serve_forever
 from rstar2.sandbox.http.idempotency import OnceTable
-from rstar2.sandbox.unsafe import UnsafeExecutor
+from rstar2.sandbox.unsafe.executor import UnsafeExecutor
 
 pytestmark = pytest.mark.integration
 HEADERS = b"Host: localhost\r\nContent-Type: application/json\r\n"

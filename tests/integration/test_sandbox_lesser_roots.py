@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.sandbox import isolation
+from rstar2.sandbox.isolation import guarantees
 
 pytestmark = pytest.mark.integration
 
 RUN = """
 import asyncio
-from rstar2.sandbox import isolation
+from rstar2.sandbox.isolation import guarantees
 from rstar2.sandbox.execution import Limits
 from rstar2.sandbox.executor import Request
-from rstar2.sandbox.host import HostConfig
+from rstar2.sandbox.slots.host import HostConfig
 from rstar2.sandbox.local import LocalConfig, LocalExecutor
 
 async def main():
@@ -27,18 +27,18 @@ async def main():
         print((await executor.run(Request("import os; print(os.getuid())"))).stdout, end="")
         print((await executor.run(Request("while True: pass", limits=Limits(wall_s=0.3)))).status)
 
-print(isolation.detect().to_be_privileged)
+print(guarantees.detect().to_be_privileged)
 asyncio.run(main())
 """
 IN_A_SMALL_USER_NAMESPACE = """
 import sys
-from rstar2.sandbox import linux
+from rstar2.sandbox.isolation import linux
 linux.unshare(linux.CLONE_NEWUSER)
 print("ready", flush=True)
 sys.stdin.readline()
 """
 WITHOUT_CAPABILITY = """
-from rstar2.sandbox import linux
+from rstar2.sandbox.isolation import linux
 held = linux.effective_capabilities()
 linux.keep_only_capabilities(frozenset(bit for bit in range(41) if held >> bit & 1) - {linux.%s})
 """
@@ -47,7 +47,7 @@ DEADLINE_S = 60
 
 @pytest.fixture(autouse=True)
 def _needs_root() -> None:
-    if not isolation.detect().is_privileged:
+    if not guarantees.detect().is_privileged:
         pytest.skip("needs root to take rights from")
 
 

@@ -11,7 +11,7 @@ from sandbox_cluster import TOKEN, SandboxProcess, ask, node_states, wait_until
 
 from rstar2.sandbox import Execution, Limits, Request, Sandbox
 from rstar2.sandbox.client import RemoteExecutor
-from rstar2.sandbox.isolation import probe
+from rstar2.sandbox.isolation.guarantees import probe
 from rstar2.sandbox.pool import HealthConfig, PoolExecutor, PoolSession, RemoteNode
 
 pytestmark = [

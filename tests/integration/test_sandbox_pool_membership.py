@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from sandbox_service import EqualityGrader, GateExecutor, service, until
 
-from rstar2.sandbox import Request, isolation
+from rstar2.sandbox import Request
 from rstar2.sandbox.client import RemoteExecutor
 from rstar2.sandbox.http import Server, ServiceSettings
+from rstar2.sandbox.isolation import guarantees
 from rstar2.sandbox.pool import HealthConfig, PoolExecutor, membership
 from rstar2.sandbox.pool.gateway import Gateway, create_gateway
 from rstar2.sandbox.pool.membership import Membership
@@ -37,7 +38,7 @@ async def gateway_on(port: int) -> AsyncIterator[tuple[str, PoolExecutor]]:
 
 def full_table() -> list[dict[str, Any]]:
     """What a node says that isolates as it must."""
-    return [asdict(replace(row, provided=True)) for row in isolation.of_plain_subprocesses()]
+    return [asdict(replace(row, provided=True)) for row in guarantees.of_plain_subprocesses()]
 
 
 def states(pool: PoolExecutor) -> dict[str, str]:

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from rstar2.errors import InfrastructureError
-from rstar2.sandbox import Execution, ExecutionStatus, Limits, LocalConfig, LocalExecutor, Request, sessions
-from rstar2.sandbox.host import HostConfig
-from rstar2.sandbox.templates import OwnTemplates
+from rstar2.sandbox import Execution, ExecutionStatus, Limits, LocalConfig, LocalExecutor, Request
+from rstar2.sandbox.notebooks import sessions
+from rstar2.sandbox.slots.host import HostConfig
+from rstar2.sandbox.slots.templates import OwnTemplates
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")]
 S = ExecutionStatus

@@ -13,8 +13,8 @@ from process_tree import descendants, is_running, until
 
 from rstar2.sandbox import Execution, ExecutionStatus, Limits, LocalConfig, LocalExecutor, Session
 from rstar2.sandbox.execution import MIB
-from rstar2.sandbox.host import HostConfig
-from rstar2.sandbox.sessions import LocalSession
+from rstar2.sandbox.notebooks.sessions import LocalSession
+from rstar2.sandbox.slots.host import HostConfig
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 S = ExecutionStatus

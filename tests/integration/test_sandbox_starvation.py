@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from rstar2.sandbox import ExecutionStatus, Limits, isolation
+from rstar2.sandbox import ExecutionStatus, Limits
+from rstar2.sandbox.isolation import guarantees
 
 pytestmark = [
     pytest.mark.integration,
@@ -52,7 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def run(cases: dict[str, dict[str, Any]], **mode: Any) -> dict[str, dict[str, Any]]:
-    if mode["user"] and not isolation.detect().is_privileged:
+    if mode["user"] and not guarantees.detect().is_privileged:
         pytest.skip("root alone can become another user")
     command = [sys.executable, str(RUNNER), json.dumps(mode)]
     ended = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, timeout=DEADLINE_S)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.sandbox import wire
 from rstar2.sandbox.executor import Request
-from rstar2.sandbox.host import Host, HostConfig
 from rstar2.sandbox.local import LocalConfig, LocalExecutor
-from rstar2.sandbox.slot import socket_pair
-from rstar2.sandbox.templates import TemplateConfig, _spawn
+from rstar2.sandbox.slots import wire
+from rstar2.sandbox.slots.host import Host, HostConfig
+from rstar2.sandbox.slots.slot import socket_pair
+from rstar2.sandbox.slots.templates import TemplateConfig, _spawn
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")]
 

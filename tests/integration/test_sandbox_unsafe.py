@@ -11,7 +11,7 @@ from process_tree import is_running, until
 
 from rstar2.sandbox import ExecutionStatus, Limits, Request
 from rstar2.sandbox.executor import Overloaded
-from rstar2.sandbox.unsafe import UnsafeExecutor
+from rstar2.sandbox.unsafe.executor import UnsafeExecutor
 
 pytestmark = pytest.mark.integration
 S = ExecutionStatus
@@ -55,7 +55,7 @@ async def test_outcomes(executor: UnsafeExecutor, code: str, status: S, stdout: 
 
 async def test_tracebacks_show_the_programs_own_lines(executor: UnsafeExecutor) -> None:
     result = await executor.run(Request("def f():\n    return {}['key']\nf()"))
-    assert "line 2, in f\n    return {}['key']" in result.stderr and "unsafe_child" not in result.stderr
+    assert "line 2, in f\n    return {}['key']" in result.stderr and "unsafe" not in result.stderr
 
 
 async def test_a_flood_is_stopped(executor: UnsafeExecutor) -> None:
@@ -75,9 +75,9 @@ async def test_children_die_with_their_program(executor: UnsafeExecutor) -> None
 async def test_an_interpreter_that_never_gets_ready_is_an_infrastructure_fault(
     executor: UnsafeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rstar2.sandbox.unsafe.START_S", 0.0)
+    monkeypatch.setattr("rstar2.sandbox.unsafe.executor.START_S", 0.0)
     assert (await executor.run(Request("1"))).status is S.INFRASTRUCTURE
-    monkeypatch.setattr("rstar2.sandbox.unsafe.START_S", 60.0)
+    monkeypatch.setattr("rstar2.sandbox.unsafe.executor.START_S", 60.0)
     monkeypatch.setattr("sys.executable", "/bin/false")
     session = await executor.session()
     assert [(await run).status for run in (executor.run(Request("1")), session.run("1"))] == [S.INFRASTRUCTURE] * 2

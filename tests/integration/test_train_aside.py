@@ -13,7 +13,7 @@ from rstar2.records import RunView
 from rstar2.rollout.farm import RollerFarm
 from rstar2.rollout.roller import Roller
 from rstar2.train import Observers, prepare_new, train
-from rstar2.train.watches import WINDOW
+from rstar2.train.reporting.metrics import WINDOW
 
 pytestmark = pytest.mark.integration
 

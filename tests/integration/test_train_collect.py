@@ -12,8 +12,8 @@ from rstar2.records import Outcome, Problem, Selection, Trace, Verdict
 from rstar2.sandbox import Executor
 from rstar2.sandbox.client import RemoteExecutor
 from rstar2.train.collect import Collected, StepPlan, collect_step
+from rstar2.train.curriculum.difficulty import hard_problems
 from rstar2.train.cursor import Cursor, take
-from rstar2.train.difficulty import hard_problems
 
 pytestmark = pytest.mark.integration
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from rstar2.config import Recipe
-from rstar2.train.packed import Family, Pack
-from rstar2.train.policy import Policy, make_policy
+from rstar2.train.learning.forward import Family, Pack
+from rstar2.train.policy.policy import Policy, make_policy
 
 pytestmark = [
     pytest.mark.integration,

@@ -11,7 +11,7 @@ from rstar2.cli.main import app
 from rstar2.config import parse_recipe
 from rstar2.records import RunDirectory
 from rstar2.train import Observers, prepare_new, train
-from rstar2.train.export_checkpoint import export_checkpoint
+from rstar2.train.checkpoints.export_checkpoint import export_checkpoint
 
 pytestmark = pytest.mark.integration
 

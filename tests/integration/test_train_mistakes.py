@@ -17,7 +17,7 @@ from rstar2.config import load_recipe
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import RunDirectory, RunStatus, RunView
 from rstar2.train import prepare_new, prepare_resumed, train
-from rstar2.train.shards import stored_shapes
+from rstar2.train.sharding.shard_files import stored_shapes
 
 pytestmark = pytest.mark.integration
 

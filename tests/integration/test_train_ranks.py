@@ -25,7 +25,7 @@ from train_ranks import (
 )
 from transformers import AutoModelForCausalLM
 
-from rstar2.train.ranks import ALONE
+from rstar2.train.sharding.ranks import ALONE
 
 pytestmark = pytest.mark.integration
 

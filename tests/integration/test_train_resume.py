@@ -14,7 +14,7 @@ from rstar2.records import RunView, Trace
 from rstar2.records.rewind import superseded_traces
 from rstar2.records.run_layout import RunLayout
 from rstar2.train import Observers, prepare_new, prepare_resumed, train
-from rstar2.train.learner_rank import LearnerRank
+from rstar2.train.learning.rank import LearnerRank
 
 pytestmark = pytest.mark.integration
 

@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 from rstar2.cli.main import app
 from rstar2.config import parse_recipe
 from rstar2.records import RunStatus, RunView
-from rstar2.train import Observers, checkpoint, prepare_new, prepare_resumed, train
+from rstar2.train import Observers, prepare_new, prepare_resumed, train
+from rstar2.train.checkpoints import checkpoint
 
 pytestmark = pytest.mark.integration
 

@@ -19,15 +19,15 @@ from rstar2.algo import LossSettings
 from rstar2.config import Recipe
 from rstar2.data.procedural import conversations
 from rstar2.models.tiny import TinySizes, build_tiny
-from rstar2.train import shards
-from rstar2.train.files import CannotWrite
-from rstar2.train.learner_rank import LearnerRank
-from rstar2.train.policy import load_policy
-from rstar2.train.ranks import ALONE, Ranks, joined
-from rstar2.train.render import Example, conversation_texts
-from rstar2.train.sft import SftSettings, render_all
-from rstar2.train.sharding import load_sharded_policy
-from rstar2.train.update import Rollout, UpdateSettings
+from rstar2.train.checkpoints.durable import CannotWrite
+from rstar2.train.learning.rank import LearnerRank
+from rstar2.train.learning.sft import SftSettings, render_all
+from rstar2.train.learning.sft_examples import Example, conversation_texts
+from rstar2.train.learning.update import Rollout, UpdateSettings
+from rstar2.train.policy.policy import load_policy
+from rstar2.train.sharding import shard_files as shards
+from rstar2.train.sharding.fsdp import load_sharded_policy
+from rstar2.train.sharding.ranks import ALONE, Ranks, joined
 
 SIZES = TinySizes(num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, vocab_size=400, context_tokens=256)
 CONVERSATIONS = conversations("tool_format", 12, "ranks")
@@ -237,7 +237,7 @@ Work = Callable[[Path, Ranks, Path], dict[str, Any]]
 def on_ranks(work: Work, size: int, model: Path, shared: Path) -> list[dict[str, Any]]:
     """What each rank found. They are forks of one process that has everything imported, which is what takes long."""
     multiprocessing.set_forkserver_preload(
-        ["rstar2.train.sharding", "transformers.models.qwen3.modeling_qwen3", "peft"]
+        ["rstar2.train.sharding.fsdp", "transformers.models.qwen3.modeling_qwen3", "peft"]
     )
     mp.start_processes(  # type: ignore[attr-defined]
         _run_rank, args=(size, work, model, shared), nprocs=size, start_method="forkserver"

@@ -17,7 +17,7 @@ from rstar2.agent.chat_template import SYSTEM_TEXT
 from rstar2.agent.portable_template import portable_template
 from rstar2.data import Conversation
 from rstar2.models.tiny import TinySizes, build_tiny
-from rstar2.train.render import Example, render_conversation
+from rstar2.train.learning.sft_examples import Example, render_conversation
 
 pytestmark = pytest.mark.property
 

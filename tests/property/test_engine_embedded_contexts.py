@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rstar2.engine.embedded.alike import group_alike
 from rstar2.engine.embedded.architecture import Batch, Span
 from rstar2.engine.embedded.contexts_cpu import CONTEXT_TILE, Context, ContextPlanner
+from rstar2.engine.embedded.shared_prefixes import group_alike
 from rstar2.engine.embedded.weights import Shape
 
 pytestmark = pytest.mark.property

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rstar2.train.cursor import Cursor, take
-from rstar2.train.packing import pack
+from rstar2.train.learning.packing import pack
 
 pytestmark = pytest.mark.property
 

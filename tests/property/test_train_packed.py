@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from rstar2.train import packed
-from rstar2.train.packed import Family, Pack, token_log_probs, use_packed_attention
-from rstar2.train.packing import num_shared_tokens
+from rstar2.train.learning import forward as packed
+from rstar2.train.learning.forward import Family, Pack, token_log_probs, use_packed_attention
+from rstar2.train.learning.packing import num_shared_tokens
 
 pytestmark = pytest.mark.property
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from train_models import build_model, make_policy
 
-from rstar2.cluster.courier import TransferCourier
-from rstar2.cluster.link import EngineLink, worker_init_info
+from rstar2.cluster.engine_links import EngineLink, worker_init_info
 from rstar2.cluster.rank_transfer import RankTransfer
+from rstar2.cluster.weight_sync import TransferCourier
 from rstar2.engine.vllm.checkpoint import EMBEDDING, HEAD
 from rstar2.engine.vllm.transfer import (
     AlarmedLink,
@@ -27,7 +27,7 @@ from rstar2.engine.vllm.transfer import (
     TransferError,
     with_head,
 )
-from rstar2.train.served import served_shapes
+from rstar2.train.policy.served_weights import served_shapes
 
 pytestmark = pytest.mark.unit
 

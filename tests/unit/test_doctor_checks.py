@@ -11,7 +11,7 @@ from rstar2.doctor.gpu import Gpu, decide_gpu, gpu_check, parse_gpus, parse_torc
 from rstar2.doctor.isolation import checks_of
 from rstar2.doctor.machine import cores_check, disk_check, machine_checks, memory_check, platform_check, python_check
 from rstar2.doctor.software import OPTIONAL_PACKAGES, compiler_check, fast_path_check, package_check, package_checks
-from rstar2.sandbox.isolation import Guarantee
+from rstar2.sandbox.isolation.guarantees import Guarantee
 
 pytestmark = pytest.mark.unit
 
@@ -76,7 +76,7 @@ def test_folders_that_are_not_there_yet_are_judged_by_where_they_will_be(tmp_pat
 
 def test_the_fast_path_and_its_compiler() -> None:
     assert fast_path_check(None, None).state is State.OK
-    slow = fast_path_check("No module named 'rstar2.sandbox._fork'", None)
+    slow = fast_path_check("No module named 'rstar2.sandbox.slots._fork'", None)
     assert slow.state is State.LIMITED
     assert slow.fix.startswith("install a C compiler and the headers of Python, then install rstar2 again")
     assert fast_path_check("no", "/usr/bin/cc").fix.startswith("install rstar2 again")

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.unit
 
 PROGRAM = """
 import gc, weakref
-from rstar2.engine.process.collector import look_for_cycles_if_rare, look_rarely_for_cycles
+from rstar2.engine.process.garbage_collection import look_for_cycles_if_rare, look_rarely_for_cycles
 
 class Node: pass
 

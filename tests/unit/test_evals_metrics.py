@@ -10,8 +10,8 @@ from eval_samples import LOST, RIGHT, TRUNCATED, UNDECIDED, of_problem, wrong
 
 from rstar2.evals.interval import clustered_interval, wilson
 from rstar2.evals.metrics import measure, pass_at
-from rstar2.evals.protocol import REPORT, Protocol
 from rstar2.evals.session import result_as_json
+from rstar2.evals.settings import REPORT, Protocol
 from rstar2.evals.tables import remarks, score_table
 
 pytestmark = pytest.mark.unit

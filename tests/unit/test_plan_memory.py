@@ -24,7 +24,7 @@ from rstar2.plan.live_bytes import LiveBytes
 from rstar2.plan.meta_model import ModelPlan
 from rstar2.plan.model_config import find_config
 from rstar2.plan.shards import shard, whole
-from rstar2.train import packed
+from rstar2.train.learning import forward as packed
 from rstar2.train.workbench import engine_options
 
 pytestmark = pytest.mark.unit
@@ -86,7 +86,7 @@ def test_a_tiny_model_is_planned_with_the_sizes_that_it_is_built_with(tmp_path: 
 def test_what_is_counted_on_meta_is_what_is_counted_on_a_cpu(
     num_tokens: int, is_checkpointed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rstar2.train.packed.HEAD_PIECE_TOKENS", 64)
+    monkeypatch.setattr("rstar2.train.learning.forward.HEAD_PIECE_TOKENS", 64)
     model = make_model(make_recipe(train={"gradient_checkpointing": is_checkpointed}))
     assert ActivationMeter(model).measure(num_tokens) == ActivationMeter(model, "cpu").measure(num_tokens)
 

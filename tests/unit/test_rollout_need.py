@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rstar2.rollout.facts import RolloutSpec
-from rstar2.rollout.need import NeedModel
+from rstar2.rollout.kv_need import NeedModel
 
 pytestmark = pytest.mark.unit
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from rstar2.rollout.cache_account import EngineRoom, Limits
 from rstar2.rollout.facts import EngineSpeed, RolloutSpec
-from rstar2.rollout.need import NUM_HORIZONS, Forecast
-from rstar2.rollout.room import EngineRoom, Limits
+from rstar2.rollout.kv_need import NUM_HORIZONS, Forecast
 from rstar2.rollout.waiting import WaitingQueue
 
 pytestmark = pytest.mark.unit

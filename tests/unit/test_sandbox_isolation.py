@@ -3,13 +3,14 @@
 import pytest
 
 from rstar2.errors import UserError
-from rstar2.sandbox import host, isolation, linux
-from rstar2.sandbox.isolation import Capabilities
+from rstar2.sandbox.isolation import guarantees, linux
+from rstar2.sandbox.isolation.guarantees import Capabilities
+from rstar2.sandbox.slots import host
 
 pytestmark = pytest.mark.unit
 
 EVERYTHING = Capabilities(
-    True, True, True, True, isolation.cgroup.Hierarchy(isolation.cgroup.Path("/"), isolation.cgroup._V2)
+    True, True, True, True, guarantees.cgroup.Hierarchy(guarantees.cgroup.Path("/"), guarantees.cgroup._V2)
 )
 UNPRIVILEGED = Capabilities(True, False, True, True, None)
 ROOT_WITHOUT_RIGHTS = Capabilities(True, False, True, True, None, "give root CAP_KILL", is_machine_root=True)
@@ -18,21 +19,21 @@ FOREIGN = Capabilities(False, False, False, False, None)
 
 
 def test_everything_is_provided_as_root() -> None:
-    assert all(row.provided and row.how for row in isolation.describe(EVERYTHING))
-    layers = isolation.choose_layers(EVERYTHING)
+    assert all(row.provided and row.how for row in guarantees.describe(EVERYTHING))
+    layers = guarantees.choose_layers(EVERYTHING)
     assert layers.namespaces and layers.distinct_uid and not layers.user_namespace
 
 
 def test_an_ordinary_user_lacks_only_what_is_not_required() -> None:
-    lacking = [row for row in isolation.describe(UNPRIVILEGED) if not row.provided]
+    lacking = [row for row in guarantees.describe(UNPRIVILEGED) if not row.provided]
     assert lacking and not any(row.required for row in lacking)
     assert all(row.fix for row in lacking)
-    layers = isolation.choose_layers(UNPRIVILEGED)
+    layers = guarantees.choose_layers(UNPRIVILEGED)
     assert layers.namespaces and layers.user_namespace and not layers.distinct_uid
 
 
 def test_below_the_minimum_it_refuses_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation, "detect", lambda: BARE)
+    monkeypatch.setattr(guarantees, "detect", lambda: BARE)
     with pytest.raises(UserError, match=r"(?s)no network.*--allow-weak-isolation") as refusal:
         host.decide_layers(host.HostConfig())
     assert "unprivileged_userns_clone" in str(refusal.value)
@@ -41,7 +42,7 @@ def test_below_the_minimum_it_refuses_and_says_what_is_missing(monkeypatch: pyte
 
 
 def test_other_systems_are_told_of_the_unsafe_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation, "detect", lambda: FOREIGN)
+    monkeypatch.setattr(guarantees, "detect", lambda: FOREIGN)
     with pytest.raises(UserError, match=r"needs Linux.*--unsafe"):
         host.decide_layers(host.HostConfig(allow_weak_isolation=True))
 
@@ -51,19 +52,19 @@ ALL_CAPABILITIES = (1 << 41) - 1
 
 
 def test_root_that_has_the_rights_and_the_ids_needs_nothing() -> None:
-    assert isolation.what_privilege_needs(0, ALL_CAPABILITIES, ALL_IDS, ALL_IDS) == ""
+    assert guarantees.what_privilege_needs(0, ALL_CAPABILITIES, ALL_IDS, ALL_IDS) == ""
 
 
 @pytest.mark.parametrize(("uid_map", "gid_map"), [(SOME_IDS, SOME_IDS), (OWN_ID, ALL_IDS), (ALL_IDS, SOME_IDS)])
 def test_root_of_a_small_user_namespace_is_not_privileged(uid_map: str, gid_map: str) -> None:
     """As in rootless Docker, or a Kubernetes pod with `hostUsers: false`: the slots' uids do not exist there."""
-    needed = isolation.what_privilege_needs(0, ALL_CAPABILITIES, uid_map, gid_map)
+    needed = guarantees.what_privilege_needs(0, ALL_CAPABILITIES, uid_map, gid_map)
     assert needed == "map the uids and gids 1073741824 to 2147418111 into this user namespace"
 
 
 def test_every_uid_that_a_slot_can_get_is_among_those_asked_for() -> None:
     uids = [
-        isolation.slot_uid(pid, number) for pid in (1, 0x3FFE, 0x3FFF, 4_194_303) for number in (0, 0xFFFF, 0x10000)
+        guarantees.slot_uid(pid, number) for pid in (1, 0x3FFE, 0x3FFF, 4_194_303) for number in (0, 0xFFFF, 0x10000)
     ]
     assert min(uids) >= 1073741824 and max(uids) <= 2147418111
 
@@ -73,12 +74,12 @@ def test_every_uid_that_a_slot_can_get_is_among_those_asked_for() -> None:
     [linux.CAP_SYS_ADMIN, linux.CAP_SETUID, linux.CAP_SETGID, linux.CAP_SETPCAP, linux.CAP_KILL, linux.CAP_SYS_NICE],
 )
 def test_root_without_a_right_that_a_slot_uses_is_not_privileged(capability: int) -> None:
-    needed = isolation.what_privilege_needs(0, ALL_CAPABILITIES & ~(1 << capability), ALL_IDS, ALL_IDS)
+    needed = guarantees.what_privilege_needs(0, ALL_CAPABILITIES & ~(1 << capability), ALL_IDS, ALL_IDS)
     assert needed.startswith("give root CAP_")
 
 
 def test_root_without_rights_is_refused_because_its_processes_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation, "detect", lambda: ROOT_WITHOUT_RIGHTS)
+    monkeypatch.setattr(guarantees, "detect", lambda: ROOT_WITHOUT_RIGHTS)
     with pytest.raises(UserError, match=r"processes are limited: give root CAP_KILL, or run as an ordinary user"):
         host.decide_layers(host.HostConfig())
     assert host.decide_layers(host.HostConfig(allow_weak_isolation=True)).user_namespace

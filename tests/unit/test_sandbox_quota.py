@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.sandbox.quota import core_quota, memory_limit_bytes
+from rstar2.sandbox.isolation.quota import core_quota, memory_limit_bytes
 
 pytestmark = pytest.mark.unit
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rstar2.sandbox import rootfs
-from rstar2.sandbox.rootfs import View
+from rstar2.sandbox.isolation import rootfs
+from rstar2.sandbox.isolation.rootfs import View
 
 pytestmark = pytest.mark.unit
 
@@ -39,7 +39,7 @@ def test_the_interpreter_and_its_packages_are_there(view: View) -> None:
 
 def test_shared_libraries_are_there(view: View) -> None:
     """Ours is loaded before the root changes, and no program has a use for it."""
-    own = str(Path(rootfs.__file__).parent)
+    own = str(Path(rootfs.__file__).parent.parent)
     lines = Path("/proc/self/maps").read_text().splitlines()
     loaded = {line.split(maxsplit=5)[5] for line in lines if ".so" in line}
     assert loaded

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rstar2.sandbox import seccomp
+from rstar2.sandbox.isolation import seccomp
 
 pytestmark = pytest.mark.unit
 

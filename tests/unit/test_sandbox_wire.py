@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from rstar2.sandbox import wire
 from rstar2.sandbox.execution import _BOUNDS, GIB, ExecutionStatus, Limits
-from rstar2.sandbox.wire import Flag, RequestHeader
+from rstar2.sandbox.slots import wire
+from rstar2.sandbox.slots.wire import Flag, RequestHeader
 
 pytestmark = pytest.mark.unit
 S = ExecutionStatus

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from rstar2.train.gpu_use import GpuWatch
+from rstar2.train.reporting.gpu_use import GpuWatch
 
 pytestmark = pytest.mark.unit
 

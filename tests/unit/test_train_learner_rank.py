@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from rstar2.algo import LossSettings
 from rstar2.errors import InfrastructureError, UserError
-from rstar2.train.learner_rank import LearnerRank
-from rstar2.train.packed import Pack, token_log_probs, use_packed_attention
-from rstar2.train.sft import SftSettings, render_all
-from rstar2.train.update import Rollout, UpdateSettings
+from rstar2.train.learning.forward import Pack, token_log_probs, use_packed_attention
+from rstar2.train.learning.rank import LearnerRank
+from rstar2.train.learning.sft import SftSettings, render_all
+from rstar2.train.learning.update import Rollout, UpdateSettings
 
 pytestmark = pytest.mark.unit
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rstar2.train.optimizer import Optimizer, cosine_factor, warmup_factor
+from rstar2.train.learning.optimizer import Optimizer, cosine_factor, warmup_factor
 
 pytestmark = pytest.mark.unit
 

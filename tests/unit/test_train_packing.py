@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rstar2.train.packing import pack
-from rstar2.train.ranks import ALONE, Ranks
+from rstar2.train.learning.packing import pack
+from rstar2.train.sharding.ranks import ALONE, Ranks
 
 pytestmark = pytest.mark.unit
 

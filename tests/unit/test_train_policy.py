@@ -10,10 +10,10 @@ from train_models import build_model, make_policy, make_rollouts
 from rstar2.algo import LossSettings
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.errors import UserError
-from rstar2.train.optimizer import Optimizer
-from rstar2.train.packed import Pack, token_log_probs, use_packed_attention
-from rstar2.train.policy import Policy
-from rstar2.train.update import UpdateSettings, update_policy
+from rstar2.train.learning.forward import Pack, token_log_probs, use_packed_attention
+from rstar2.train.learning.optimizer import Optimizer
+from rstar2.train.learning.update import UpdateSettings, update_policy
+from rstar2.train.policy.policy import Policy
 
 pytestmark = pytest.mark.unit
 

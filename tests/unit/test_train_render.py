@@ -12,8 +12,8 @@ from rstar2.agent.incremental import append_to
 from rstar2.data import Conversation
 from rstar2.errors import UserError
 from rstar2.records import StopReason, Turn
-from rstar2.train.render import Example, render_conversation
-from rstar2.train.sft import render_all
+from rstar2.train.learning.sft import render_all
+from rstar2.train.learning.sft_examples import Example, render_conversation
 
 pytestmark = pytest.mark.unit
 

@@ -17,8 +17,8 @@ from rstar2.config import Recipe
 from rstar2.engine.vllm.checkpoint import EMBEDDING
 from rstar2.errors import UserError
 from rstar2.train import prepare_new, train
-from rstar2.train.observer import Observers
-from rstar2.train.tags import MAX_SAME_ROWS, num_same_rows, require_learnable_tags
+from rstar2.train.curriculum.tags import MAX_SAME_ROWS, num_same_rows, require_learnable_tags
+from rstar2.train.reporting.observer import Observers
 from rstar2.train.workbench import Workbench
 
 pytestmark = pytest.mark.unit

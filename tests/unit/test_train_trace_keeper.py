@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from rstar2.records import Outcome, Trace
-from rstar2.train.trace_keeper import TraceKeeper
+from rstar2.train.reporting.trace_writer import TraceKeeper
 
 pytestmark = pytest.mark.unit
 

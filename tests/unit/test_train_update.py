@@ -11,11 +11,11 @@ from train_models import CONVERSATIONS, build_model, make_chat, make_policy, mak
 from rstar2.algo import LossSettings
 from rstar2.errors import UserError
 from rstar2.records import Group, Outcome, Selection, StopReason, Trace, Turn
-from rstar2.train.optimizer import Optimizer
-from rstar2.train.policy import Policy
-from rstar2.train.reference import Reference
-from rstar2.train.sft import SftSettings, render_all, sft_step
-from rstar2.train.update import Rollout, UpdateSettings, kept_rollouts, update_policy
+from rstar2.train.learning.optimizer import Optimizer
+from rstar2.train.learning.reference import Reference
+from rstar2.train.learning.sft import SftSettings, render_all, sft_step
+from rstar2.train.learning.update import Rollout, UpdateSettings, kept_rollouts, update_policy
+from rstar2.train.policy.policy import Policy
 
 pytestmark = pytest.mark.unit
 

@@ -16,7 +16,7 @@ from rstar2.records import (
     Turn,
     Verdict,
 )
-from rstar2.train.watches import WINDOW, collapse, watch_rollouts, window_mean
+from rstar2.train.reporting.metrics import WINDOW, collapse, watch_rollouts, window_mean
 
 pytestmark = pytest.mark.unit
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rstar2.train import weights_id as module
-from rstar2.train.weights_id import weights_id
+from rstar2.train.policy import weights_id as module
+from rstar2.train.policy.weights_id import weights_id
 
 pytestmark = pytest.mark.unit
 

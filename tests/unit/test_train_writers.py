@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rstar2.errors import UserError
-from rstar2.train.writers import open_writers
+from rstar2.train.reporting.metric_services import open_writers
 
 pytestmark = pytest.mark.unit
 

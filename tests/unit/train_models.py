@@ -9,10 +9,10 @@ from rstar2.agent import ChatFormat, HfTokenizer
 from rstar2.config import Recipe
 from rstar2.data.procedural import conversations
 from rstar2.models.tiny import TinySizes, build_tiny
-from rstar2.train.packed import Pack
-from rstar2.train.policy import Policy, load_policy
-from rstar2.train.render import conversation_texts
-from rstar2.train.update import Rollout
+from rstar2.train.learning.forward import Pack
+from rstar2.train.learning.sft_examples import conversation_texts
+from rstar2.train.learning.update import Rollout
+from rstar2.train.policy.policy import Policy, load_policy
 
 SIZES = TinySizes(num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, vocab_size=400, context_tokens=256)
 CONVERSATIONS = conversations("tool_format", 12, "unit")

@@ -6,7 +6,7 @@ May import: records, sandbox, engine.
 """
 
 from rstar2.agent.chat_template import ChatFormat, ChatTokenizer
-from rstar2.agent.decide import AgentLimits, End
+from rstar2.agent.end_rules import AgentLimits, End
 from rstar2.agent.events import AgentEvent, Observer
 from rstar2.agent.hf_tokenizer import HfTokenizer
 from rstar2.agent.incremental import Transcript

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from rstar2.agent.chat_template import ASSISTANT_OPENING, ChatFormat
 from rstar2.agent.events import Observer, TextGenerated, TurnRestarted, TurnStarted
-from rstar2.agent.faults import pause_s
 from rstar2.agent.incremental import TextStream
+from rstar2.agent.retry_pause import pause_s
 from rstar2.engine.protocol import Chunk, Engine, Sampling
 from rstar2.errors import InfrastructureError
 from rstar2.records import Turn

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rstar2.agent.chat_template import ChatFormat, tool_responses
-from rstar2.agent.decide import AgentLimits, End, after_calls, after_turn
+from rstar2.agent.end_rules import AgentLimits, End, after_calls, after_turn
 from rstar2.agent.events import Ended, Observer
 from rstar2.agent.generate import TurnRequest, generate_turn
 from rstar2.agent.incremental import Transcript, append_to

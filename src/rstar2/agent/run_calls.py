@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from rstar2.agent.chat_template import ChatFormat
-from rstar2.agent.cut import cut
-from rstar2.agent.decide import AgentLimits
+from rstar2.agent.end_rules import AgentLimits
 from rstar2.agent.events import CallEnded, CallStarted, Observer
-from rstar2.agent.faults import pause_s
 from rstar2.agent.parse import ParsedCall
+from rstar2.agent.retry_pause import pause_s
 from rstar2.agent.tool import Tool
+from rstar2.agent.truncate import cut
 from rstar2.errors import UserError
 from rstar2.records import Fault, ToolCall, ToolResult, ToolStatus
 

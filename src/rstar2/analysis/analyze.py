@@ -10,9 +10,9 @@ from rstar2.analysis.entropy import EntropyCollector, EntropySummary
 from rstar2.analysis.examine import TraceTokens, examine
 from rstar2.analysis.kind_words import KindCollector, KindWords
 from rstar2.analysis.kinds import TokenKind
-from rstar2.analysis.measure import Measure
 from rstar2.analysis.over_training import CallCount, ErrorCollector, StepErrors, is_right
 from rstar2.analysis.token_texts import TokenTexts
+from rstar2.analysis.uncertainty import Measure
 from rstar2.errors import UserError
 from rstar2.records import Trace
 

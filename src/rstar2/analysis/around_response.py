@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rstar2.analysis.examine import Response, TraceTokens
-from rstar2.analysis.measure import Floats
+from rstar2.analysis.uncertainty import Floats
 
 NUM_BEFORE, NUM_AFTER = 32, 64
 Z_95 = 1.96

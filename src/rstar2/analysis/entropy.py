@@ -7,7 +7,7 @@ import numpy as np
 
 from rstar2.analysis.classes import TokenClass
 from rstar2.analysis.examine import TraceTokens
-from rstar2.analysis.measure import Bools, Floats
+from rstar2.analysis.uncertainty import Bools, Floats
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from rstar2.analysis.classes import TokenClass, classify
 from rstar2.analysis.kinds import TokenKind, find_kinds
-from rstar2.analysis.measure import Bools, Floats, Measure, find_high, trace_values
 from rstar2.analysis.token_texts import TokenTexts
+from rstar2.analysis.uncertainty import Bools, Floats, Measure, find_high, trace_values
 from rstar2.analysis.words import Word, find_words, words_of_tokens
 from rstar2.records import Trace, Turn
 

@@ -11,9 +11,9 @@ from rstar2.analysis.entropy import EntropySummary
 from rstar2.analysis.examine import Response
 from rstar2.analysis.kind_words import KindWords
 from rstar2.analysis.kinds import TokenKind
-from rstar2.analysis.measure import HIGH_SHARE
 from rstar2.analysis.over_training import CallCount, StepErrors
 from rstar2.analysis.svg import Plot, band, dot, label_at, legend, line, picture, polyline, rect, safe, ticks
+from rstar2.analysis.uncertainty import HIGH_SHARE
 
 WIDTH = 860
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 import numpy as np
 
 from rstar2.analysis.classes import TokenClass
-from rstar2.analysis.measure import Bools
+from rstar2.analysis.uncertainty import Bools
 from rstar2.analysis.words import Word
 
 WINDOW_TOKENS = 8

@@ -21,7 +21,7 @@ def export_command(
     from rstar2.models.extras import require_installed
 
     require_installed(("torch", "transformers"), "a checkpoint")
-    from rstar2.train.export_checkpoint import export_checkpoint
+    from rstar2.train.checkpoints.export_checkpoint import export_checkpoint
 
     folder = export_checkpoint(run, checkpoint, output)
     typer.echo(f"model:  {folder}")

@@ -124,7 +124,7 @@ def _train(prepared: "Prepared", num_threads: int | None, cluster: str | None, i
 
     from rstar2.sandbox.local import usable_cores
     from rstar2.train import Observers
-    from rstar2.train.writers import open_writers
+    from rstar2.train.reporting.metric_services import open_writers
     from rstar2.web.report import render_report
 
     torch.set_num_threads(num_threads or usable_cores())
@@ -151,7 +151,7 @@ def _train(prepared: "Prepared", num_threads: int | None, cluster: str | None, i
 
 def _run(prepared: "Prepared", observer: "Observer", cluster: str | None, interrupts: Interrupts) -> None:
     if cluster is None:
-        from rstar2.engine.process.collector import look_rarely_for_cycles
+        from rstar2.engine.process.garbage_collection import look_rarely_for_cycles
         from rstar2.train import train
 
         look_rarely_for_cycles()

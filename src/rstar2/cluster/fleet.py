@@ -15,9 +15,9 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 
 from rstar2.cluster.actors import Process, answer, ask_each, kill, settled, start_in_bundle
-from rstar2.cluster.courier import Courier
 from rstar2.cluster.engine_actor import EngineActor, EnginePlan
 from rstar2.cluster.placement import Placement
+from rstar2.cluster.weight_sync import Courier
 from rstar2.engine.remote import RemoteEngine
 from rstar2.engine.remote.wire import Frame, decode_load
 from rstar2.errors import InfrastructureError, UserError

@@ -18,10 +18,10 @@ from rstar2.cluster.rank_actor import RankActor
 from rstar2.config import Recipe
 from rstar2.engine.vllm.transfer import Backend
 from rstar2.errors import InfrastructureError
-from rstar2.train.learner import LearnerLost
-from rstar2.train.render import Example
-from rstar2.train.sft import SftSettings
-from rstar2.train.update import Rollout, UpdateSettings
+from rstar2.train.learning.learner import LearnerLost
+from rstar2.train.learning.sft import SftSettings
+from rstar2.train.learning.sft_examples import Example
+from rstar2.train.learning.update import Rollout, UpdateSettings
 
 START_S = 1800.0
 """A large model comes from a shared disk."""

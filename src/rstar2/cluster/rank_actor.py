@@ -14,13 +14,13 @@ from rstar2.cluster.weights import parcels
 from rstar2.config import Recipe
 from rstar2.engine.embedded.options import choose_device
 from rstar2.engine.vllm.transfer import Backend, ServedWeights, open_sender
-from rstar2.train.learner_rank import LearnerRank
-from rstar2.train.ranks import joined
-from rstar2.train.render import Example
-from rstar2.train.served import served_shapes
-from rstar2.train.sft import SftSettings
-from rstar2.train.sharding import load_sharded_policy
-from rstar2.train.update import Rollout, UpdateSettings
+from rstar2.train.learning.rank import LearnerRank
+from rstar2.train.learning.sft import SftSettings
+from rstar2.train.learning.sft_examples import Example
+from rstar2.train.learning.update import Rollout, UpdateSettings
+from rstar2.train.policy.served_weights import served_shapes
+from rstar2.train.sharding.fsdp import load_sharded_policy
+from rstar2.train.sharding.ranks import joined
 
 
 class RankActor:

@@ -7,7 +7,7 @@ wrong with an engine is returned; what went wrong with a rank is raised.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rstar2.cluster.link import EngineLink
+from rstar2.cluster.engine_links import EngineLink
 from rstar2.engine.vllm.transfer import Backend, Link, Meeting, Pass, Sender, ServedWeights, with_head
 
 OpenSender = Callable[[Backend, int, ServedWeights, Link, Meeting], Sender]

@@ -10,12 +10,12 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from rstar2.agent import ChatFormat
 from rstar2.cluster.actors import answer, living_machines, resources
-from rstar2.cluster.courier import Courier, ParcelCourier, TransferCourier
 from rstar2.cluster.engine_actor import EnginePlan
 from rstar2.cluster.fleet import EngineFleet
 from rstar2.cluster.learner import RankedLearner
 from rstar2.cluster.placement import Placement, place, require_room, transfer_backend
 from rstar2.cluster.sandboxes import SandboxCluster
+from rstar2.cluster.weight_sync import Courier, ParcelCourier, TransferCourier
 from rstar2.config import Recipe
 from rstar2.engine.remote.peer import SILENCE_S
 from rstar2.engine.vllm import VllmOptions

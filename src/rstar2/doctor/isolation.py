@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 from rstar2.doctor.check import Check, State
 
 if TYPE_CHECKING:
-    from rstar2.sandbox.isolation import Guarantee
+    from rstar2.sandbox.isolation.guarantees import Guarantee
 
 
 def isolation_checks() -> tuple[Check, ...]:
-    from rstar2.sandbox.isolation import probe
+    from rstar2.sandbox.isolation.guarantees import probe
 
     return checks_of(probe())
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from rstar2.doctor.check import GIB, Check, State
-from rstar2.sandbox.quota import core_quota, memory_limit_bytes
+from rstar2.sandbox.isolation.quota import core_quota, memory_limit_bytes
 
 SECTION = "machine"
 

@@ -12,7 +12,7 @@ from importlib import metadata
 from rstar2.doctor.check import Check, State
 from rstar2.engine.vllm import version as vllm
 
-FAST_PATH_MODULE = "rstar2.sandbox._fork"
+FAST_PATH_MODULE = "rstar2.sandbox.slots._fork"
 COMPILERS = ("cc", "gcc", "clang")
 
 OPTIONAL_PACKAGES: Mapping[str, tuple[str, str]] = {

@@ -9,9 +9,9 @@ from rstar2.evals.bench import Bench, Judges
 from rstar2.evals.evaluate import History, evaluate
 from rstar2.evals.metrics import BenchmarkResult, measure
 from rstar2.evals.plan import Benchmark, Plan, read_plan
-from rstar2.evals.protocol import REPORT, Protocol
 from rstar2.evals.sample import Sample
 from rstar2.evals.session import grade_again, results_of, run_evaluation, write_results
+from rstar2.evals.settings import REPORT, Protocol
 
 __all__ = [
     "REPORT",

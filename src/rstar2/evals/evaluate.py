@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rstar2.evals.metrics import BenchmarkResult, measure, scored_groups
-from rstar2.evals.protocol import Protocol
 from rstar2.evals.sample import BENCHMARK_KEY, STAGE_KEY, Sample
+from rstar2.evals.settings import Protocol
 from rstar2.evals.votes import Same, majority_at_k
 from rstar2.records import Problem, Trace
 from rstar2.rollout.request import RolloutRequest, Rolls

@@ -19,8 +19,8 @@ from rstar2.evals.judgement import Judge, judged
 from rstar2.records import Outcome, Problem, StopReason, Trace, Turn
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.facts import RolloutSpec
+from rstar2.rollout.placed_rollout import Seat
 from rstar2.rollout.request import RolloutRequest
-from rstar2.rollout.seat import Seat
 
 OUTCOMES = {
     StopReason.END_OF_TURN: Outcome.ANSWERED,

@@ -11,7 +11,7 @@ from typing import Any
 from rstar2.data import FunctionCallTask, Grading, MultiTurnCallTask, grading_of, load_any_problems
 from rstar2.errors import UserError
 from rstar2.evals.bfcl import is_answerable
-from rstar2.evals.protocol import REPORT, Protocol
+from rstar2.evals.settings import REPORT, Protocol
 from rstar2.grading import AnswerPlace
 from rstar2.records import Problem
 

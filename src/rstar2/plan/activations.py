@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rstar2.plan.live_bytes import LiveBytes
 from rstar2.plan.meta_model import ModelPlan
-from rstar2.train.packed import ApplyHead, in_pieces, plain_head
+from rstar2.train.learning.forward import ApplyHead, in_pieces, plain_head
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rstar2.plan.layout import Layout
 from rstar2.plan.meta_model import ModelPlan
-from rstar2.train.sharding import shard_layers
+from rstar2.train.sharding.fsdp import shard_layers
 
 
 @dataclass(frozen=True, slots=True)

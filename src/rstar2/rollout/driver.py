@@ -32,9 +32,9 @@ from rstar2.rollout.facts import (
     RolloutsSubmitted,
     TokensGrown,
 )
+from rstar2.rollout.placed_rollout import Seat
 from rstar2.rollout.recorder import StepRecorder
 from rstar2.rollout.scheduler import Scheduler
-from rstar2.rollout.seat import Seat
 
 Result = TypeVar("Result")
 

@@ -14,8 +14,8 @@ from rstar2.grading import AnswerPlace, Grade, Grader, Method
 from rstar2.records import Outcome, Problem, StepRecord, Trace, Verdict
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.facts import RolloutSpec
+from rstar2.rollout.placed_rollout import Seat
 from rstar2.rollout.request import OnTrace, RolloutRequest
-from rstar2.rollout.seat import Seat
 
 Judge = Callable[[Problem, Trace], Awaitable[Grade]]
 """From a finished trace to its grade. InfrastructureError if it could not be judged through our fault."""

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from rstar2.rollout.cache_account import EngineRoom, Limits
 from rstar2.rollout.facts import RolloutSpec
-from rstar2.rollout.need import Floats, Forecast
-from rstar2.rollout.room import EngineRoom, Limits
+from rstar2.rollout.kv_need import Floats, Forecast
 
 PROBE_TOKENS = 8192.0
 """What the first start of a problem's is worth in tokens of surprise, for what it will tell of the others; the next is

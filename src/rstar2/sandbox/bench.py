@@ -23,10 +23,10 @@ from rstar2.errors import InfrastructureError, UserError
 from rstar2.sandbox.client import RemoteExecutor
 from rstar2.sandbox.execution import Execution, ExecutionStatus, Limits
 from rstar2.sandbox.executor import Executor, Request
-from rstar2.sandbox.host import HostConfig
+from rstar2.sandbox.http.tokens import find_token
 from rstar2.sandbox.local import LocalConfig, LocalExecutor, usable_cores
-from rstar2.sandbox.template import is_fast_path_built
-from rstar2.sandbox.tokens import find_token
+from rstar2.sandbox.slots.host import HostConfig
+from rstar2.sandbox.slots.template import is_fast_path_built
 
 PRINT = "print(1+1)"
 NUMPY = "import numpy as np\nprint(np.arange(10).sum())"

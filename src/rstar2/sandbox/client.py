@@ -25,7 +25,7 @@ from rstar2.sandbox.execution import MIB, Execution, ExecutionStatus, Limits
 from rstar2.sandbox.executor import Overloaded, Request
 from rstar2.sandbox.http import schema
 from rstar2.sandbox.http.schema import SessionInfo
-from rstar2.sandbox.tokens import find_token
+from rstar2.sandbox.http.tokens import find_token
 
 T = TypeVar("T")
 MAX_CHUNK_RUNS = 512

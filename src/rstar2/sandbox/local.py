@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
-from rstar2.sandbox.dispatcher import Dispatcher
 from rstar2.sandbox.execution import Execution
 from rstar2.sandbox.executor import Request, Session
-from rstar2.sandbox.host import Host, HostConfig
-from rstar2.sandbox.isolation import Guarantee
-from rstar2.sandbox.quota import core_quota
-from rstar2.sandbox.sessions import SessionKeeper
+from rstar2.sandbox.isolation.guarantees import Guarantee
+from rstar2.sandbox.isolation.quota import core_quota
+from rstar2.sandbox.notebooks.sessions import SessionKeeper
+from rstar2.sandbox.slots.dispatcher import Dispatcher
+from rstar2.sandbox.slots.host import Host, HostConfig
 
 
 def usable_cores() -> int:

@@ -6,7 +6,7 @@ May import: records, sandbox, engine, grading, algo, config, models, agent, roll
 extra.
 """
 
-from rstar2.train.observer import Observer, Observers
+from rstar2.train.reporting.observer import Observer, Observers
 from rstar2.train.run import Prepared, prepare_new, prepare_resumed, train
 
 __all__ = ["Observer", "Observers", "Prepared", "prepare_new", "prepare_resumed", "train"]

@@ -16,13 +16,13 @@ from rstar2.models.tiny import TinySizes, build_tiny
 from rstar2.records import RunDirectory, RunStatus, RunView, Trace
 from rstar2.records.rewind import superseded_traces
 from rstar2.records.run_layout import RunLayout
-from rstar2.train.checkpoint import Checkpoint, write_errors
-from rstar2.train.observer import Observer
-from rstar2.train.problems import Curriculum, load_curriculum
-from rstar2.train.render import conversation_texts
+from rstar2.train.checkpoints.checkpoint import Checkpoint, write_errors
+from rstar2.train.curriculum.curriculum import Curriculum, load_curriculum
+from rstar2.train.curriculum.tags import require_learnable_tags
+from rstar2.train.learning.sft_examples import conversation_texts
+from rstar2.train.reporting.observer import Observer
 from rstar2.train.seeds import named_seed
 from rstar2.train.sizes import check_solo
-from rstar2.train.tags import require_learnable_tags
 from rstar2.train.trainer import Trainer, find_checkpoint, rewind_to
 from rstar2.train.workbench import OpenWorkbench, open_solo_workbench
 

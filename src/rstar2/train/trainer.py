@@ -21,30 +21,25 @@ from rstar2.algo.penalties import Penalty
 from rstar2.config import Recipe, Stage
 from rstar2.config.emit import to_toml
 from rstar2.engine import Sampling
-from rstar2.engine.process.collector import look_for_cycles_if_rare
+from rstar2.engine.process.garbage_collection import look_for_cycles_if_rare
 from rstar2.errors import UserError
 from rstar2.evals import Protocol, evaluate
 from rstar2.records import Problem, RunDirectory, Trace
 from rstar2.records.rewind import Mark, mark, rewind
 from rstar2.records.run_layout import RunLayout
-from rstar2.rollout.remembered import RememberingRoller
+from rstar2.rollout.resume import RememberingRoller
 from rstar2.train.ahead import Ahead
-from rstar2.train.checkpoint import Checkpoint, CheckpointFolder
+from rstar2.train.checkpoints.checkpoint import Checkpoint, CheckpointFolder
+from rstar2.train.checkpoints.export import agent_folder
 from rstar2.train.collect import Collected, StepPlan, collect_step
+from rstar2.train.curriculum.curriculum import Curriculum, require_short_prompts
+from rstar2.train.curriculum.difficulty import hard_problems
 from rstar2.train.cursor import Cursor
-from rstar2.train.difficulty import hard_problems
-from rstar2.train.export import agent_folder
-from rstar2.train.observer import Observer
-from rstar2.train.optimizer import warmup_factor
-from rstar2.train.problems import Curriculum, require_short_prompts
-from rstar2.train.render import Example
-from rstar2.train.seeds import named_seed
-from rstar2.train.sft import SftSettings, render_all
-from rstar2.train.state import WARM_UP, TrainState
-from rstar2.train.trace_keeper import HOLD_S, TraceKeeper
-from rstar2.train.uninterrupted import uninterrupted
-from rstar2.train.update import UpdateSettings, kept_rollouts
-from rstar2.train.watches import (
+from rstar2.train.learning.optimizer import warmup_factor
+from rstar2.train.learning.sft import SftSettings, render_all
+from rstar2.train.learning.sft_examples import Example
+from rstar2.train.learning.update import UpdateSettings, kept_rollouts
+from rstar2.train.reporting.metrics import (
     MAX_STEPS_WITHOUT_SIGNAL,
     WINDOW,
     collapse,
@@ -53,6 +48,11 @@ from rstar2.train.watches import (
     watch_schedule,
     window_mean,
 )
+from rstar2.train.reporting.observer import Observer
+from rstar2.train.reporting.trace_writer import HOLD_S, TraceKeeper
+from rstar2.train.seeds import named_seed
+from rstar2.train.state import WARM_UP, TrainState
+from rstar2.train.uninterrupted import uninterrupted
 from rstar2.train.workbench import Workbench, agent_limits
 
 INTERRUPT_S = 10.0

@@ -24,10 +24,10 @@ from rstar2.rollout.of_recipe import open_roller, open_shared_roller
 from rstar2.rollout.request import RollsInSteps
 from rstar2.sandbox.execution import STARVED_FACTOR
 from rstar2.sandbox.local import usable_cores
-from rstar2.train.gpu_use import GpuWatch
-from rstar2.train.learner import Learner, SoloLearner
-from rstar2.train.learner_rank import LearnerRank
-from rstar2.train.policy import load_policy
+from rstar2.train.learning.learner import Learner, SoloLearner
+from rstar2.train.learning.rank import LearnerRank
+from rstar2.train.policy.policy import load_policy
+from rstar2.train.reporting.gpu_use import GpuWatch
 
 CORES_PER_WORKER = 2
 """Beside a GPU: as many again are for the sandbox, which is busy when they wait, for the engine and the learner."""

@@ -38,9 +38,9 @@ def gateway(
 async def _serve(urls: list[str], host: str, port: int, door: Door, queue: int, drain_s: float) -> None:
     from rstar2.grading import Grader
     from rstar2.sandbox.http import ServiceSettings, serve_forever
+    from rstar2.sandbox.http.supervisor import address_of, listen
     from rstar2.sandbox.pool import PoolExecutor
     from rstar2.sandbox.pool.gateway import Gateway, create_gateway
-    from rstar2.sandbox.supervisor import address_of, listen
 
     assert door.token is not None
     settings = ServiceSettings(token=door.token, listening_host=host, max_in_flight=queue)

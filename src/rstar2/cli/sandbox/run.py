@@ -17,7 +17,7 @@ SAY_AFTER_S = 2.0
 
 if TYPE_CHECKING:
     from rstar2.sandbox import Request
-    from rstar2.sandbox.unsafe import UnsafeExecutor
+    from rstar2.sandbox.unsafe.executor import UnsafeExecutor
 
 
 def run(
@@ -94,6 +94,6 @@ def _read(file: str) -> str:
 
 
 def _unsafe_executor() -> "UnsafeExecutor":
-    from rstar2.sandbox.unsafe import UnsafeExecutor
+    from rstar2.sandbox.unsafe.executor import UnsafeExecutor
 
     return UnsafeExecutor()

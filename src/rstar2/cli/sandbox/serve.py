@@ -19,7 +19,7 @@ from rstar2.cli.sandbox.door import (
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
-    from rstar2.sandbox.supervisor import ServeConfig
+    from rstar2.sandbox.http.supervisor import ServeConfig
 
 
 def serve(
@@ -55,10 +55,10 @@ def serve(
     service's token; clients of this user on this machine find it by themselves."""
     import asyncio
 
-    from rstar2.sandbox.host import HostConfig
     from rstar2.sandbox.http import ServiceSettings
+    from rstar2.sandbox.http.supervisor import ServeConfig
     from rstar2.sandbox.local import LocalConfig
-    from rstar2.sandbox.supervisor import ServeConfig
+    from rstar2.sandbox.slots.host import HostConfig
 
     if join is not None and unsafe:
         raise UserError("--join: a gateway takes no node that isolates nothing; leave --unsafe out")
@@ -134,13 +134,13 @@ class _Standing:
 def run_server_process() -> None:
     """What each server process runs: the service with a grader that uses its own executor."""
     from rstar2.grading import Grader
-    from rstar2.sandbox.serving import run_server
+    from rstar2.sandbox.http.serving import run_server
 
     run_server(Grader)
 
 
 async def _serve_isolated(config: "ServeConfig", standing: _Standing) -> None:
-    from rstar2.sandbox.supervisor import supervise
+    from rstar2.sandbox.http.supervisor import supervise
 
     try:
         await supervise(config, standing.announce, standing.withdraw)
@@ -150,14 +150,14 @@ async def _serve_isolated(config: "ServeConfig", standing: _Standing) -> None:
 
 async def _serve_unsafe(config: "ServeConfig", standing: _Standing) -> None:
     from rstar2.grading import Grader
-    from rstar2.sandbox import isolation
     from rstar2.sandbox.http import create_app, serve_forever
-    from rstar2.sandbox.supervisor import address_of, listen
-    from rstar2.sandbox.unsafe import UnsafeExecutor
+    from rstar2.sandbox.http.supervisor import address_of, listen
+    from rstar2.sandbox.isolation import guarantees
+    from rstar2.sandbox.unsafe.executor import UnsafeExecutor
 
     listener = listen(config.host, config.port)
     async with UnsafeExecutor() as executor:
-        table = [asdict(guarantee) for guarantee in isolation.of_plain_subprocesses()]
+        table = [asdict(guarantee) for guarantee in guarantees.of_plain_subprocesses()]
         app = create_app(executor, config.service, grader=Grader(executor), guarantees=lambda: table)
         address = address_of(listener)
         await serve_forever(app, [listener], drain_s=config.drain_s, on_ready=lambda: standing.announce(address))

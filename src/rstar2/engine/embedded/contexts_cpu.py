@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from rstar2.engine.embedded.alike import group_alike
 from rstar2.engine.embedded.architecture import Batch, Span
+from rstar2.engine.embedded.shared_prefixes import group_alike
 from rstar2.engine.embedded.weights import Shape
 
 ROW_QUANTUM = 4

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from rstar2.engine.process.collector import look_rarely_for_cycles
 from rstar2.engine.process.framing import read_frames, write_frames
+from rstar2.engine.process.garbage_collection import look_rarely_for_cycles
 from rstar2.engine.protocol import Engine
 from rstar2.engine.remote import EngineHost
 from rstar2.engine.remote.wire import encode_error, encode_load

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
 from rstar2.engine import Engine
-from rstar2.engine.process.collector import look_rarely_for_cycles
+from rstar2.engine.process.garbage_collection import look_rarely_for_cycles
 from rstar2.engine.process.guest import join_engine
 from rstar2.engine.process.pipe import SocketChannel
 from rstar2.engine.remote.wire import Frame, encode_error

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rstar2.errors import UserError
+from rstar2.rollout.cache_account import EngineRoom, Limits
 from rstar2.rollout.decisions import Cancel, Decision, Evict, KeepWaiting, Move, Resume, Start
 from rstar2.rollout.facts import (
     EngineJoined,
@@ -32,8 +33,7 @@ from rstar2.rollout.facts import (
     TurnCancelled,
     TurnEnded,
 )
-from rstar2.rollout.need import NeedModel
-from rstar2.rollout.room import EngineRoom, Limits
+from rstar2.rollout.kv_need import NeedModel
 from rstar2.rollout.waiting import WaitingQueue
 
 

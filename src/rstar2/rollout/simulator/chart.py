@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from rstar2.rollout.need import Floats, Ints
+from rstar2.rollout.kv_need import Floats, Ints
 from rstar2.rollout.simulator.simulate import SimulationResult
 from rstar2.rollout.simulator.timeline import EngineTimeline
 

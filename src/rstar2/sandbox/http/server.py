@@ -18,9 +18,9 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from rstar2.errors import InfrastructureError
-from rstar2.sandbox.browsers import is_of_another_site, may_ask
 from rstar2.sandbox.executor import Executor, Overloaded
 from rstar2.sandbox.http import openapi
+from rstar2.sandbox.http.browsers import is_of_another_site, may_ask
 from rstar2.sandbox.http.compat_code_judge import CodeJudgeApi
 from rstar2.sandbox.http.compat_sandbox_fusion import SandboxFusionApi
 from rstar2.sandbox.http.errors import ApiError, from_http_exception, overloaded, response_to

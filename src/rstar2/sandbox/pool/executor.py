@@ -20,12 +20,12 @@ from typing import Self
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.sandbox.execution import Execution, ExecutionStatus
 from rstar2.sandbox.executor import Executor, Overloaded, Request
-from rstar2.sandbox.fair_queue import FairQueue
 from rstar2.sandbox.http.schema import NodeInfo
 from rstar2.sandbox.pool.health import HealthConfig, Probe
 from rstar2.sandbox.pool.node import Call, Group, Node
 from rstar2.sandbox.pool.nodes import NodeTable
 from rstar2.sandbox.pool.sessions import PoolSession
+from rstar2.sandbox.slots.fair_queue import FairQueue
 
 logger = logging.getLogger(__name__)
 MAX_TRIES = 4

@@ -8,10 +8,10 @@ from aiohttp import web
 from pydantic import JsonValue
 
 from rstar2.errors import UserError
-from rstar2.sandbox import isolation
 from rstar2.sandbox.executor import Overloaded
 from rstar2.sandbox.http import Grader, Load, ServiceSettings, create_app
 from rstar2.sandbox.http.schema import NodeInfo
+from rstar2.sandbox.isolation import guarantees
 from rstar2.sandbox.pool.executor import LEAVE_DEADLINE_S, PoolExecutor
 from rstar2.sandbox.pool.health import NodeState
 from rstar2.sandbox.pool.remote import RemoteNode
@@ -67,7 +67,7 @@ class Gateway:
     def guarantees(self) -> list[Mapping[str, JsonValue]]:
         """What holds wherever a program may land: on every node that was heard from."""
         tables = [node.report.guarantees for node in self._pool.table if node.report]
-        return [asdict(row) for row in isolation.weakest(tables)]
+        return [asdict(row) for row in guarantees.weakest(tables)]
 
 
 def create_gateway(pool: PoolExecutor, gateway: Gateway, settings: ServiceSettings, grader: Grader) -> web.Application:

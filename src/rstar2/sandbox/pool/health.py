@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rstar2.sandbox.isolation import Guarantee
+from rstar2.sandbox.isolation.guarantees import Guarantee
 
 
 class NodeState(StrEnum):

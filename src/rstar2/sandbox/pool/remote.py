@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter
 
 from rstar2.errors import InfrastructureError
-from rstar2.sandbox import isolation
 from rstar2.sandbox.client import RemoteExecutor
-from rstar2.sandbox.isolation import Guarantee
+from rstar2.sandbox.isolation import guarantees
+from rstar2.sandbox.isolation.guarantees import Guarantee
 from rstar2.sandbox.pool.health import NodeReport
 
 ANSWER_DEADLINE_S = 60.0
@@ -39,7 +39,7 @@ class RemoteNode(RemoteExecutor):
     async def probe(self) -> NodeReport:
         deadline = time.monotonic() + ANSWER_DEADLINE_S
         answer = await self._asking.call("GET", "/status", None, deadline, _ANSWER.validate_json)
-        if lacking := isolation.lacking(answer.guarantees):
+        if lacking := guarantees.lacking(answer.guarantees):
             raise InfrastructureError(f"it isolates less than a node must: it lacks {'; '.join(lacking)}")
         return NodeReport(answer.status == "draining", answer.num_cores, answer.guarantees)
 

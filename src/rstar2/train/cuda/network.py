@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from rstar2.engine.embedded.architecture import rotary_table
 from rstar2.engine.embedded.weights import Linear, Projection, share_weights
 from rstar2.train.cuda.operations import AddNorm, Attend, Gate, Heads
-from rstar2.train.merged import AdaptedLinear, Adapters, MergedModel
-from rstar2.train.packed import Pack, head_log_probs
+from rstar2.train.learning.forward import Pack, head_log_probs
+from rstar2.train.policy.merged_lora import AdaptedLinear, Adapters, MergedModel
 
 
 class TrainedLinear(torch.autograd.Function):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rstar2.train.packed import Spans
+from rstar2.train.learning.forward import Spans
 
 _GATE_TILE = 1024
 _VOCABULARY_TILE = 4096

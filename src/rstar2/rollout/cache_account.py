@@ -1,0 +1,87 @@
+"""The scheduler's own account of one engine's cache: who has a place there, and how full it is going to be.
+
+A rollout has its place from the moment it is sent there until it ends, moves or is given up, tool calls included.
+Siblings hold their prompt once.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rstar2.rollout.facts import EngineSpeed, RolloutSpec
+from rstar2.rollout.kv_need import Bools, Floats, Forecast, NeedModel
+
+
+class EngineRoom:
+    def __init__(self, engine: str, num_cache_tokens: int, speed: EngineSpeed) -> None:
+        self.engine = engine
+        self.num_cache_tokens = num_cache_tokens
+        self.speed = speed
+        self.residents: dict[str, int] = {}
+        """Each rollout's own tokens, as far as they are known."""
+        self.num_own_tokens = 0
+        self.num_own_tokens_at_most = 0
+        """If every resident reaches its limit."""
+        self.num_prompt_tokens = 0
+        self.prompts_held: dict[str, int] = {}
+        """How many residents share each problem's prompt."""
+        self._forecast: Forecast | None = None
+        self._need_version = -1
+
+    @property
+    def num_used_tokens(self) -> int:
+        return self.num_own_tokens + self.num_prompt_tokens
+
+    def add(self, spec: RolloutSpec, num_own_tokens: int) -> None:
+        self.residents[spec.rollout] = num_own_tokens
+        self.num_own_tokens += num_own_tokens
+        self.num_own_tokens_at_most += spec.max_response_tokens
+        if spec.problem not in self.prompts_held:
+            self.prompts_held[spec.problem] = 0
+            self.num_prompt_tokens += spec.num_prompt_tokens
+        self.prompts_held[spec.problem] += 1
+        self._forecast = None
+
+    def remove(self, spec: RolloutSpec) -> None:
+        self.num_own_tokens -= self.residents.pop(spec.rollout)
+        self.num_own_tokens_at_most -= spec.max_response_tokens
+        self.prompts_held[spec.problem] -= 1
+        if not self.prompts_held[spec.problem]:
+            del self.prompts_held[spec.problem]
+            self.num_prompt_tokens -= spec.num_prompt_tokens
+        self._forecast = None
+
+    def grow(self, rollout: str, num_own_tokens: int) -> None:
+        self.num_own_tokens += num_own_tokens - self.residents[rollout]
+        self.residents[rollout] = num_own_tokens
+        self._forecast = None
+
+    def forecast(self, need: NeedModel) -> Forecast:
+        """Of what all residents will hold, beside the prompts."""
+        if self._forecast is None or self._need_version != need.version:
+            self._forecast = need.forecast(self.residents)
+            self._need_version = need.version
+        return self._forecast
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How full forecasts may make a cache: at every moment to come, the mean and so many standard deviations must fit
+    into this share of it."""
+
+    share: float
+    deviations: float
+
+    def fit_whatever_comes(self, room: EngineRoom, num_more_tokens: float) -> bool:
+        """Whether so many tokens more fit even if every resident reaches its limit."""
+        most = room.num_own_tokens_at_most + room.num_prompt_tokens + num_more_tokens
+        return most <= self.share * room.num_cache_tokens
+
+    def fit(self, room: EngineRoom, forecast: Forecast, num_new_prompt_tokens: Floats) -> Bools:
+        """Whether each forecast, with that many prompt tokens beside those that are there, fits. An empty engine takes
+        anything."""
+        if not room.residents:
+            return np.ones(len(num_new_prompt_tokens), dtype=bool)
+        peak = (forecast.mean + self.deviations * np.sqrt(forecast.variance)).max(axis=-1)
+        spare = self.share * room.num_cache_tokens - room.num_prompt_tokens
+        return np.asarray(peak + num_new_prompt_tokens <= spare)

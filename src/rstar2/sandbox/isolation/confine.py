@@ -1,0 +1,104 @@
+"""How a template and its slots give up their rights, in order.
+
+The template takes namespaces and the read-only root once; each slot adds a process namespace (made by whoever forks
+it), a scratch file system, a memory group, no capabilities and the system-call filter. Executions inherit all of it,
+which is why isolation costs an execution next to nothing.
+"""
+
+import os
+import resource
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rstar2.sandbox.isolation import linux, rootfs, seccomp
+
+NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
+NUM_OPEN_FILES = 256
+INSIDE_UID = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Which layers are put on: all that the machine can give, unless a person asked for fewer."""
+
+    namespaces: bool
+    user_namespace: bool
+    """Unprivileged: the namespaces are owned by a user namespace in which one uid exists."""
+    seccomp: bool
+    distinct_uid: bool
+    """Each slot's programs run under a uid that is not the slot's own. Needs root."""
+    scratch: str
+    """The directory that the scratch file system is mounted on."""
+    scratch_bytes: int
+    num_scratch_files: int
+
+
+def enter_template(layers: Layers) -> None:
+    """Once per template, before any slot is forked."""
+    if not layers.namespaces:
+        return
+    view = rootfs.runtime_view()
+    mount_point = Path(tempfile.mkdtemp(prefix="rstar2-root-"))
+    uid, gid = os.getuid(), os.getgid()
+    linux.unshare(NAMESPACES | (linux.CLONE_NEWUSER if layers.user_namespace else 0))
+    if layers.user_namespace:
+        proc_fd = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        map_single_id(uid, gid, proc_fd)
+        os.close(proc_fd)
+    linux.sethostname("sandbox")
+    rootfs.enter(view, mount_point, layers.scratch)
+
+
+def map_single_id(uid: int, gid: int, proc_fd: int) -> None:
+    """In a new user namespace: the one id that exists is `INSIDE_UID`, and outside it is who we were."""
+    for name, content in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{INSIDE_UID} {uid} 1"),
+        ("gid_map", f"{INSIDE_UID} {gid} 1"),
+    ):
+        fd = os.open(f"self/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc_fd)
+        os.write(fd, content.encode())
+        os.close(fd)
+
+
+def enter_slot(layers: Layers, memory_group_fd: int | None, proc_fd: int) -> None:
+    """Once per slot, in the process that is the init of the slot's process namespace; the system-call filter, after
+    which there is no way back, is put on last by whoever calls this. `proc_fd` is the machine's /proc, which no path
+    leads to any more."""
+    if memory_group_fd is not None:
+        os.write(memory_group_fd, b"0")
+        os.close(memory_group_fd)
+    os.setsid()
+    os.umask(0o022)
+    if layers.user_namespace:
+        # One of its own, because Linux counts processes by user: a fork bomb must not use up its neighbours' share.
+        linux.unshare(linux.CLONE_NEWUSER)
+        map_single_id(INSIDE_UID, INSIDE_UID, proc_fd)
+    os.close(proc_fd)
+    if layers.namespaces:
+        linux.unshare(linux.CLONE_NEWNS)
+        # The scratch root stays the init's: a program can fill it but not change its mode for the next one.
+        options = f"mode=1777,size={layers.scratch_bytes},nr_inodes={layers.num_scratch_files}"
+        linux.mount("tmpfs", layers.scratch, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, options)
+        os.chdir(layers.scratch)
+    if layers.distinct_uid:
+        os.setgroups([])
+        kept = frozenset({linux.CAP_KILL, linux.CAP_SETUID, linux.CAP_SETGID, linux.CAP_SYS_NICE})
+    else:
+        kept = frozenset()
+    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MSGQUEUE, resource.RLIMIT_MEMLOCK):
+        resource.setrlimit(kind, (0, 0))
+    if layers.namespaces:
+        linux.keep_only_capabilities(kept)
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)
+
+
+def limit_open_files() -> None:
+    """Of programs, and of whatever need not send descriptors: Linux refuses to send any while those that all processes
+    of the user have on their way are more than the sender's own limit, and how many that is, others decide."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (NUM_OPEN_FILES, NUM_OPEN_FILES))
+
+
+def seccomp_program(layers: Layers) -> bytes:
+    return seccomp.compile_filter(distinct_uid=layers.distinct_uid) if layers.seccomp else b""

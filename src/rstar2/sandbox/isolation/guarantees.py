@@ -1,0 +1,225 @@
+"""What this machine can give a sandbox, found out by trying, and told as a table of guarantees."""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from rstar2.sandbox.execution import MIB
+from rstar2.sandbox.isolation import cgroup, confine, linux, rootfs, seccomp
+
+SCRATCH_BYTES, NUM_SCRATCH_FILES = 64 * MIB, 4096
+
+FIRST_UID, NUM_UID_BLOCKS, NUM_UIDS_PER_BLOCK = 0x4000_0000, 0x3FFF, 0x10000
+"""Uids (and gids) that no person has, in blocks of which each service takes one. Linux counts processes by uid, so two
+services must not share them."""
+FIRST_SESSION_NUMBER = 0x8000
+"""In a block: below it are the uids of stateless executions, from it on those of sessions."""
+_NEEDED_CAPABILITIES = {
+    "CAP_SYS_ADMIN": linux.CAP_SYS_ADMIN,
+    "CAP_SETUID": linux.CAP_SETUID,
+    "CAP_SETGID": linux.CAP_SETGID,
+    "CAP_SETPCAP": linux.CAP_SETPCAP,
+    "CAP_KILL": linux.CAP_KILL,
+    "CAP_SYS_NICE": linux.CAP_SYS_NICE,
+}
+"""Of root: to make the namespaces, to give programs a uid of their own and no rights, and to end and renice them."""
+
+
+def slot_uid(service_pid: int, slot_number: int) -> int:
+    """A slot's programs run under a uid of its own."""
+    block = service_pid % NUM_UID_BLOCKS
+    return FIRST_UID + block * NUM_UIDS_PER_BLOCK + slot_number % NUM_UIDS_PER_BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """One promise to whoever runs untrusted code here. `how` it is kept, or what would `fix` its absence."""
+
+    name: str
+    provided: bool
+    how: str
+    fix: str
+    required: bool
+    """Part of the minimum below which the sandbox refuses to start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """The facts that decide which layers can be put on."""
+
+    is_linux: bool
+    is_privileged: bool
+    can_make_user_namespace: bool
+    seccomp: bool
+    memory_groups: cgroup.Hierarchy | None
+    to_be_privileged: str = "run as root"
+    """What would make the privileged way possible, where it is not."""
+    is_machine_root: bool = False
+    """The one id of an unprivileged user namespace would be the machine's root: Linux does not count its processes."""
+
+
+_NO_CAPABILITIES = Capabilities(False, False, False, False, None)
+
+
+@cache
+def detect() -> Capabilities:
+    if sys.platform != "linux":
+        return _NO_CAPABILITIES
+    uid_map, gid_map = (Path(f"/proc/self/{name}").read_text() for name in ("uid_map", "gid_map"))
+    obstacle = what_privilege_needs(os.geteuid(), linux.effective_capabilities(), uid_map, gid_map)
+    if not obstacle and not _succeeds(f"linux.unshare({confine.NAMESPACES})"):
+        obstacle = "let root make namespaces (in a container: --security-opt seccomp=unconfined)"
+    return Capabilities(
+        is_linux=True,
+        is_privileged=not obstacle,
+        can_make_user_namespace=not obstacle or _can_make_user_namespace(),
+        seccomp=seccomp.is_supported(),
+        memory_groups=cgroup.find_hierarchy(),
+        to_be_privileged=obstacle,
+        is_machine_root=os.geteuid() == 0 and uid_map.split()[:2] == ["0", "0"],
+    )
+
+
+def what_privilege_needs(euid: int, effective_capabilities: int, uid_map: str, gid_map: str) -> str:
+    """What stands between this process and the privileged way, as an instruction; empty if nothing does."""
+    if euid != 0:
+        return "run as root"
+    lacking = [name for name, bit in _NEEDED_CAPABILITIES.items() if not effective_capabilities >> bit & 1]
+    if lacking:
+        return f"give root {', '.join(lacking)}"
+    last_uid = FIRST_UID + NUM_UID_BLOCKS * NUM_UIDS_PER_BLOCK - 1
+    if not all(_is_mapped(FIRST_UID, last_uid, id_map) for id_map in (uid_map, gid_map)):
+        return f"map the uids and gids {FIRST_UID} to {last_uid} into this user namespace"
+    return ""
+
+
+def _is_mapped(first: int, last: int, id_map: str) -> bool:
+    """Whether a user namespace has all these ids. A line of its map: first id inside, first id outside, count."""
+    ranges = [(int(line.split()[0]), int(line.split()[2])) for line in id_map.splitlines()]
+    return any(start <= first and last < start + count for start, count in ranges)
+
+
+def _can_make_user_namespace() -> bool:
+    """With the one id in it: root needs CAP_SETFCAP for that."""
+    return _succeeds(
+        f"uid, gid, proc = os.getuid(), os.getgid(), os.open('/proc', os.O_PATH); "
+        f"linux.unshare({confine.NAMESPACES | linux.CLONE_NEWUSER}); confine.map_single_id(uid, gid, proc)"
+    )
+
+
+def _succeeds(statements: str) -> bool:
+    """Try it in a throw-away process: there is no other way to know."""
+    program = f"import os; from rstar2.sandbox.isolation import confine, linux; {statements}"
+    attempt = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30, check=False)
+    return attempt.returncode == 0
+
+
+def choose_layers(
+    capabilities: Capabilities, *, scratch_bytes: int = SCRATCH_BYTES, num_scratch_files: int = NUM_SCRATCH_FILES
+) -> confine.Layers:
+    """Everything that the machine can give."""
+    namespaces = capabilities.is_privileged or capabilities.can_make_user_namespace
+    return confine.Layers(
+        namespaces=namespaces,
+        user_namespace=namespaces and not capabilities.is_privileged,
+        seccomp=capabilities.seccomp,
+        distinct_uid=capabilities.is_privileged,
+        scratch=rootfs.scratch_path(),
+        scratch_bytes=scratch_bytes,
+        num_scratch_files=num_scratch_files,
+    )
+
+
+def probe() -> list[Guarantee]:
+    return describe(detect())
+
+
+def of_plain_subprocesses() -> list[Guarantee]:
+    """The table of `--unsafe`: nothing holds."""
+    fix = "start the service without --unsafe"
+    return [replace(row, provided=False, how="", fix=fix) for row in describe(_NO_CAPABILITIES)]
+
+
+def lacking(table: Sequence[Guarantee]) -> list[str]:
+    """What of the minimum a table does not say that it holds; one that says nothing lacks all of it."""
+    held = {row.name for row in table if row.provided}
+    return [row.name for row in describe(_NO_CAPABILITIES) if row.required and row.name not in held]
+
+
+def weakest(tables: Sequence[Sequence[Guarantee]]) -> list[Guarantee]:
+    """What holds wherever a program may land: what every table says that it holds."""
+    rows: dict[str, Guarantee] = {}
+    for row in (row for table in tables for row in table):
+        if row.name not in rows or not row.provided:
+            rows[row.name] = row
+    unsaid = {name for name in rows for table in tables if all(row.name != name for row in table)}
+    fix = "a node does not say whether it holds there"
+    return [replace(row, provided=False, how="", fix=fix) if row.name in unsaid else row for row in rows.values()]
+
+
+def describe(capabilities: Capabilities) -> list[Guarantee]:
+    """The table of guarantees for `rstar2 doctor` and `GET /status`."""
+    namespaces = capabilities.is_privileged or capabilities.can_make_user_namespace
+    kind = "namespaces made as root" if capabilities.is_privileged else "an unprivileged user namespace"
+    fix_namespaces = (
+        f"run as root with {', '.join(_NEEDED_CAPABILITIES)}, or allow unprivileged user namespaces "
+        "(kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; "
+        "in a container: --security-opt seccomp=unconfined)"
+        if capabilities.is_linux
+        else "run on Linux: this system has no namespaces"
+    )
+
+    def by_namespace(name: str, how: str) -> Guarantee:
+        return Guarantee(name, namespaces, f"{how} ({kind})" if namespaces else "", fix_namespaces, required=True)
+
+    are_limited = capabilities.is_privileged or not capabilities.is_machine_root
+    groups = capabilities.memory_groups
+    version = f"cgroup v{groups.version}" if groups else ""
+    return [
+        by_namespace("files of the machine are out of reach", "pivot_root on a read-only view of the Python runtime"),
+        by_namespace("no network", "an empty network namespace"),
+        by_namespace("other processes are invisible and all children end with the program", "a process namespace"),
+        by_namespace("scratch directory of its own, bounded and empty", "a tmpfs of its own"),
+        Guarantee(
+            "system calls are filtered",
+            capabilities.seccomp,
+            "seccomp allow-list that answers with an errno" if capabilities.seccomp else "",
+            f"the filter is written for x86_64; this machine is {platform.machine()}",
+            required=True,
+        ),
+        Guarantee(
+            "no capabilities, no way to gain privileges",
+            namespaces,
+            "empty bounding set, no_new_privs" if namespaces else "",
+            fix_namespaces,
+            required=True,
+        ),
+        Guarantee(
+            "programs run under a uid of their own",
+            capabilities.is_privileged,
+            "one uid per slot, shared with nobody" if capabilities.is_privileged else "",
+            f"{capabilities.to_be_privileged}; without it a program shares the uid of its slot's init, which the "
+            "process namespace protects",
+            required=False,
+        ),
+        Guarantee(
+            "memory of a program and all its children is limited together",
+            groups is not None,
+            version,
+            "let the service make memory cgroups (run as root, or delegate a cgroup v2 subtree to its user); "
+            "without them each process is limited on its own",
+            required=False,
+        ),
+        Guarantee(
+            "time, output, files and processes are limited",
+            are_limited,
+            "rlimits and deadlines" if are_limited else "",
+            f"{capabilities.to_be_privileged}, or run as an ordinary user: Linux does not limit the processes of root",
+            required=True,
+        ),
+    ]

@@ -1,0 +1,529 @@
+"""A session's slot: a tree of parked interpreters, each the state that one cell left.
+
+A cell runs in a fork of the state it starts from. If it comes back, the fork parks and is the new state; if it dies or
+hits a limit, the old state is still there. Parked states are stopped (SIGSTOP), so nothing of theirs runs between
+cells. What they say is untrusted: user code ran in them. This controller is the init of the process namespace, holds
+the only sockets and deadlines, and never waits for a state without one.
+"""
+
+import array
+import contextlib
+import hashlib
+import math
+import os
+import random
+import resource
+import select
+import signal
+import socket
+import stat
+import struct
+import sys
+import time
+from dataclasses import dataclass, field
+
+from rstar2.sandbox.isolation import confine
+from rstar2.sandbox.slots import inside, wire
+from rstar2.sandbox.slots.wire import Flag, RequestHeader
+
+try:
+    from rstar2.sandbox.slots import _fork as fast_fork  # type: ignore[attr-defined]
+except ImportError:
+    fast_fork = None
+
+_ROOT_STATE = 0
+_HANDSHAKE_S = 15.0
+_DEATH_S = 10.0
+"""For what was killed to be gone. A hundred processes on a busy machine take seconds to get their turn to die."""
+_EXTRA_PROCESSES = 64
+"""Parked states count against the process limit too."""
+_CREDENTIALS = struct.Struct("=iII")
+_HELLO = b"h"
+_DONE = struct.Struct("=BiQI")
+"""Marker, exit code, CPU microseconds, peak KiB."""
+_NO_FLAGS = Flag(0)
+_CUT_FLAGS = (Flag.STDOUT_CUT, Flag.STDERR_CUT, Flag.VALUE_CUT)
+
+
+class _StateLostError(Exception):
+    """A state did not do what a parked state does."""
+
+
+@dataclass(frozen=True)
+class _State:
+    pid: int
+    channel: socket.socket
+
+
+@dataclass
+class _Cell:
+    """One running cell, as the controller sees it."""
+
+    header: RequestHeader
+    stdin: memoryview
+    started: float
+    channel: socket.socket
+    pid: int
+    process_fd: int
+    input_fd: int | None
+    streams: dict[int, bytearray]
+    flags: Flag = _NO_FLAGS
+    wait_status: int = 0
+    kept: bool = False
+    is_asking: bool = False
+    cpu_us: int = 0
+    max_rss_kib: int = 0
+    cut: set[int] = field(default_factory=set)
+
+    def limit_of(self, stream: int) -> int:
+        return self.header.output_bytes + (stream + 1 == inside.VALUE_FD)  # the value has a tag before it
+
+
+# ---- the controller ----
+
+
+def serve(socket_fd: int, uid: int, pid_namespace: bool, base_data_bytes: int, base_address_bytes: int) -> None:
+    """Answer the host until it is gone. Never returns."""
+    caller = socket.socket(fileno=socket_fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it has the uid of its cells, they could send it
+    try:
+        limits = RequestHeader.unpack(_receive(caller, wire.REQUEST.size))
+        controller = _Controller(caller, uid, pid_namespace)
+        controller.start_root(limits, base_data_bytes, base_address_bytes)
+        while True:
+            operation, base, new = wire.SESSION_REQUEST.unpack(_receive(caller, wire.SESSION_REQUEST.size))
+            if operation == wire.OPERATION_DROP:
+                controller.drop(base)
+            else:
+                header = RequestHeader.unpack(_receive(caller, wire.REQUEST.size))
+                code, stdin = _receive(caller, header.code_len), _receive(caller, header.stdin_len)
+                caller.sendall(controller.run(base, new, header, code, stdin))
+    except (EOFError, OSError):
+        pass
+    finally:
+        os._exit(0)
+
+
+def _receive(channel: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        piece = channel.recv(min(length - len(data), 1 << 20))
+        if not piece:
+            raise EOFError
+        data += piece
+    return bytes(data)
+
+
+class _Controller:
+    def __init__(self, caller: socket.socket, uid: int, pid_namespace: bool) -> None:
+        self._caller = caller
+        self._uid = uid
+        self._pid_namespace = pid_namespace
+        self._states: dict[int, _State] = {}
+        self._empty_scratch = _num_scratch_files()
+        self._swept_to = 1
+
+    def start_root(self, limits: RequestHeader, base_data_bytes: int, base_address_bytes: int) -> None:
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                ours.close()
+                self._caller.close()
+                _confine_root(limits, self._uid, base_data_bytes, base_address_bytes)
+                inside.reseed()
+                _state_loop(theirs, inside.new_main().__dict__)
+            finally:
+                os._exit(117)
+        theirs.close()
+        self._states[_ROOT_STATE] = _State(pid, ours)
+
+    def drop(self, number: int) -> None:
+        state = self._states.pop(number, None)
+        if state is not None:
+            state.channel.close()
+            _kill(state.pid)
+        _reap()
+
+    def run(self, base: int, new: int, header: RequestHeader, code: bytes, stdin: bytes) -> bytes:
+        try:
+            cell = self._start(self._states[base], header, code, stdin)
+        except (_StateLostError, OSError, EOFError):
+            return self._reply(None)
+        try:
+            self._collect(cell)
+        finally:
+            os.close(cell.process_fd)
+            if cell.input_fd is not None:
+                os.close(cell.input_fd)
+        if cell.kept:
+            os.kill(cell.pid, signal.SIGSTOP)
+            self._states[new] = _State(cell.pid, cell.channel)
+        else:
+            cell.channel.close()
+            _kill(cell.pid)
+            self._wait_for_end(cell)
+        self._end_stragglers()
+        for number, (fd, data) in enumerate(cell.streams.items()):
+            if number not in cell.cut:
+                _drain(fd, data, cell.limit_of(number))
+            else:
+                cell.flags |= _CUT_FLAGS[number]
+            os.close(fd)
+        if cell.is_asking:  # the cell's end has overtaken the answer
+            self._receive_more_time(cell)
+        return self._reply(cell)
+
+    def _start(self, base: _State, header: RequestHeader, code: bytes, stdin: bytes) -> _Cell:
+        """Hand the base everything that its fork needs, and learn the fork's process id from the kernel."""
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        input_read, input_write = os.pipe()
+        pipes = [os.pipe() for _ in range(3)]
+        given = [theirs.fileno(), input_read, *(write_end for _, write_end in pipes)]
+        try:
+            base.channel.settimeout(_HANDSHAKE_S)
+            os.kill(base.pid, signal.SIGCONT)
+            packed = array.array("i", given).tobytes()
+            base.channel.sendmsg([header.pack()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)])
+            base.channel.sendall(code)
+            theirs.close()  # so that the end of the state is seen at once
+            ours.settimeout(_HANDSHAKE_S)
+            pid = _receive_hello(ours)
+        except BaseException:
+            for fd in (input_write, *(read_end for read_end, _ in pipes)):
+                os.close(fd)
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(input_read)
+            for _, write_end in pipes:
+                os.close(write_end)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(base.pid, signal.SIGSTOP)
+        for read_end, _ in pipes:
+            os.set_blocking(read_end, False)
+        os.set_blocking(input_write, False)
+        ours.setblocking(False)
+        streams = {read_end: bytearray() for read_end, _ in pipes}
+        # Its time begins here: a state that this machine let wait for its turn to fork has not run the cell yet.
+        started = time.monotonic()
+        return _Cell(header, memoryview(stdin), started, ours, pid, os.pidfd_open(pid), input_write, streams)
+
+    def _collect(self, cell: _Cell) -> None:
+        """Until the cell is done, dead, over a limit, or the caller is gone."""
+        poller = select.poll()
+        poller.register(cell.channel, select.POLLIN)
+        poller.register(cell.process_fd, select.POLLIN)  # its own end, whoever else may hold its channel
+        poller.register(self._caller, select.POLLIN | select.POLLRDHUP)
+        for fd in cell.streams:
+            poller.register(fd, select.POLLIN)
+        if cell.input_fd is not None:
+            poller.register(cell.input_fd, select.POLLOUT)
+        last, ask_at = cell.started + cell.header.longest_ms / 1000, cell.started + cell.header.wall_ms / 1000
+        numbers = {fd: number for number, fd in enumerate(cell.streams)}
+        while True:
+            now = time.monotonic()
+            if now >= last:
+                cell.flags |= Flag.TIMED_OUT
+                return
+            if now >= ask_at:
+                self._caller.sendall(wire.SESSION_REPLY.pack(0, 0) + wire.question(now - cell.started))
+                ask_at, cell.is_asking = math.inf, True
+            for fd, _ in poller.poll((min(last, ask_at) - now) * 1000 + 1):
+                if fd == self._caller.fileno():
+                    if not cell.is_asking:
+                        os._exit(0)
+                    more_ms = self._receive_more_time(cell)
+                    ask_at = time.monotonic() + more_ms / 1000
+                    if not more_ms:
+                        cell.flags |= Flag.TIMED_OUT
+                        return
+                if fd == cell.input_fd:
+                    if not _feed(cell):
+                        poller.unregister(fd)
+                        os.close(fd)
+                        cell.input_fd = None
+                elif fd in numbers:
+                    ended, over = _drain(fd, cell.streams[fd], cell.limit_of(numbers[fd]))
+                    if over:
+                        cell.cut.add(numbers[fd])
+                        return
+                    if ended:
+                        poller.unregister(fd)
+                elif fd in (cell.channel.fileno(), cell.process_fd):
+                    _read_done(cell)
+                    for stream, number in numbers.items():
+                        if _drain(stream, cell.streams[stream], cell.limit_of(number))[1]:
+                            cell.cut.add(number)
+                            cell.kept = False
+                    return
+
+    def _receive_more_time(self, cell: _Cell) -> int:
+        cell.is_asking = False
+        more_ms: int = wire.MORE_TIME.unpack(_receive(self._caller, wire.MORE_TIME.size))[0]
+        return more_ms
+
+    def _wait_for_end(self, cell: _Cell) -> None:
+        until = time.monotonic() + _DEATH_S
+        while True:
+            try:
+                _, status, used = os.wait4(cell.pid, 0)
+                break
+            except ChildProcessError:  # the process between its state and it has not gone yet: it is not ours so far
+                if time.monotonic() > until:
+                    os._exit(0)
+                time.sleep(0.001)
+        if not cell.flags and not cell.cut:
+            cell.wait_status = status
+        cell.cpu_us = int((used.ru_utime + used.ru_stime) * 1e6)
+        cell.max_rss_kib = used.ru_maxrss
+
+    def _end_stragglers(self) -> None:
+        """End whatever the cell left running: all that is not parked and younger than the last sweep. Process ids are
+        given out in order; when they no longer are, or something will not die, the tree ends, and the host rebuilds it.
+        """
+        if not self._pid_namespace:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGSTOP)  # reaches all at once: from here on nobody forks
+        parked = {state.pid for state in self._states.values()}
+        highest = _latest_pid()
+        if highest < self._swept_to:
+            os._exit(0)
+        killed = [pid for pid in range(self._swept_to + 1, highest) if pid not in parked and _kill_process(pid)]
+        self._swept_to = highest
+        if any(_is_running(pid) for pid in killed):
+            os._exit(0)
+        _reap()
+
+    def _reply(self, cell: _Cell | None) -> bytes:
+        fingerprint = _scratch_fingerprint(self._empty_scratch)
+        if cell is None:
+            # The state could not even fork: it is gone, whatever the reason; the host sees status -1.
+            return wire.SESSION_REPLY.pack(0, fingerprint) + wire.REPLY.pack(-1, 0, 0, 0, 0, 0, 0, 0)
+        bodies = [bytes(data) for data in cell.streams.values()]
+        wall_us = int((time.monotonic() - cell.started) * 1e6)
+        numbers = wire.REPLY.pack(
+            cell.wait_status,
+            cell.flags,
+            *map(len, bodies),
+            cell.max_rss_kib & 0xFFFFFFFF,
+            wall_us,
+            cell.cpu_us,
+        )
+        return b"".join([wire.SESSION_REPLY.pack(cell.kept, fingerprint), numbers, *bodies])
+
+
+def _receive_hello(channel: socket.socket) -> int:
+    """The kernel attaches the sender's true process id; nothing in the message itself is believed."""
+    data, ancillary, _, _ = channel.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+    for level, kind, content in ancillary:
+        if data == _HELLO and level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+            pid: int = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])[0]
+            return pid
+    raise _StateLostError
+
+
+def _read_done(cell: _Cell) -> None:
+    try:
+        message = cell.channel.recv(_DONE.size)
+    except OSError:
+        return
+    if len(message) == _DONE.size:
+        _, code, cell.cpu_us, cell.max_rss_kib = _DONE.unpack(message)
+        cell.wait_status = (code & 0xFF) << 8
+        cell.kept = True
+
+
+def _feed(cell: _Cell) -> bool:
+    """Write what the pipe takes; False when nothing is left or nobody reads."""
+    if not cell.stdin:
+        return False
+    try:
+        cell.stdin = cell.stdin[os.write(cell.input_fd or 0, cell.stdin) :]
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return bool(cell.stdin)
+
+
+def _drain(fd: int, data: bytearray, limit: int) -> tuple[bool, bool]:
+    """Read what is there: (writers are gone, over the limit)."""
+    while True:
+        room = limit - len(data)
+        try:
+            piece = os.read(fd, min(room, 1 << 16) or 1)
+        except BlockingIOError:
+            return False, False
+        if not piece:
+            return True, False
+        if not room:
+            return False, True
+        data += piece
+
+
+def _kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _kill_process(pid: int) -> bool:
+    """False for the id of a thread, which has no process descriptor: a plain kill would end the thread's process."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _is_running(pid: int) -> bool:
+    """Give a killed process a moment to go; one that is dead but not reaped by its parent counts as gone."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        return not select.select([fd], [], [], _DEATH_S)[0]
+    finally:
+        os.close(fd)
+
+
+def _latest_pid() -> int:
+    if fast_fork is not None:
+        latest: int = fast_fork.latest_pid()
+        return latest
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return pid
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _num_scratch_files() -> int:
+    usage = os.statvfs(".")
+    return usage.f_files - usage.f_ffree
+
+
+def _scratch_fingerprint(num_when_empty: int) -> int:
+    """0 while the scratch directory is empty, else a digest of what is in it, however a program left it."""
+    if _num_scratch_files() == num_when_empty:
+        return 0
+    digest = hashlib.blake2b(digest_size=8)
+    pending = ["."]
+    while pending:
+        folder = pending.pop()
+        try:
+            names = sorted(os.listdir(folder))  # noqa: PTH208
+        except OSError:
+            continue
+        for name in names:
+            path = f"{folder}/{name}"
+            digest.update(path.encode("utf-8", "surrogateescape"))
+            with contextlib.suppress(OSError):
+                facts = os.lstat(path)
+                # The time of change, unlike that of modification, cannot be set back.
+                digest.update(f"\0{facts.st_mode}\0{facts.st_size}\0{facts.st_ctime_ns}\0{facts.st_ino}\n".encode())
+                if stat.S_ISDIR(facts.st_mode):
+                    pending.append(path)
+    return int.from_bytes(digest.digest(), "little") or 1
+
+
+# ---- a state: what runs in the parked interpreters ----
+
+
+def _confine_root(limits: RequestHeader, uid: int, base_data_bytes: int, base_address_bytes: int) -> None:
+    """Hard limits of the whole session: no cell can raise them, and every cell inherits them."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    confine.limit_open_files()
+    values = {
+        resource.RLIMIT_DATA: base_data_bytes + limits.data_bytes,
+        resource.RLIMIT_FSIZE: limits.file_bytes,
+        resource.RLIMIT_NPROC: limits.num_processes + _EXTRA_PROCESSES,
+    }
+    if limits.address_bytes:
+        values[resource.RLIMIT_AS] = base_address_bytes + limits.address_bytes
+    for kind, value in values.items():
+        resource.setrlimit(kind, (value, value))
+    if uid >= 0:
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+
+
+# Bound here, so that a cell that replaces `os.fork` and the like does not take its own session apart.
+_fork, _exit, _waitpid, _dup2, _close, _closerange = os.fork, os._exit, os.waitpid, os.dup2, os.close, os.closerange
+_getstate, _setstate, _getpid = random.getstate, random.setstate, os.getpid
+_getrusage, _setrlimit = resource.getrusage, resource.setrlimit
+
+
+def _state_loop(channel: socket.socket, namespace: dict[str, object]) -> None:
+    """Park; fork for each cell that arrives. The fork runs the cell and then parks in this same loop."""
+    number = 0
+    while True:
+        packed, ancillary, _, _ = channel.recvmsg(wire.REQUEST.size, socket.CMSG_SPACE(4 * 5))
+        if len(packed) < wire.REQUEST.size or not ancillary:
+            _exit(0)
+        fds = array.array("i")
+        fds.frombytes(ancillary[0][2][:20])
+        header = RequestHeader.unpack(packed)
+        source = _receive(channel, header.code_len)
+        generator = _getstate()  # a fork hook would reseed it, and a cell's random.seed(1) must hold in the next
+        try:
+            middle = _fork()
+        except BlockingIOError:  # what earlier cells started and never waited for still counts against the limit
+            _reap()
+            middle = _fork()
+        if middle:
+            for fd in fds:
+                _close(fd)
+            _waitpid(middle, 0)
+            continue
+        if _fork():
+            _exit(0)  # the cell becomes a child of the controller, which alone reaps it
+        _setstate(generator)
+        channel.close()
+        channel = _take_descriptors(fds)
+        channel.sendmsg(
+            [_HELLO],
+            [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, _CREDENTIALS.pack(_getpid(), os.getuid(), os.getgid()))],
+        )
+        number += 1
+        if sys.stdin is sys.__stdin__:  # what an earlier cell left unread in its buffer was not for this one
+            inside.open_stdin()
+        _setrlimit(resource.RLIMIT_CPU, (header.cpu_s, resource.RLIM_INFINITY))
+        code = inside.run_cell(source, namespace, f"<cell {number}>")
+        _setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        used = _getrusage(resource.RUSAGE_SELF)
+        code = code if code >= 0 else inside.EXIT_RAISED
+        channel.send(_DONE.pack(1, code, int((used.ru_utime + used.ru_stime) * 1e6), used.ru_maxrss))
+
+
+def _take_descriptors(fds: "array.array[int]") -> socket.socket:
+    """Streams to 0..3, the channel above them, nothing else open but what earlier cells opened themselves."""
+    for target, fd in enumerate(fds[1:]):
+        _dup2(fd, target, inheritable=target != inside.VALUE_FD)
+    for fd in fds[1:]:
+        if fd > inside.VALUE_FD:
+            _close(fd)
+    return socket.socket(fileno=fds[0])

@@ -1,0 +1,409 @@
+"""Stateless executions: a fair queue in front of slots, and the rules of who runs when.
+
+At most `num_young` executions run that are younger than a tenth of a second; older ones have been moved to a low CPU
+share by their slot and no longer count, up to `max_slots` in all. So sleepers and endless loops neither hold the
+cores nor the queue. Every wait has a deadline: in the queue the caller's, in a slot the wall limit and a grace period,
+after which the slot is killed and the call is ours to retry.
+
+A slot whose program is at its wall limit asks whether it may go on (`starvation.py`). A program that was starved at its
+low share is begun again at full share, as long as few are.
+
+What the machine refuses for a moment (descriptors, a memory group) is asked for again at the next tick; callers wait
+for it as for a free worker.
+"""
+
+import asyncio
+import math
+import time
+from dataclasses import dataclass, field
+from itertools import cycle
+
+from rstar2.errors import InfrastructureError
+from rstar2.sandbox.execution import Execution, ExecutionStatus
+from rstar2.sandbox.executor import Overloaded, Request
+from rstar2.sandbox.isolation.guarantees import FIRST_SESSION_NUMBER
+from rstar2.sandbox.slots import wire
+from rstar2.sandbox.slots.fair_queue import FairQueue
+from rstar2.sandbox.slots.host import Host
+from rstar2.sandbox.slots.proc_tasks import tasks_below
+from rstar2.sandbox.slots.slot import MemoryAccount, SlotChannel, kill_quietly, socket_pair
+from rstar2.sandbox.slots.starvation import WallClock
+from rstar2.sandbox.slots.wire import Flag
+
+YOUNG_S = 0.1
+TICK_S = 0.025
+_UID_NUMBERS = cycle(range(FIRST_SESSION_NUMBER))
+"""Of this process and not of one executor: two that share a uid would share its limit of processes."""
+GRACE_S = 5.0
+"""A slot asks or replies within milliseconds of its program's wall limit; one that takes this long is hung."""
+MAX_ATTEMPTS = 3
+
+
+@dataclass(eq=False)
+class Job:
+    request: Request
+    flow: str
+    code: bytes
+    stdin: bytes
+    future: asyncio.Future[Execution]
+    queued_at: float
+    clock: WallClock
+    num_attempts: int = 0
+    started_at: float = 0.0
+    due_at: float = 0.0
+    """When its slot must have asked or replied."""
+    is_young: bool = True
+    keeps_share: bool = False
+    """It is not moved to a low CPU share."""
+    slot: "_Slot | None" = None
+
+    @property
+    def expires_at(self) -> float:
+        return self.queued_at + self.request.queue_s
+
+
+@dataclass(eq=False)
+class _Slot:
+    """One place for executions, with a memory group of its own; the process in it may be replaced."""
+
+    memory: MemoryAccount
+    uid_number: int = -1
+    """Of the process: another one for each."""
+    channel: SlotChannel | None = None
+    pid: int = 0
+    job: Job | None = None
+
+
+@dataclass
+class Counters:
+    num_started: int = 0
+    num_retried: int = 0
+    num_slots_lost: int = 0
+    num_slots_made: int = 0
+    by_status: dict[str, int] = field(default_factory=dict)
+
+
+class Dispatcher:
+    def __init__(self, host: Host, *, num_young: int, max_slots: int, queue_capacity: int) -> None:
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._num_young_allowed = num_young
+        self._max_slots = max_slots
+        self.queue: FairQueue[Job] = FairQueue(queue_capacity)
+        self._slots: list[_Slot] = []
+        self._idle: list[_Slot] = []
+        self._num_young = 0
+        self._next_flow = 0
+        self._uid_numbers = _UID_NUMBERS
+        self._end: str | None = None
+        """Why nothing is run any more."""
+        self._refusal = ""
+        """What the machine refused when a slot was last asked for."""
+        self._next_expiry = math.inf
+        self.counters = Counters()
+        host.on_template_ready = self._pump
+        self._ticker = asyncio.create_task(self._tick(), name="sandbox dispatcher clock")
+        self._ticker.add_done_callback(self._on_clock_stopped)
+        for _ in range(min(num_young, max_slots)):
+            if (slot := self._add_slot()) is not None:
+                self._idle.append(slot)
+
+    # ---- callers ----
+
+    @property
+    def num_slots(self) -> int:
+        return len(self._slots)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._slots) - len(self._idle)
+
+    def new_flow(self) -> str:
+        self._next_flow += 1
+        return f"#{self._next_flow}"
+
+    def submit(self, request: Request) -> Job:
+        """Overloaded if the queue is full; otherwise the job's future always gets a result."""
+        if self._end is not None:
+            raise InfrastructureError(self._end)
+        if self.queue.room <= 0:
+            raise Overloaded(retry_after_s=self._expected_wait_s())
+        code, stdin = request.code.encode("utf-8", "surrogatepass"), request.stdin.encode("utf-8", "surrogatepass")
+        future: asyncio.Future[Execution] = self._loop.create_future()
+        flow = request.flow or self.new_flow()
+        clock = WallClock(request.limits.wall_s, request.limits.longest_s)
+        job = Job(request, flow, code, stdin, future, time.monotonic(), clock)
+        if len(code) > wire.MAX_CODE_BYTES or len(stdin) > wire.MAX_STDIN_BYTES:
+            message = f"code is limited to {wire.MAX_CODE_BYTES} bytes and stdin to {wire.MAX_STDIN_BYTES}"
+            future.set_result(Execution(ExecutionStatus.ERROR, message=message, exit_code=None))
+            return job
+        self.queue.push(flow, job)
+        self._next_expiry = min(self._next_expiry, job.expires_at)
+        self._pump()
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """The caller went away: end the execution, or take it out of the queue."""
+        job.future.cancel()
+        if job.slot is not None:
+            slot = job.slot
+            self._release(slot)
+            self._drop_process(slot)
+            self._pump()
+        else:
+            self.queue.remove(job.flow, job)
+
+    def _expected_wait_s(self) -> float:
+        return min(30.0, max(0.1, len(self.queue) * 0.001))
+
+    # ---- running ----
+
+    def _pump(self) -> None:
+        while len(self.queue) and self._num_young < self._num_young_allowed and self._end is None:
+            slot = self._take_idle_slot()
+            if slot is None:
+                return
+            job = self.queue.pop()
+            while job.future.done() and len(self.queue):
+                job = self.queue.pop()
+            if job.future.done():
+                self._idle.append(slot)
+                return
+            if not self._start(slot, job):
+                self.queue.push_front(job.flow, job)
+                self._idle.insert(0, slot)  # the others first: they may have a process
+                return
+
+    def _take_idle_slot(self) -> _Slot | None:
+        if self._idle:
+            return self._idle.pop()
+        if len(self._slots) < self._max_slots:
+            return self._add_slot()
+        return None
+
+    def _add_slot(self) -> _Slot | None:
+        try:
+            group = self._host.make_memory_group(f"slot-{len(self._slots)}")
+        except OSError as error:
+            self._refusal = f"no memory group: {error}"
+            return None
+        slot = _Slot(MemoryAccount(group))
+        self._slots.append(slot)
+        self._make_process(slot)
+        return slot
+
+    def _make_process(self, slot: _Slot) -> bool:
+        """Ask for a process in the slot. It can be written to at once, before it even exists. False if none is to be
+        had now."""
+        try:
+            ours, theirs = socket_pair()
+        except OSError as error:
+            self._refusal = f"no socket: {error}"
+            return False
+        slot.uid_number = self._fresh_uid_number()
+        with theirs:
+            channel = SlotChannel(
+                self._loop,
+                ours,
+                prefix_bytes=0,
+                on_reply=lambda header, body: self._on_reply(slot, header, body),
+                on_lost=lambda: self._on_lost(slot),
+            )
+            is_asked = self._host.fork_slot(
+                wire.KIND_STATELESS,
+                slot.uid_number,
+                theirs,
+                slot.memory.group,
+                lambda pid: self._on_forked(slot, channel, pid),
+            )
+        if not is_asked:
+            self._refusal = "no template is ready"
+            channel.close()
+            return False
+        self._refusal = ""
+        slot.channel, slot.pid = channel, 0
+        self.counters.num_slots_made += 1
+        return True
+
+    def _fresh_uid_number(self) -> int:
+        """One that nobody has, nor had until lately: what was killed in a slot may take a while to die, and Linux
+        counts its processes against whoever has its uid."""
+        taken = {slot.uid_number for slot in self._slots}
+        return next(number for number in self._uid_numbers if number not in taken)
+
+    def _on_forked(self, slot: _Slot, channel: SlotChannel, pid: int) -> None:
+        """A process that was cancelled before it existed is not the slot's any more: it finds its socket closed."""
+        if slot.channel is channel:
+            if pid > 0:
+                slot.pid = pid
+            elif channel.is_open:
+                channel.close()
+                self._on_lost(slot)
+
+    def _start(self, slot: _Slot, job: Job) -> bool:
+        if (slot.channel is None or not slot.channel.is_open) and not self._make_process(slot):
+            return False
+        assert slot.channel is not None
+        limits = job.request.limits
+        try:
+            slot.memory.begin(limits.memory_bytes)
+        except OSError as error:
+            # The group still holds more than the new limit; a new process in it starts from nothing.
+            self._drop_process(slot)
+            if job.num_attempts >= MAX_ATTEMPTS:
+                message = f"the memory limit could not be set: {error}"
+                self._finish(job, Execution(ExecutionStatus.INFRASTRUCTURE, message=message))
+            job.num_attempts += 1
+            return False
+        slot.job, job.slot = job, slot
+        job.started_at, job.is_young = time.monotonic(), True
+        job.due_at = job.started_at + limits.wall_s + GRACE_S
+        job.num_attempts += 1
+        self._num_young += 1
+        self.counters.num_started += 1
+        request = wire.encode_request(
+            job.code,
+            job.stdin,
+            limits,
+            has_memory_group=slot.memory.group is not None,
+            longest_s=job.clock.bound_s,
+            young_s=math.inf if job.keeps_share else YOUNG_S,
+        )
+        slot.channel.send(request)
+        return True
+
+    def _release(self, slot: _Slot) -> Job:
+        """Take the job out of its slot; the slot is free."""
+        job = slot.job
+        assert job is not None
+        slot.job = job.slot = None
+        if job.is_young:
+            self._num_young -= 1
+        self._idle.append(slot)
+        return job
+
+    def _drop_process(self, slot: _Slot) -> None:
+        if slot.channel is not None:
+            slot.channel.close()
+        slot.channel, slot.pid = None, 0
+
+    def _on_reply(self, slot: _Slot, header: bytes, body: bytes) -> None:
+        if (asked_after_s := wire.asked_after_s(header)) is not None:
+            self._on_wall_limit(slot, asked_after_s)
+            return
+        job = self._release(slot)
+        was_signalled = wire.REPLY.unpack(header)[0] & 0x7F
+        killed_for_memory = bool(was_signalled) and slot.memory.was_killed()
+        execution, flags = wire.decode_reply(
+            header, body, job.request.limits, killed_for_memory=killed_for_memory, is_starved=job.clock.is_starved
+        )
+        if Flag.SCRATCH_DIRTY in flags:  # the slot has ended itself; the next one is made while nobody waits for it
+            self._drop_process(slot)
+            self._make_process(slot)
+        self._finish(job, execution)
+        self._pump()
+
+    def _on_wall_limit(self, slot: _Slot, elapsed_s: float) -> None:
+        job = slot.job
+        assert job is not None and slot.channel is not None
+        more_s = job.clock.more_s(elapsed_s, tasks_below(slot.pid) if slot.pid else ())
+        if more_s and job.clock.had_s < job.request.limits.wall_s / 2 and self._may_keep_share(job):
+            job.keeps_share = True
+            job.clock = WallClock(job.request.limits.wall_s, job.clock.bound_s - elapsed_s)
+            self._release(slot)
+            self._drop_process(slot)
+            self.counters.num_retried += 1
+            self.queue.push_front(job.flow, job)
+            self._pump()
+            return
+        job.due_at = time.monotonic() + more_s + GRACE_S
+        slot.channel.send(wire.encode_more_time(more_s))
+
+    def _may_keep_share(self, job: Job) -> bool:
+        """A share that was lowered cannot be raised again by an ordinary user, so the program is begun anew."""
+        num_keeping = sum(1 for slot in self._slots if slot.job is not None and slot.job.keeps_share)
+        return not job.keeps_share and num_keeping < self._num_young_allowed
+
+    def _on_lost(self, slot: _Slot) -> None:
+        """The process of a slot is gone, idle or in the middle of an execution."""
+        self._drop_process(slot)
+        self.counters.num_slots_lost += 1
+        if slot.job is None:
+            return
+        job = self._release(slot)
+        if slot.memory.was_killed():
+            limit = job.request.limits.memory_bytes
+            message = f"stopped at its memory limit of {limit} bytes"
+            self._finish(job, Execution(ExecutionStatus.MEMORY, message=message, signal=9))
+        elif job.num_attempts < MAX_ATTEMPTS and not job.future.done():
+            self.counters.num_retried += 1
+            self.queue.push_front(job.flow, job)
+        else:
+            message = f"the worker was lost, {job.num_attempts} times in a row"
+            self._finish(job, Execution(ExecutionStatus.INFRASTRUCTURE, message=message))
+        self._pump()
+
+    def _finish(self, job: Job, execution: Execution) -> None:
+        status = execution.status.value
+        self.counters.by_status[status] = self.counters.by_status.get(status, 0) + 1
+        if not job.future.done():
+            queue_s = (job.started_at or time.monotonic()) - job.queued_at
+            job.future.set_result(_with_waiting(execution, queue_s, job.num_attempts))
+
+    # ---- deadlines ----
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            for slot in self._slots:
+                job = slot.job
+                if job is None:
+                    continue
+                age_s = now - job.started_at
+                if job.is_young and age_s > YOUNG_S:
+                    job.is_young = False
+                    self._num_young -= 1
+                if now > job.due_at:
+                    kill_quietly(slot.pid)
+                    self._on_lost(slot)
+            self._expire(now)
+            self._pump()
+
+    def _expire(self, now: float) -> None:
+        """Give back what waited longer than its caller allowed. A queue of 45,000 is walked only when one may have."""
+        if now < self._next_expiry:
+            return
+        for job in self.queue.take_expired(lambda job: job.expires_at <= now):
+            message = f"no worker was free within {job.request.queue_s:g} s"
+            message += f" ({self._refusal})" if self._refusal else ""
+            self._finish(job, Execution(ExecutionStatus.QUEUE_TIMEOUT, message=message))
+        self._next_expiry = min((job.expires_at for job in self.queue), default=math.inf)
+
+    def _on_clock_stopped(self, ticker: "asyncio.Task[None]") -> None:
+        """Without the clock nothing has a deadline: whoever waits is told at once, and whoever comes later."""
+        if not ticker.cancelled() and (error := ticker.exception()) is not None:
+            self._give_up(f"the sandbox's dispatcher failed: {error!r}")
+
+    def _give_up(self, reason: str) -> None:
+        self._end = reason
+        for slot in self._slots:
+            if slot.job is not None:
+                job = self._release(slot)
+                self._finish(job, Execution(ExecutionStatus.INFRASTRUCTURE, message=reason))
+            self._drop_process(slot)
+        while len(self.queue):
+            self._finish(self.queue.pop(), Execution(ExecutionStatus.INFRASTRUCTURE, message=reason))
+
+    async def close(self) -> None:
+        self._ticker.cancel()
+        self._give_up("the sandbox was closed")
+        for slot in self._slots:
+            if slot.memory.group is not None:
+                self._host.retire_memory_group(slot.memory.group)
+
+
+def _with_waiting(execution: Execution, queue_s: float, num_attempts: int) -> Execution:
+    object.__setattr__(execution, "queue_s", queue_s)
+    object.__setattr__(execution, "num_attempts", num_attempts)
+    return execution

@@ -1,0 +1,133 @@
+"""The host's end of one slot: a socket on which requests go out and replies come back, one at a time."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable
+
+from rstar2.sandbox.isolation.cgroup import SlotGroup
+from rstar2.sandbox.slots import wire
+
+_SOCKET_BUFFER_BYTES = 1 << 20
+_READ_BYTES = 1 << 14
+"""Most replies are far smaller; a larger buffer would be mapped and unmapped for each of them."""
+
+
+class SlotChannel:
+    """Sends a request without blocking the loop, gathers the reply, and says when the slot is gone.
+
+    `on_reply(header, body)` and `on_lost()` are called from the event loop; after `on_lost` nothing else is.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        channel: socket.socket,
+        *,
+        prefix_bytes: int,
+        on_reply: Callable[[bytes, bytes], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._socket = channel
+        self._fd = channel.fileno()
+        self._header_bytes = prefix_bytes + wire.REPLY.size
+        self._prefix_bytes = prefix_bytes
+        self._received = bytearray()
+        self._expected = 0
+        self._unsent: memoryview | None = None
+        self._on_reply, self._on_lost = on_reply, on_lost
+        self.is_open = True
+        channel.setblocking(False)
+        loop.add_reader(self._fd, self._on_readable)
+
+    def send(self, data: bytes) -> None:
+        try:
+            sent = self._socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # the slot is gone: the reader is about to say so
+        if sent < len(data):
+            self._unsent = memoryview(data)[sent:]
+            self._loop.add_writer(self._fd, self._on_writable)
+
+    def _on_writable(self) -> None:
+        assert self._unsent is not None
+        try:
+            self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._unsent = self._unsent[:0]
+        if not self._unsent:
+            self._unsent = None
+            self._loop.remove_writer(self._fd)
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            self._on_lost()
+            return
+        self._received += data
+        if not self._expected and len(self._received) >= self._header_bytes:
+            _, _, *lengths, _, _, _ = wire.REPLY.unpack_from(self._received, self._prefix_bytes)
+            self._expected = self._header_bytes + sum(lengths)
+        if self._expected and len(self._received) >= self._expected:
+            header, body = bytes(self._received[: self._header_bytes]), bytes(self._received[self._header_bytes :])
+            self._received.clear()
+            self._expected = 0
+            self._on_reply(header, body)
+
+    def close(self) -> None:
+        """Closing is also how a running execution is cancelled: its slot sees it, kills everything and ends."""
+        if self.is_open:
+            self.is_open = False
+            self._loop.remove_reader(self._fd)
+            if self._unsent is not None:
+                self._loop.remove_writer(self._fd)
+            self._socket.close()
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+    return ours, theirs
+
+
+def kill_quietly(pid: int) -> None:
+    """SIGKILL to a slot's init ends its whole process namespace."""
+    if pid > 0:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+class MemoryAccount:
+    """Tells whether the kernel killed for memory since the last look, where a memory group exists."""
+
+    def __init__(self, group: SlotGroup | None) -> None:
+        self.group = group
+        self._num_kills = group.num_kills() if group else 0
+
+    def begin(self, limit_bytes: int) -> None:
+        """Before an execution: what was killed until now was not its doing."""
+        if self.group is not None:
+            self.group.set_limit(limit_bytes)
+            self._num_kills = self.group.num_kills()
+
+    def was_killed(self) -> bool:
+        if self.group is None:
+            return False
+        before = self._num_kills
+        with contextlib.suppress(OSError):  # the group was taken away: nobody can tell
+            self._num_kills = self.group.num_kills()
+        return self._num_kills > before

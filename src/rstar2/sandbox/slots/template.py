@@ -1,0 +1,192 @@
+"""The template process: loads the libraries once, confines itself, then forks slots on demand until its host is gone.
+
+Started by `templates.py` with its settings as one JSON argument. Tells what it is on the control
+socket when it is ready, then answers each slot message there with the slot's process id.
+"""
+
+import contextlib
+import errno
+import fcntl
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rstar2.sandbox.isolation import confine, linux, seccomp
+from rstar2.sandbox.notebooks import session_tree
+from rstar2.sandbox.slots import inside, pyfork, warmup, wire
+
+try:
+    from rstar2.sandbox.slots import _fork as fast_fork  # type: ignore[attr-defined]
+except ImportError:
+    fast_fork = None
+
+_PAGE_BYTES = resource.getpagesize()
+_JANITOR_DEADLINE_S = 15.0
+_IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
+_SLOT_BUFFER_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    control_fd: int
+    layers: confine.Layers
+    fast: bool
+    service_group: str | None
+    """The service's cgroup, removed by this process if the host was killed and could not do it."""
+    warm: bool
+
+    def to_argument(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_argument(cls, text: str) -> "Settings":
+        fields = json.loads(text)
+        return cls(**{**fields, "layers": confine.Layers(**fields["layers"])})
+
+
+def is_fast_path_built() -> bool:
+    return fast_fork is not None
+
+
+def main() -> None:
+    settings = Settings.from_argument(sys.argv[1])
+    _forget_inherited_signals()
+    control = _take_control_socket(settings.control_fd)
+    missing = _load(settings)
+    maps_fd = os.open("/proc/self/maps", os.O_RDONLY | os.O_CLOEXEC)
+    proc_fd = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    group_fd = -1
+    if settings.service_group is not None:
+        group_fd = os.open(Path(settings.service_group).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    num_threads = len(list(Path("/proc/self/task").iterdir()))
+    can_rebase = settings.fast and fast_fork is not None and num_threads == 1
+    if num_threads > 1:
+        print(f"sandbox: a library started {num_threads - 1} threads; programs will start slowly", file=sys.stderr)
+    confine.enter_template(settings.layers)
+    tempfile.tempdir = None  # what it found outside does not hold inside
+    sys.path[:] = [path for path in sys.path if Path(path).exists()]
+    program = confine.seccomp_program(settings.layers) if seccomp.is_supported() else b""
+    implementation: Any = fast_fork if settings.fast and fast_fork is not None else pyfork
+
+    def slot_main(message: bytes, fds: tuple[int, ...]) -> tuple[int, int, bool, int, int]:
+        """In a new slot: give up everything that it need not have. The filter is put on by whoever parks, after the
+        rehearsal; a session's slot does not return."""
+        kind, uid, _ = wire.SLOT_MESSAGE.unpack(message)
+        if group_fd >= 0:
+            os.close(group_fd)
+        base_data_bytes, base_address_bytes = _own_size(proc_fd)
+        try:
+            confine.enter_slot(settings.layers, fds[1] if len(fds) > 1 else None, proc_fd)
+        except OSError:
+            if _is_abandoned(fds[0]):  # before it was born: its host has taken away what it needs, its memory group
+                os._exit(0)
+            raise
+        facts = (fds[0], uid, settings.layers.namespaces, base_data_bytes, base_address_bytes)
+        if kind == wire.KIND_SESSION:
+            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            if program:
+                linux.install_seccomp_filter(program)
+            session_tree.serve(*facts)
+        confine.limit_open_files()
+        return facts
+
+    inside.prepare()
+    twisters = inside.find_twisters()
+    gc.collect()
+    gc.freeze()
+    facts = {"missing": missing, "fast": can_rebase, "pid": os.getpid()}
+    try:
+        os.write(control, json.dumps(facts).encode())
+    except BrokenPipeError:  # the host was killed while this loaded
+        _leave_abandoned(settings, group_fd)
+    if can_rebase:
+        assert fast_fork is not None
+        fast_fork.rebase(maps_fd)
+    os.close(maps_fd)
+    run = inside.run_program if twisters else inside.run_reseeded
+    told_to_end = implementation.park(
+        control, proc_fd, settings.layers.namespaces, slot_main, program, inside.rehearse, run, twisters
+    )
+    if not told_to_end:
+        _leave_abandoned(settings, group_fd)
+    os._exit(0)
+
+
+def _leave_abandoned(settings: Settings, group_fd: int) -> NoReturn:
+    if settings.service_group is not None:
+        _remove_group(group_fd, Path(settings.service_group).name)
+    os._exit(0)
+
+
+def _forget_inherited_signals() -> None:
+    """Whoever started us may ignore some, as `nohup` and a shell's background do, or block some. Programs must find
+    what they would find in a shell of their own."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in signal.valid_signals() - _IGNORED_BY_PYTHON:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _take_control_socket(number: int) -> int:
+    """Move it out of the way of the low numbers, which are a program's own streams later, and keep those taken."""
+    moved = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 64)
+    os.close(number)
+    os.dup2(0, inside.VALUE_FD, inheritable=False)
+    return moved
+
+
+def _load(settings: Settings) -> tuple[str, ...]:
+    missing: tuple[str, ...] = ()
+    if settings.warm:
+        missing = warmup.load_libraries()
+        warmup.fill_caches()
+    return missing
+
+
+def _remove_group(parent_fd: int, name: str) -> None:
+    """The host was killed and could not clean up: remove its cgroup as soon as the last slot has noticed and gone."""
+    deadline = time.monotonic() + _JANITOR_DEADLINE_S
+    while time.monotonic() < deadline:
+        try:
+            service_fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent_fd)
+            for entry in os.listdir(service_fd):  # noqa: PTH208 - by descriptor
+                with contextlib.suppress(NotADirectoryError, FileNotFoundError):
+                    os.rmdir(entry, dir_fd=service_fd)
+            os.close(service_fd)
+            os.rmdir(name, dir_fd=parent_fd)
+            return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+                raise
+            time.sleep(0.02)
+
+
+def _is_abandoned(caller_fd: int) -> bool:
+    poller = select.poll()
+    poller.register(caller_fd, select.POLLRDHUP)
+    return bool(poller.poll(0))
+
+
+def _own_size(proc_fd: int) -> tuple[int, int]:
+    """Bytes of private writable memory and of address space that a slot has from its template, as the limits count
+    them, and a little room for its buffers."""
+    statm_fd = os.open("self/statm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_fd)
+    fields = os.read(statm_fd, 256).split()
+    os.close(statm_fd)
+    return int(fields[5]) * _PAGE_BYTES + _SLOT_BUFFER_BYTES, int(fields[0]) * _PAGE_BYTES + _SLOT_BUFFER_BYTES
+
+
+if __name__ == "__main__":
+    main()

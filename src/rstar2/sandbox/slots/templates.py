@@ -1,0 +1,266 @@
+"""The host's side of the template processes: start them, ask them for slots, replace what dies.
+
+Slots do not depend on the template that forked them; only the making of new slots does. A template that dies is
+replaced: at once by a spare where one is kept, else as soon as a new one has loaded its libraries.
+"""
+
+import array
+import asyncio
+import contextlib
+import json
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rstar2.errors import InfrastructureError
+from rstar2.sandbox.isolation import confine
+from rstar2.sandbox.slots import wire
+from rstar2.sandbox.slots.template import Settings
+
+READY_DEADLINE_S = 120.0
+_MAX_RESTART_DELAY_S = 5.0
+_ENVIRONMENT = {
+    "PATH": "",
+    "USER": "sandbox",
+    "LANG": "C.UTF-8",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "MPLBACKEND": "Agg",
+    # A template must be single-threaded: threads do not survive a fork.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateConfig:
+    layers: confine.Layers
+    fast: bool = True
+    warm: bool = True
+    service_group: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateProcess:
+    """A template that is ready."""
+
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+    facts: dict[str, Any]
+
+    def kill(self) -> None:
+        self.control.close()
+        self.process.kill()
+        self.process.wait()
+
+    async def stop(self) -> None:
+        """Let it end by itself. Without the goodbye it would take us for dead and clean up after us."""
+        with contextlib.suppress(OSError):
+            self.control.send(wire.GOODBYE)
+        self.control.close()
+        try:
+            await asyncio.to_thread(self.process.wait, 2.0)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+def _spawn(config: TemplateConfig) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    settings = Settings(
+        control_fd=theirs.fileno(),
+        layers=config.layers,
+        fast=config.fast,
+        service_group=str(config.service_group) if config.service_group else None,
+        warm=config.warm,
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from rstar2.sandbox.slots.template import main; main()", settings.to_argument()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env={**_ENVIRONMENT, "HOME": config.layers.scratch, "TMPDIR": config.layers.scratch},
+        cwd="/",
+        pass_fds=[theirs.fileno()],
+        start_new_session=True,  # a Ctrl-C in the terminal is for the host, which then closes its templates in order
+    )
+    theirs.close()
+    ours.setblocking(False)
+    return process, ours
+
+
+async def start_template(config: TemplateConfig) -> TemplateProcess:
+    process, ours = _spawn(config)
+    try:
+        async with asyncio.timeout(READY_DEADLINE_S):
+            message = await asyncio.get_running_loop().sock_recv(ours, 1 << 16)
+    except BaseException as error:
+        ours.close()
+        process.kill()
+        process.wait()
+        if isinstance(error, TimeoutError):
+            raise InfrastructureError(f"the sandbox template was not ready after {READY_DEADLINE_S:g} s") from None
+        raise
+    if not message:
+        ours.close()
+        code = process.wait(timeout=10)
+        raise InfrastructureError(f"the sandbox template ended while starting, with exit code {code}; see its stderr")
+    return TemplateProcess(process, ours, json.loads(message))
+
+
+class Template:
+    """The way to ask a ready template for slots. Whoever else holds its control socket must not read from it."""
+
+    def __init__(self, control: socket.socket, facts: dict[str, Any], on_death: Callable[["Template"], None]) -> None:
+        self.facts = facts
+        self._control = control
+        self._on_death = on_death
+        self._waiting: dict[int, Callable[[int], None]] = {}
+        # An earlier holder of the socket may have left answers in it: serial numbers tell them apart.
+        self._serial = random.getrandbits(32)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(control.fileno(), self._on_readable)
+        self.is_alive = True
+
+    def fork_slot(self, kind: int, uid: int, fds: list[int], on_answer: Callable[[int], None]) -> None:
+        """Ask for a slot. `on_answer` gets its process id, or minus an errno. OSError if the template is gone."""
+        self._serial = (self._serial + 1) & 0xFFFFFFFF
+        message = wire.SLOT_MESSAGE.pack(kind, uid, self._serial)
+        rights = array.array("i", fds).tobytes()
+        self._control.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        self._waiting[self._serial] = on_answer
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._control.recv(64)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if len(data) != wire.SLOT_ANSWER.size:
+            self.detach()
+            self._on_death(self)
+            return
+        serial, pid = wire.SLOT_ANSWER.unpack(data)
+        on_answer = self._waiting.pop(serial, None)
+        if on_answer is not None:
+            on_answer(pid)
+
+    def detach(self) -> None:
+        """Stop listening; the socket belongs to whoever gave it."""
+        if self.is_alive:
+            self.is_alive = False
+            self._loop.remove_reader(self._control.fileno())
+            waiting, self._waiting = self._waiting, {}
+            for on_answer in waiting.values():
+                on_answer(-1)
+
+
+class TemplateSource(Protocol):
+    """Where a host gets its templates from."""
+
+    on_ready: Callable[[], None]
+    """Called whenever there is a template again after there was none."""
+
+    @property
+    def current(self) -> Template | None: ...
+
+    @property
+    def num_deaths(self) -> int: ...
+
+    async def start(self) -> None:
+        """Returns when there is a first template."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Nursery:
+    """Starts template processes in the background until there are as many as wanted; whatever dies is replaced."""
+
+    def __init__(self, config: TemplateConfig, num_wanted: int, on_born: Callable[[TemplateProcess], None]) -> None:
+        self._config = config
+        self._num_wanted = num_wanted
+        self._on_born = on_born
+        self._alive: list[TemplateProcess] = []
+        self._starting: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def start_first(self) -> None:
+        """Fails at once if a template cannot be started at all."""
+        self._add(await start_template(self._config))
+        self._replenish()
+
+    def bury(self, born: TemplateProcess) -> None:
+        if born in self._alive:
+            self._alive.remove(born)
+            born.kill()
+            self._replenish()
+
+    def _add(self, born: TemplateProcess) -> None:
+        self._alive.append(born)
+        self._on_born(born)
+
+    def _replenish(self) -> None:
+        is_busy = self._starting is not None and not self._starting.done()
+        if len(self._alive) < self._num_wanted and not is_busy and not self._is_closed:
+            self._starting = asyncio.create_task(self._start_missing(), name="start a sandbox template")
+
+    async def _start_missing(self) -> None:
+        delay_s = 0.1
+        while len(self._alive) < self._num_wanted:
+            try:
+                self._add(await start_template(self._config))
+            except (InfrastructureError, OSError):
+                await asyncio.sleep(delay_s)
+                delay_s = min(delay_s * 2, _MAX_RESTART_DELAY_S)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._starting is not None:
+            self._starting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._starting
+        for born in self._alive:
+            await born.stop()
+        self._alive.clear()
+
+
+class OwnTemplates:
+    """Templates that are children of this process."""
+
+    def __init__(self, config: TemplateConfig, *, spare: bool) -> None:
+        self._nursery = Nursery(config, 2 if spare else 1, self._on_born)
+        self._ready: list[Template] = []
+        self._is_closed = False
+        self.num_deaths = 0
+        self.on_ready: Callable[[], None] = lambda: None
+
+    @property
+    def current(self) -> Template | None:
+        return self._ready[0] if self._ready else None
+
+    async def start(self) -> None:
+        await self._nursery.start_first()
+
+    def _on_born(self, born: TemplateProcess) -> None:
+        def on_death(template: Template) -> None:
+            self._ready.remove(template)
+            if not self._is_closed:
+                self.num_deaths += 1
+                self._nursery.bury(born)
+
+        self._ready.append(Template(born.control, born.facts, on_death))
+        if len(self._ready) == 1:
+            self.on_ready()
+
+    async def close(self) -> None:
+        self._is_closed = True
+        for template in self._ready:
+            template.detach()
+        self._ready.clear()
+        await self._nursery.close()

@@ -1,0 +1,178 @@
+"""The bytes between the host and its slots: one request, one reply, at a time. `_fork.c` has the same layout.
+
+Everything in a reply but its numbers was written by the program and is treated as such: it is bounded, decoded with
+replacement, and decides nothing.
+"""
+
+import math
+import os
+import signal
+import struct
+from dataclasses import dataclass
+from enum import IntFlag
+
+from rstar2.sandbox.execution import GIB, MIB, Execution, ExecutionStatus, Limits
+from rstar2.sandbox.slots import inside
+from rstar2.sandbox.slots.starvation import ENOUGH_SHARE
+
+MAX_CODE_BYTES, MAX_STDIN_BYTES = 8 * MIB, 32 * MIB
+
+REQUEST = struct.Struct("=IIIIQQQIIII")
+REPLY = struct.Struct("=iIIIIIQQ")
+MORE_TIME = struct.Struct("=I")
+"""To a slot that asked at its wall limit (`Flag.AT_LIMIT`): the milliseconds until it asks again; 0: stop the program.
+Each question gets one answer."""
+SLOT_MESSAGE = struct.Struct("=BiI")
+"""To a template: the kind of slot, the uid its programs run under (-1: the slot's own), and a serial number."""
+GOODBYE = b"."
+"""To a template, in place of a slot message: end, in good order."""
+SLOT_ANSWER = struct.Struct("=Ii")
+"""From a template: the serial number, and the slot's process id or minus an errno."""
+KIND_STATELESS, KIND_SESSION = 0, 1
+SESSION_REQUEST = struct.Struct("=BII")
+"""To a session's slot: operation, the state it starts from (or is about), the state it makes. A run is followed by a
+`REQUEST` with code and stdin; the first message on the socket is a bare `REQUEST` with the limits of the session."""
+OPERATION_RUN, OPERATION_DROP = 0, 1
+SESSION_REPLY = struct.Struct("=BQ")
+"""Whether the new state was kept, and the fingerprint of the scratch directory; a `REPLY` with its bytes follows."""
+
+
+class Flag(IntFlag):
+    TIMED_OUT = 1
+    STDOUT_CUT = 2
+    STDERR_CUT = 4
+    VALUE_CUT = 8
+    SCRATCH_DIRTY = 16
+    AT_LIMIT = 32
+    """No reply but a question: may the program go on?"""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHeader:
+    code_len: int
+    stdin_len: int
+    wall_ms: int
+    cpu_s: int
+    data_bytes: int
+    address_bytes: int
+    file_bytes: int
+    num_processes: int
+    output_bytes: int
+    longest_ms: int
+    """After which the slot stops the program without asking."""
+    young_ms: int
+    """After which the slot lowers the program's CPU share."""
+
+    def pack(self) -> bytes:
+        return REQUEST.pack(*(getattr(self, name) for name in self.__slots__))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "RequestHeader":
+        return cls(*REQUEST.unpack(data))
+
+
+def encode_request(
+    code: bytes,
+    stdin: bytes,
+    limits: Limits,
+    *,
+    has_memory_group: bool,
+    longest_s: float | None = None,
+    young_s: float = math.inf,
+) -> bytes:
+    longest_ms = math.ceil((limits.longest_s if longest_s is None else longest_s) * 1000)
+    header = RequestHeader(
+        code_len=len(code),
+        stdin_len=len(stdin),
+        wall_ms=math.ceil(limits.wall_s * 1000),
+        cpu_s=max(1, math.ceil(limits.cpu_s)),
+        data_bytes=limits.memory_bytes,
+        # Without a memory group, shared memory is bounded by address space alone; the room above the limit is for
+        # what threads and allocators reserve and never touch.
+        address_bytes=0 if has_memory_group else limits.memory_bytes + GIB,
+        file_bytes=limits.file_bytes,
+        num_processes=limits.num_processes,
+        output_bytes=limits.output_bytes,
+        longest_ms=longest_ms,
+        young_ms=math.ceil(min(young_s * 1000, longest_ms)),
+    )
+    return header.pack() + code + stdin
+
+
+def question(elapsed_s: float) -> bytes:
+    """What a slot sends at the wall limit of its program."""
+    return REPLY.pack(0, Flag.AT_LIMIT, 0, 0, 0, 0, int(elapsed_s * 1e6), 0)
+
+
+def encode_more_time(more_s: float) -> bytes:
+    return MORE_TIME.pack(math.ceil(more_s * 1000))
+
+
+def asked_after_s(header: bytes) -> float | None:
+    """How long the program has been running, if this is a slot's question and not its reply."""
+    _, bits, *_, wall_us, _ = REPLY.unpack(header)
+    return wall_us / 1e6 if bits & Flag.AT_LIMIT else None
+
+
+def decode_reply(
+    header: bytes, body: bytes, limits: Limits, *, killed_for_memory: bool, is_starved: bool = False
+) -> tuple[Execution, Flag]:
+    """What the slot saw, as a typed result. `is_starved`: it was not stopped for having had its time."""
+    wait_status, bits, out_len, err_len, value_len, max_rss_kib, wall_us, cpu_us = REPLY.unpack(header)
+    flags = Flag(bits)
+    stdout, stderr = body[:out_len], body[out_len : out_len + err_len]
+    value = body[out_len + err_len : out_len + err_len + value_len]
+    is_tagged = value[:1] in (inside.TAG_VALUE, inside.TAG_OUT_OF_MEMORY)
+    ran_out = value[:1] == inside.TAG_OUT_OF_MEMORY and os.WIFEXITED(wait_status)
+    value = value[1:] if is_tagged else value
+    status, message, exit_code, signal_number = classify(
+        wait_status, flags, limits, killed_for_memory=killed_for_memory or ran_out, cpu_s=cpu_us / 1e6
+    )
+    if Flag.TIMED_OUT in flags and is_starved and cpu_us / 1e6 < ENOUGH_SHARE * limits.wall_s:
+        status = ExecutionStatus.INFRASTRUCTURE
+        message = f"the machine was too busy: {cpu_us / 1e6:.2f} s of CPU in {wall_us / 1e6:.2f} s"
+    return Execution(
+        status=status,
+        stdout=stdout.decode("utf-8", "replace"),
+        stderr=stderr.decode("utf-8", "replace"),
+        value=value.decode("utf-8", "replace") if value else None,
+        exit_code=exit_code,
+        signal=signal_number,
+        wall_s=wall_us / 1e6,
+        cpu_s=cpu_us / 1e6,
+        peak_memory_bytes=max_rss_kib << 10,
+        stdout_cut=Flag.STDOUT_CUT in flags,
+        stderr_cut=Flag.STDERR_CUT in flags,
+        value_cut=Flag.VALUE_CUT in flags,
+        message=message,
+    ), flags
+
+
+def classify(
+    wait_status: int, flags: Flag, limits: Limits, *, killed_for_memory: bool, cpu_s: float
+) -> tuple[ExecutionStatus, str, int | None, int | None]:
+    """Status, message, exit code and signal. A limit that was hit explains the signal that ended the program."""
+    if Flag.TIMED_OUT in flags:
+        return ExecutionStatus.TIMEOUT, f"stopped after its wall-clock limit of {limits.wall_s:g} s", None, None
+    if flags & (Flag.STDOUT_CUT | Flag.STDERR_CUT | Flag.VALUE_CUT):
+        message = f"stopped after writing more than {limits.output_bytes} bytes"
+        return ExecutionStatus.OUTPUT_LIMIT, message, None, None
+    out_of_memory = f"stopped at its memory limit of {limits.memory_bytes} bytes"
+    if os.WIFSIGNALED(wait_status):
+        number = os.WTERMSIG(wait_status)
+        if killed_for_memory:
+            return ExecutionStatus.MEMORY, out_of_memory, None, number
+        if number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_s >= limits.cpu_s):
+            return ExecutionStatus.TIMEOUT, f"stopped after its CPU limit of {limits.cpu_s:g} s", None, number
+        return ExecutionStatus.SIGNAL, f"ended by {_signal_name(number)}", None, number
+    code = os.WEXITSTATUS(wait_status)
+    if killed_for_memory and code != 0:
+        return ExecutionStatus.MEMORY, out_of_memory, code, None
+    return (ExecutionStatus.OK if code == 0 else ExecutionStatus.ERROR), "", code, None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,1 @@
+"""The executor without isolation, for machines that cannot give any."""

@@ -1,0 +1,1 @@
+"""What a run saves: checkpoints that it resumes from, and exported models."""

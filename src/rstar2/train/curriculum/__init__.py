@@ -1,0 +1,1 @@
+"""What a run trains and is evaluated on, stage by stage."""

@@ -1,0 +1,1 @@
+"""From kept rollouts, or conversations, to new weights: packing, the forward pass, the loss, the optimizer."""

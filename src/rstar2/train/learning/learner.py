@@ -1,0 +1,95 @@
+"""The seam between the run and whoever holds its weights: this process, or ranks on many machines.
+
+Everything is awaited, because ranks may be elsewhere. Whoever cannot go on raises `LearnerLost`: the weights since the
+last checkpoint are gone, and the run is taken up again from there.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rstar2.errors import InfrastructureError
+from rstar2.train.learning.rank import LearnerRank
+from rstar2.train.learning.sft import SftSettings
+from rstar2.train.learning.sft_examples import Example
+from rstar2.train.learning.update import Rollout, UpdateSettings
+
+
+class LearnerLost(InfrastructureError):  # noqa: N818
+    """A part of the weights or of the optimizer is gone."""
+
+
+class Learner(Protocol):
+    async def warm_up_step(
+        self, examples: Sequence[Example], step: int, settings: SftSettings, seed: int
+    ) -> dict[str, float]:
+        """One optimizer step of the warm-up, counted from 0."""
+        ...
+
+    async def update(
+        self, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings, lr: float, seed: int
+    ) -> dict[str, float]:
+        """All optimizer steps on one batch of groups; the metrics are means over them."""
+        ...
+
+    async def reset_optimizer(self) -> None: ...
+
+    async def weights_id(self) -> str:
+        """Which weights it has now: the same for the same bits, and another for any others."""
+        ...
+
+    async def save(self, folder: Path) -> None:
+        """The tensors of a checkpoint, into a folder that exists."""
+        ...
+
+    async def load(self, folder: Path) -> None:
+        """The tensors of a checkpoint, whatever number of ranks wrote it."""
+        ...
+
+    async def hold_reference(self, file: Path) -> None:
+        """Keep the policy that is stored in `file` for the KL term; the present one, stored there, if it is not."""
+        ...
+
+    async def export(self, folder: Path) -> None:
+        """The model as a Hugging Face folder."""
+        ...
+
+
+class SoloLearner:
+    """Satisfies `Learner` in this process. Nothing else runs while it learns, unless it is to learn `aside`, in a
+    thread of its own, while rollouts go on."""
+
+    def __init__(self, rank: LearnerRank, *, aside: bool = False) -> None:
+        self._rank = rank
+        self._aside = aside
+
+    async def warm_up_step(
+        self, examples: Sequence[Example], step: int, settings: SftSettings, seed: int
+    ) -> dict[str, float]:
+        return self._rank.warm_up_step(examples, step, settings, seed)
+
+    async def update(
+        self, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings, lr: float, seed: int
+    ) -> dict[str, float]:
+        if self._aside:
+            return await asyncio.to_thread(self._rank.update, groups, settings, lr, seed)
+        return self._rank.update(groups, settings, lr, seed)
+
+    async def reset_optimizer(self) -> None:
+        self._rank.reset_optimizer()
+
+    async def weights_id(self) -> str:
+        return self._rank.weights_id()
+
+    async def save(self, folder: Path) -> None:
+        self._rank.save(folder)
+
+    async def load(self, folder: Path) -> None:
+        self._rank.load(folder)
+
+    async def hold_reference(self, file: Path) -> None:
+        self._rank.hold_reference(file)
+
+    async def export(self, folder: Path) -> None:
+        self._rank.export(folder)

@@ -1,0 +1,114 @@
+"""One process's share of the learning; all of it when it is alone.
+
+Invariant: every rank calls the same methods with the same arguments in the same order, and ends each of them with the
+same result: the metrics, the clipped gradient and the decision to skip a step are those of all ranks together.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rstar2.errors import UserError
+from rstar2.train.checkpoints.checkpoint import write_errors
+from rstar2.train.checkpoints.durable import sync, sync_tree
+from rstar2.train.checkpoints.export import ADAPTER_FOLDER, write_adapter, write_model
+from rstar2.train.learning.optimizer import Optimizer, weight_key
+from rstar2.train.learning.reference import Reference
+from rstar2.train.learning.sft import SftSettings, sft_step
+from rstar2.train.learning.sft_examples import Example
+from rstar2.train.learning.update import Rollout, UpdateSettings, update_policy
+from rstar2.train.policy.policy import Policy
+from rstar2.train.policy.weights_id import weights_id
+from rstar2.train.sharding.ranks import ALONE, Ranks
+from rstar2.train.sharding.shard_files import read_shards, stored_shapes, write_shards
+
+
+class LearnerRank:
+    def __init__(self, policy: Policy, weight_decay: float, ranks: Ranks = ALONE) -> None:
+        self.policy = policy
+        self._ranks = ranks
+        self._optimizer = Optimizer(policy.parameters(), weight_decay)
+        self._reference: Reference | None = None
+        """The policy that the KL term holds on to; None without one."""
+
+    def warm_up_step(
+        self, examples: Sequence[Example], step: int, settings: SftSettings, seed: int
+    ) -> dict[str, float]:
+        """One optimizer step of the warm-up, counted from 0."""
+        self._seed_dropout(seed)
+        return sft_step(self.policy, self._optimizer, examples, step, settings, self._ranks)
+
+    def update(
+        self, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings, lr: float, seed: int
+    ) -> dict[str, float]:
+        """All optimizer steps on one batch of groups; the metrics are means over them."""
+        self._seed_dropout(seed)
+        return update_policy(self.policy, self._optimizer, groups, settings, lr, self._reference, self._ranks)
+
+    def _seed_dropout(self, seed: int) -> None:
+        """Each rank drops other inputs than the next."""
+        torch.manual_seed(seed + self._ranks.rank)
+
+    def reset_optimizer(self) -> None:
+        self._optimizer.reset()
+
+    def weights_id(self) -> str:
+        """Which weights all ranks have together."""
+        return weights_id(self.policy.parameters(), self._ranks)
+
+    def save(self, folder: Path) -> None:
+        """Weights and optimizer into a folder that exists. CannotWrite on all ranks if one of them cannot."""
+        write_shards(folder, self._optimizer.state_dict(), self._ranks)
+
+    def load(self, folder: Path, *, weights_only: bool = False) -> None:
+        """What any number of ranks saved; without the optimizer's moments, if nothing more is to be learnt."""
+        shapes = stored_shapes(folder)
+        room = self._optimizer.room_for(() if weights_only else shapes)
+        _require_same_model(shapes, room)
+        read_shards(folder, room, self._ranks)
+        self._optimizer.load_state_dict(room)
+
+    def hold_reference(self, path: Path) -> None:
+        """Keep the policy that is stored there for the KL term; the present one, stored there, if there is none."""
+        reference = Reference(self.policy)
+        tensors = {weight_key(name): tensor for name, tensor in reference.state.items()}
+        if path.exists():
+            read_shards(path, tensors, self._ranks)
+        else:
+            self._keep(path, tensors)
+        self._reference = reference
+
+    def _keep(self, path: Path, tensors: dict[str, Tensor]) -> None:
+        """Complete at `path`, or not there."""
+        unfinished = path.with_name(f".{path.name}")
+        with write_errors(path):
+            write_shards(unfinished, tensors, self._ranks)
+            if self._ranks.rank == 0:
+                sync_tree(unfinished)
+                unfinished.rename(path)
+                sync(path.parent)
+        self._ranks.wait()
+
+    def served_state(self) -> Iterator[tuple[str, Tensor]]:
+        """What engines serve: whole tensors under the names of the Hugging Face checkpoint, adapters merged in, on the
+        policy's device. Every rank must go through all of it; what comes out is the same on each."""
+        return self.policy.served_state()
+
+    def export(self, folder: Path) -> None:
+        """The served model as a Hugging Face folder, written by the first rank."""
+        is_writer = self._ranks.rank == 0
+        write_model(folder, self.policy, is_writer=is_writer)
+        if self.policy.adapters is not None:
+            write_adapter(folder / ADAPTER_FOLDER, self.policy, is_writer=is_writer)
+        self._ranks.wait()
+
+
+def _require_same_model(stored: dict[str, torch.Size], room: dict[str, Tensor]) -> None:
+    is_weight = weight_key("")
+    if {name for name in stored if name.startswith(is_weight)} != {name for name in room if name.startswith(is_weight)}:
+        raise UserError("the checkpoint is of another model: its parameters have other names")
+    for name, tensor in room.items():
+        if stored[name] != tensor.shape:
+            raise UserError(f"the checkpoint is of another model: {name.removeprefix(is_weight)} has another shape")

@@ -1,0 +1,43 @@
+"""The policy that the KL term holds on to, run in place of the one that learns.
+
+Invariant: outside `in_place` the policy's weights are its own, bit for bit. Only what training changes is kept a second
+time: with adapters, that is the adapters.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from rstar2.train.policy.policy import Policy
+
+
+class Reference:
+    def __init__(self, policy: Policy) -> None:
+        """As the policy is now."""
+        self._policy = policy
+        self.state = {name: parameter.detach().clone() for name, parameter in policy.parameters().items()}
+        """May be overwritten with another one's."""
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The policy is the reference, without dropout; whoever shares its tensors must stand still."""
+        modes = [(module, module.training) for module in self._policy.network.modules()]
+        self._swap()
+        self._policy.network.eval()
+        try:
+            yield
+        finally:
+            for module, is_training in modes:
+                module.training = is_training
+            self._swap()
+
+    def _swap(self) -> None:
+        self._policy.settle()
+        with torch.no_grad():
+            for name, parameter in self._policy.parameters().items():
+                kept: Tensor = self.state[name]
+                learnt = parameter.clone()
+                parameter.copy_(kept)
+                kept.copy_(learnt)

@@ -1,0 +1,211 @@
+"""From kept rollouts to new weights.
+
+Invariant: the gradient of an optimizer step is that of one mean over all its tokens, however they were packed and on
+however many ranks. In the first optimizer step of a batch the old log-probabilities are the new ones, without gradient;
+those of later steps are computed before it.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rstar2.algo import LossSettings, policy_loss
+from rstar2.errors import UserError
+from rstar2.records import Group, Selection, Trace
+from rstar2.train.learning.forward import Family, Pack, on_device
+from rstar2.train.learning.optimizer import Optimizer
+from rstar2.train.learning.packing import cut_family, num_shared_tokens, pack
+from rstar2.train.learning.reference import Reference
+from rstar2.train.policy.policy import Policy
+from rstar2.train.sharding.ranks import ALONE, Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One kept rollout, as far as the gradient is concerned."""
+
+    token_ids: tuple[int, ...]
+    mask: tuple[bool, ...]
+    engine_log_probs: tuple[float, ...]
+    """Of the sampled tokens alone, in order."""
+    advantage: float
+
+    @property
+    def num_learnt(self) -> int:
+        return len(self.engine_log_probs)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSettings:
+    loss: LossSettings
+    temperature: float
+    micro_batch_tokens: int
+    num_optimizer_steps: int
+    max_grad_norm: float
+
+
+def kept_rollouts(group: Group, traces: Mapping[str, Trace]) -> list[Rollout]:
+    rollouts = []
+    for trace_id, selection, advantage in zip(group.trace_ids, group.selections, group.advantages, strict=True):
+        if selection is not Selection.KEPT or advantage is None:
+            continue
+        trace = traces[trace_id]
+        log_probs = tuple(value for turn in trace.turns for value in turn.log_probs)
+        if len(log_probs) != trace.num_sampled_tokens:
+            raise UserError(f"the engine gave no log-probabilities for {trace_id}: train with embedded or vllm")
+        rollouts.append(Rollout(trace.token_ids, trace.loss_mask, log_probs, advantage))
+    return rollouts
+
+
+def update_policy(
+    policy: Policy,
+    optimizer: Optimizer,
+    groups: Sequence[Sequence[Rollout]],
+    settings: UpdateSettings,
+    lr: float,
+    reference: Reference | None = None,
+    ranks: Ranks = ALONE,
+) -> dict[str, float]:
+    """All optimizer steps on one batch of groups; the metrics are means over the steps."""
+    num_steps = min(settings.num_optimizer_steps, len(groups))
+    parts = [_Part.of(groups[number::num_steps], settings, ranks, policy) for number in range(num_steps)]
+    olds = [None if part is parts[0] else _log_probs(policy, part, settings) for part in parts]
+    totals: defaultdict[str, float] = defaultdict(float)
+    for part, old in zip(parts, olds, strict=True):
+        values = _backward(policy, part, old, settings, reference)
+        grad_norm = optimizer.step(lr, settings.max_grad_norm)
+        for name, value in {**ranks.total(values), "grad_norm": grad_norm}.items():
+            totals[name] += value / num_steps
+    return dict(totals)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one optimizer step learns from, as far as this rank is concerned."""
+
+    micro_batches: list["_MicroBatch"]
+    """This rank's; an empty one is run through the model like any other, because the other ranks run theirs."""
+    num_tokens: int
+    """To be learnt, of all ranks."""
+
+    @classmethod
+    def of(cls, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings, ranks: Ranks, policy: Policy) -> "_Part":
+        families = [
+            family for group in groups for family in _families(group, settings, is_shared=policy.shares_prefixes)
+        ]
+        shares = ranks.share(pack([family.num_tokens for family in families], settings.micro_batch_tokens, ranks.size))
+        return cls(
+            [_MicroBatch([families[index] for index in indices], policy.device) for indices in shares],
+            sum(rollout.num_learnt for group in groups for rollout in group),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """Rollouts that begin with the same `num_shared` tokens, which are computed once."""
+
+    rollouts: list[Rollout]
+    num_shared: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_shared + sum(len(rollout.token_ids) - self.num_shared for rollout in self.rollouts)
+
+
+def _families(group: Sequence[Rollout], settings: UpdateSettings, *, is_shared: bool) -> list[_Family]:
+    """The rollouts of one problem begin with its prompt: where that is shared they stay together as far as they fit."""
+    if not is_shared:
+        return [_Family([rollout], 0) for rollout in group]
+    num_shared = num_shared_tokens([rollout.token_ids for rollout in group])
+    lengths = [len(rollout.token_ids) for rollout in group]
+    return [
+        _Family([group[index] for index in part], num_shared if len(part) > 1 else 0)
+        for part in cut_family(lengths, num_shared, settings.micro_batch_tokens)
+    ]
+
+
+@dataclass
+class _MicroBatch:
+    """Its tensors are made when they are asked for: while a GPU computes one micro-batch, the next is laid out."""
+
+    families: list[_Family]
+    device: torch.device
+
+    @cached_property
+    def pack(self) -> Pack:
+        if not self.families:
+            return Pack.blank(self.device)
+        return Pack.of_families(
+            [
+                Family(
+                    [rollout.token_ids for rollout in family.rollouts],
+                    [rollout.mask for rollout in family.rollouts],
+                    family.num_shared,
+                )
+                for family in self.families
+            ],
+            self.device,
+        )
+
+    @cached_property
+    def engine_log_probs(self) -> Tensor:
+        log_probs = chain.from_iterable(rollout.engine_log_probs for rollout in self._rollouts)
+        return on_device(np.fromiter(log_probs, np.float32), self.device)
+
+    @cached_property
+    def advantages(self) -> Tensor:
+        """Each rollout's, once for each of its tokens."""
+        advantages = np.array([rollout.advantage for rollout in self._rollouts], np.float32)
+        return on_device(np.repeat(advantages, [rollout.num_learnt for rollout in self._rollouts]), self.device)
+
+    @property
+    def _rollouts(self) -> list[Rollout]:
+        return [rollout for family in self.families for rollout in family.rollouts]
+
+
+def _backward(
+    policy: Policy,
+    part: _Part,
+    old: Sequence[Tensor] | None,
+    settings: UpdateSettings,
+    reference: Reference | None,
+) -> dict[str, float]:
+    """Add the gradients of the part; this rank's share of its metrics."""
+    kept: Sequence[Tensor] | None = None
+    if reference is not None:
+        with reference.in_place():
+            kept = _log_probs(policy, part, settings)
+    metrics: list[dict[str, Tensor]] = []
+    for number, batch in enumerate(part.micro_batches):
+        log_probs, entropies = policy.token_log_probs(batch.pack, temperature=settings.temperature)
+        result = policy_loss(
+            log_probs,
+            log_probs.detach() if old is None else old[number],
+            batch.advantages,
+            None,
+            num_tokens=part.num_tokens,
+            settings=settings.loss,
+            engine_log_probs=batch.engine_log_probs,
+            reference_log_probs=None if kept is None else kept[number],
+            entropies=entropies,
+        )
+        result.loss.backward()  # type: ignore[no-untyped-call]
+        metrics.append(result.metrics)
+    # Read only now: a GPU would wait for each micro-batch's before it got the next to compute.
+    totals: defaultdict[str, float] = defaultdict(float)
+    for values in metrics:
+        for name, value in zip(values, torch.stack(list(values.values())).tolist(), strict=True):
+            totals[name] += value
+    return dict(totals)
+
+
+def _log_probs(policy: Policy, part: _Part, settings: UpdateSettings) -> list[Tensor]:
+    """Of the sampled tokens of each micro-batch, without gradient."""
+    with torch.no_grad():
+        return [policy.token_log_probs(batch.pack, temperature=settings.temperature)[0] for batch in part.micro_batches]

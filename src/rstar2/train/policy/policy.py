@@ -1,0 +1,166 @@
+"""The model that is trained, and how the engine comes to see what it learnt.
+
+Invariant: full fine-tuning changes the very tensors that an engine in this process reads. Low-rank adapters are merged
+into a second copy of the base weights; always with the base as it was loaded, so that no rounding adds up over the
+steps. The engine reads that copy, or, if it samples while the next step is learnt, one more, which `publish` brings up
+to date. A network that is sharded over ranks is read by no engine: they get its `served_state`.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rstar2.config import Recipe
+from rstar2.engine.embedded.options import choose_device
+from rstar2.engine.embedded.weights import load_model
+from rstar2.errors import UserError
+from rstar2.train.learning.forward import Pack, token_log_probs, use_packed_attention
+from rstar2.train.policy.adapters import adapter_settings, add_adapters
+from rstar2.train.policy.merged_lora import MergedModel
+from rstar2.train.policy.served_weights import served_state
+
+Forward = Callable[..., tuple[Tensor, Tensor]]
+"""From the network, a pack and the temperature, by name: log-probabilities of its targets, and entropies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    network: Any
+    """The causal language model that the trainer runs, with adapters where it has some."""
+    served: Any
+    """The model whose tensors the engine reads: `network` itself, or its copy with the adapters added. None where the
+    network is sharded."""
+    device: torch.device
+    """Where it computes."""
+    dtype: torch.dtype
+    """What it computes with, and what engines get."""
+    adapters: Any = None
+    """Their settings, where it has some, in peft's words."""
+    shares_prefixes: bool = False
+    """Whether sequences of a pack that begin alike have what they share computed once."""
+    _forward: Forward = field(default=token_log_probs)
+    _publish: Callable[[], None] = field(default=lambda: None)
+    _settle: Callable[[], None] = field(default=lambda: None)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """All that training changes, by name."""
+        return {name: parameter for name, parameter in self.network.named_parameters() if parameter.requires_grad}
+
+    def token_log_probs(self, pack: Pack, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Of each target its log-probability, with gradient, and the entropy of its distribution, without."""
+        return self._forward(self.network, pack, temperature=temperature)
+
+    def publish(self) -> None:
+        """Make what was learnt visible to the engine, which must stand still."""
+        with torch.no_grad():
+            self._publish()
+
+    def settle(self) -> None:
+        """Let go of what a pass without gradient may have gathered, before the parameters are changed."""
+        self._settle()
+
+    def served_state(self) -> Iterator[tuple[str, Tensor]]:
+        """What engines serve: whole tensors under the names of the checkpoint. All ranks must go through all of it."""
+        return served_state(self.network, self.dtype)
+
+
+def load_policy(folder: Path, recipe: Recipe) -> Policy:
+    """All of the model in this process."""
+    device = choose_device(recipe.model.device)
+    dtype = compute_dtype(recipe, device)
+    network = load_model(folder, device, dtype)
+    require_context(network.config, recipe)
+    return make_policy(network, recipe, device, dtype)
+
+
+def make_policy(network: Any, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> Policy:
+    """Of a model that is loaded."""
+    if recipe.model.lora is not None:
+        return _adapted_policy(network, recipe, device, dtype)
+    if device.type == "cuda" and dtype is torch.bfloat16:
+        return Policy(network, network, device, dtype, shares_prefixes=True, _forward=_on_cuda(network, recipe))
+    use_packed_attention(network)
+    compute_again(network, recipe)
+    return Policy(network, network, device, dtype)
+
+
+def _adapted_policy(base: Any, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> Policy:
+    lora = recipe.model.lora
+    assert lora is not None
+    merged = MergedModel(base, lora.target_modules)
+    # The engine must not see what is learnt while its rollouts go on.
+    served = copy.deepcopy(merged.model) if recipe.train.max_staleness else merged.model
+    network = add_adapters(base, recipe)
+    is_on_cuda = device.type == "cuda" and dtype is torch.bfloat16 and not lora.dropout
+    if is_on_cuda:
+        forward = _on_cuda(merged.model, recipe, merged, network)
+    else:
+        merged.adapt_each(network)
+        # What is dropped at random cannot be merged: such adapters learn beside their layers, as peft has it.
+        forward = _merged_forward(merged) if not lora.dropout else token_log_probs
+        runs = network if lora.dropout else merged.model
+        use_packed_attention(runs)
+        compute_again(runs, recipe)
+    return Policy(
+        network,
+        served,
+        device,
+        dtype,
+        adapter_settings(recipe),
+        shares_prefixes=is_on_cuda,
+        _forward=forward,
+        _publish=_publisher(merged, served),
+    )
+
+
+def _merged_forward(merged: MergedModel) -> Forward:
+    def forward(_network: Any, pack: Pack, *, temperature: float) -> tuple[Tensor, Tensor]:
+        merged.merge()
+        return token_log_probs(merged.model, pack, temperature=temperature)
+
+    return forward
+
+
+def _on_cuda(model: Any, recipe: Recipe, merged: MergedModel | None = None, adapted: Any = None) -> Forward:
+    from rstar2.train.cuda.network import CudaNetwork
+
+    ours = CudaNetwork(model, merged=merged, adapted=adapted, is_checkpointed=recipe.train.gradient_checkpointing)
+    return lambda _network, pack, *, temperature: ours.token_log_probs(pack, temperature=temperature)
+
+
+def _publisher(merged: MergedModel, served: Any) -> Callable[[], None]:
+    pairs = list(zip(merged.model.parameters(), served.parameters(), strict=True))
+
+    def publish() -> None:
+        merged.merge()
+        for learnt, weight in pairs:
+            if weight.data_ptr() != learnt.data_ptr():
+                weight.copy_(learnt)
+
+    return publish
+
+
+def compute_dtype(recipe: Recipe, device: torch.device) -> torch.dtype:
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    return dtypes.get(recipe.model.dtype) or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+
+
+def require_context(config: Any, recipe: Recipe) -> None:
+    """UserError if the model was made for shorter sequences than the recipe's."""
+    if recipe.model.context_tokens > config.max_position_embeddings:
+        raise UserError(
+            f"model.context_tokens is {recipe.model.context_tokens}, but {recipe.model.name} was made for "
+            f"{config.max_position_embeddings}: lower it"
+        )
+
+
+def compute_again(network: Any, recipe: Recipe) -> None:
+    """Activations in the backward pass, where the recipe has it so."""
+    if recipe.train.gradient_checkpointing:
+        network.gradient_checkpointing_enable({"use_reentrant": False})
+        network.train()

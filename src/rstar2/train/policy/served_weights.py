@@ -1,0 +1,45 @@
+"""What an engine is to serve: the network with its adapters merged into it, under the names of its checkpoint."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rstar2.train.sharding.full_tensor import whole
+
+ADAPTER = "default"
+
+
+def served_state(network: Any, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Whole tensors, one at a time; of tied ones only the first. Where the network is sharded every rank must go
+    through all of it."""
+    adapted = {f"{name}.base_layer.weight": module for name, module in network.named_modules() if is_adapted(module)}
+    for name, parameter in network.named_parameters():
+        if "lora_" in name:
+            continue
+        module = adapted.get(name)
+        with torch.no_grad():
+            value = whole(parameter.detach().to(dtype)) if module is None else merged_weight(module, dtype)
+        yield name.replace(".base_layer.", "."), value
+
+
+def served_shapes(network: Any) -> dict[str, tuple[int, ...]]:
+    """Of the tensors that `served_state` gives, in its order. Nothing is put together for it."""
+    return {
+        name.replace(".base_layer.", "."): tuple(parameter.shape)
+        for name, parameter in network.named_parameters()
+        if "lora_" not in name
+    }
+
+
+def merged_weight(module: Any, dtype: torch.dtype) -> Tensor:
+    """Of a layer with adapters; the sum is taken in float32 and rounded once."""
+    base = whole(module.get_base_layer().weight.detach()).float()
+    down, up = (whole(matrix[ADAPTER].weight.detach()).float() for matrix in (module.lora_A, module.lora_B))
+    scaling: float = module.scaling[ADAPTER]
+    return (base + up @ down * scaling).to(dtype)
+
+
+def is_adapted(module: Any) -> bool:
+    return hasattr(module, "lora_A") and hasattr(module, "get_base_layer")

@@ -1,0 +1,1 @@
+"""One model over many ranks: FSDP2, collective operations, sharded files."""
