@@ -14,7 +14,7 @@ import torch
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.train.checkpoints import checkpoint as module
 from rstar2.train.checkpoints.checkpoint import Checkpoint, CheckpointFolder, write_errors
-from rstar2.train.cursor import Cursor
+from rstar2.train.seeds import Cursor
 from rstar2.train.sharding.ranks import ALONE
 from rstar2.train.sharding.shard_files import read_shards, write_shards
 from rstar2.train.state import TrainState
