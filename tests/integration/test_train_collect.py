@@ -140,6 +140,8 @@ name = "filtered"
 [model]
 name = "smollm2-135m"
 context_tokens = 4096
+[agent]
+max_tool_output_tokens = 64
 [rollout]
 max_fault_retries = 0
 [[stages]]

@@ -1,6 +1,6 @@
 """One problem's rollouts to a decision: who is kept, and with which advantage; from arrays, or from traces.
 
-Invariant: a group is trained on or dropped as a whole. In a dropped group no rollout has an advantage.
+Invariant: a group is trained on or dropped as one. In a dropped group no rollout has an advantage.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Choice:
     kept: NDArray[np.bool_]
     """What resampling chose."""
     advantages: NDArray[np.float64]
-    """NaN for each rollout that is not trained on: it was not kept, or the whole group was dropped."""
+    """NaN for each rollout that is not trained on: it was not kept, or the group was dropped."""
 
 
 def choose_rollouts(

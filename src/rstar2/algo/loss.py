@@ -183,7 +183,7 @@ def _check(
     settings: LossSettings, num_tokens: int, engine_log_probs: Tensor | None, reference_log_probs: Tensor | None
 ) -> None:
     if num_tokens < 1:
-        raise UserError(f"num_tokens is {num_tokens}: pass the number of kept tokens of the whole optimizer step")
+        raise UserError(f"num_tokens is {num_tokens}: pass the number of kept tokens of the complete optimizer step")
     if settings.tis_cap is not None and engine_log_probs is None:
         raise UserError("tis_cap is set without engine_log_probs: pass what the engine reported, or leave tis_cap out")
     if settings.kl_coef and reference_log_probs is None:

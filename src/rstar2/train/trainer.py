@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from rstar2.agent import ChatFormat
 from rstar2.config import Recipe, Stage
-from rstar2.engine.process.garbage_collection import look_for_cycles_if_rare
+from rstar2.engine.process.garbage_collection import collect_garbage_if_rare
 from rstar2.errors import UserError
 from rstar2.evals import Protocol, evaluate
 from rstar2.records import Problem, RunDirectory, Trace
@@ -245,7 +245,7 @@ class Trainer:
     def _look_at(self, batch: StepBatch) -> dict[str, float]:
         self._records.write_groups(batch.groups)
         values = watch_rollouts(batch.traces, batch.groups)
-        look_for_cycles_if_rare()
+        collect_garbage_if_rare()
         return values
 
     def _advanced(self, batch: StepBatch, values: Mapping[str, float]) -> TrainState:
