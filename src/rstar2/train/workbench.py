@@ -115,13 +115,13 @@ async def open_solo_workbench(recipe: Recipe, folder: Path, chat: ChatFormat) ->
         gpu = stack.enter_context(GpuWatch(device))
         if num_workers:
             rank, engine, farm = await _open_farm(stack, recipe, folder, chat, num_workers)
-            yield SoloWorkbench(rank, engine, farm, gpu, learns_concurrent=learns_concurrently)
+            yield SoloWorkbench(rank, engine, farm, gpu, learns_concurrently=learns_concurrently)
             return
         rank = _load_rank(folder, recipe)
         alone = EmbeddedEngine.on_model(rank.policy.served, engine_options(recipe))
         stack.push_async_callback(alone.close)
         roller = await stack.enter_async_context(open_roller(recipe, chat, alone))
-        yield SoloWorkbench(rank, alone, roller, gpu, learns_concurrent=learns_concurrently)
+        yield SoloWorkbench(rank, alone, roller, gpu, learns_concurrently=learns_concurrently)
 
 
 def _load_rank(folder: Path, recipe: Recipe) -> LearnerRank:

@@ -21,8 +21,8 @@ ADAPTER_FOLDER = "adapter"
 
 @contextmanager
 def agent_folder(target: Path, source: Path, chat: ChatFormat, tool: str) -> Iterator[Path]:
-    """A folder to write a model into, which becomes `target` when it is complete: with all that the model it was trained from has but weights,
-    and with what an agent must know to use it. Left by an exception, `target` is as it was."""
+    """A folder to write weights into, which becomes `target` when it is complete. It has the other files of the model
+    that was trained, and what an agent must know to use it. After an exception `target` is unchanged."""
     unfinished = target.with_name(f".{target.name}")
     with write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
