@@ -199,14 +199,15 @@ def tests_table(families: Mapping[str, Mapping[tuple[str, str], Difference]]) ->
     for words, compared in families.items():
         adjusted = holm([found.p for found in compared.values()])
         for ((one, other), found), p in zip(compared.items(), adjusted, strict=True):
-            mean = number(found.mean)
+            size = max(abs(found.low), abs(found.high))
+            mean = number(found.mean, size)
             rows.append(
                 [
                     words,
                     f"`{one}` − `{other}`",
                     str(found.num_pairs),
                     f"**{mean}**" if p < SIGNIFICANT else mean,
-                    f"{number(found.low, found.mean)} to {number(found.high, found.mean)}",
+                    f"{number(found.low, size)} to {number(found.high, size)}",
                     f"{found.p:.3f}",
                     f"{p:.3f}",
                 ]
@@ -218,8 +219,16 @@ def tests_table(families: Mapping[str, Mapping[tuple[str, str], Difference]]) ->
 def number(value: float, beside: float | None = None) -> str:
     """Shares with three digits after the point, larger numbers with fewer; `beside`: the number that decides it."""
     size = abs(value if beside is None else beside)
-    text = f"{value:.3f}" if size < 3 else f"{value:.1f}" if size < 1000 else f"{value:,.0f}"
-    return text.replace("-", "−")
+    text = (
+        f"{value:.4f}"
+        if 0 < size < 0.01
+        else f"{value:.3f}"
+        if size < 3
+        else f"{value:.1f}"
+        if size < 1000
+        else f"{value:,.0f}"
+    )
+    return text.lstrip("-") if not any(digit in text for digit in "123456789") else text.replace("-", "−")
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
