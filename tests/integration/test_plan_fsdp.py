@@ -12,9 +12,8 @@ from transformers import Qwen3ForCausalLM
 from rstar2.config import Recipe
 from rstar2.plan.activations import ActivationMeter, gpu_head
 from rstar2.plan.devices import find_device
-from rstar2.plan.engine_memory import engine_memory
 from rstar2.plan.layout import find_layout
-from rstar2.plan.memory import train_phase, trainer_bytes
+from rstar2.plan.memory import engine_memory, train_phase, trainer_bytes
 from rstar2.plan.meta_model import ModelPlan
 from rstar2.plan.model_config import find_config
 from rstar2.plan.shards import pretended_ranks, shard

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from rstar2.engine.process import framing
-from rstar2.engine.process.framing import FrameWriter, read_frames
+from rstar2.engine.process import child
+from rstar2.engine.process.child import FrameWriter, read_frames
 from rstar2.engine.remote.wire import Frame
 
 pytestmark = pytest.mark.unit
@@ -45,7 +45,7 @@ async def test_the_first_goes_at_once_and_those_behind_it_together(
     for number in (1, 2, 3):
         writer.write(frame(number))
     ((at_s, flush),) = timers
-    assert at_s >= first_at_s + framing.GATHER_S
+    assert at_s >= first_at_s + child.GATHER_S
     flush()
     assert await read_frames(reader) == [frame(1), frame(2), frame(3)]
 
@@ -54,7 +54,7 @@ async def test_the_first_goes_at_once_and_those_behind_it_together(
 async def test_nothing_waits_for_its_time_where_the_writer_drains_or_closes(
     monkeypatch: pytest.MonkeyPatch, connection: Connection, is_closed: bool
 ) -> None:
-    monkeypatch.setattr(framing, "GATHER_S", 3600.0)
+    monkeypatch.setattr(child, "GATHER_S", 3600.0)
     writer, reader = connection
     writer.write(frame(0))
     await writer.drain()

@@ -13,16 +13,14 @@ from rstar2.config import load_recipe
 from rstar2.engine.embedded.options import choose_limits
 from rstar2.errors import UserError
 from rstar2.models import CATALOG
-from rstar2.plan.activations import ActivationMeter
-from rstar2.plan.bundled_configs import BUNDLED
+from rstar2.plan.activations import ActivationMeter, LiveBytes
 from rstar2.plan.devices import DEVICE_NAMES, find_device
-from rstar2.plan.engine_memory import engine_memory
 from rstar2.plan.generation import engine_model
-from rstar2.plan.largest import largest
 from rstar2.plan.layout import Sharing
-from rstar2.plan.live_bytes import LiveBytes
+from rstar2.plan.memory import engine_memory
 from rstar2.plan.meta_model import ModelPlan
-from rstar2.plan.model_config import find_config
+from rstar2.plan.model_config import BUNDLED, find_config
+from rstar2.plan.plan import largest
 from rstar2.plan.shards import shard, whole
 from rstar2.train.learning import forward as packed
 from rstar2.train.workbench import engine_options

@@ -7,9 +7,8 @@ import pytest
 
 from rstar2.errors import UserError
 from rstar2.records import Outcome, RunDirectory, StopReason, Trace, Turn
-from rstar2.rollout.decisions import Decision
-from rstar2.rollout.facts import Fact, RolloutSpec
 from rstar2.rollout.policies import LeastRequests, RoundRobin
+from rstar2.rollout.scheduler import Decision, Fact, RolloutSpec
 from rstar2.rollout.simulator import (
     HARDWARE,
     QWEN3_14B,

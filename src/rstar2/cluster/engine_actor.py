@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.cluster.actors import Process
-from rstar2.cluster.weights import Parcel, unpack
+from rstar2.cluster.parcels import Parcel, unpack
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.engine.remote import EngineHost
 from rstar2.engine.remote.wire import Frame, encode_load

@@ -17,7 +17,7 @@ from ray.util.placement_group import PlacementGroup
 from rstar2.cluster.actors import Process, answer, ask_each, kill, settled, start_in_bundle
 from rstar2.cluster.engine_actor import EngineActor, EnginePlan
 from rstar2.cluster.placement import Placement
-from rstar2.cluster.weight_sync import Courier
+from rstar2.cluster.weight_sync import WeightSync
 from rstar2.engine.remote import RemoteEngine
 from rstar2.engine.remote.wire import Frame, decode_load
 from rstar2.errors import InfrastructureError, UserError
@@ -41,7 +41,7 @@ class EngineFleet:
         group: PlacementGroup,
         placement: Placement,
         driver: Driver[Trace],
-        courier: Courier,
+        courier: WeightSync,
         speed: EngineSpeed,
         report: Callable[[str], None],
         silence_s: float,
@@ -86,7 +86,7 @@ class EngineFleet:
         await asyncio.gather(*joined)
 
     @asynccontextmanager
-    async def learning(self, version: int) -> AsyncIterator[None]:
+    async def paused_for_weight_sync(self, version: int) -> AsyncIterator[None]:
         """Inside it the ranks learn, with the GPUs to themselves where they share them. After it all engines have what
         was learnt. One that cannot take it is given up, and replaced."""
         if self._in_turns:

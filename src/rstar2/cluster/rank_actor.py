@@ -9,8 +9,8 @@ from typing import Any
 import ray
 
 from rstar2.cluster.actors import machine_address
+from rstar2.cluster.parcels import parcels
 from rstar2.cluster.rank_transfer import RankTransfer
-from rstar2.cluster.weights import parcels
 from rstar2.config import Recipe
 from rstar2.engine.embedded.options import choose_device
 from rstar2.engine.vllm.transfer import Backend, ServedWeights, open_sender

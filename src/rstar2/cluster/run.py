@@ -11,10 +11,10 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from rstar2.agent import ChatFormat
-from rstar2.cluster.progress import num_checkpoints
+from rstar2.cluster.supervise import num_checkpoints
 from rstar2.cluster.workbench import open_cluster_workbench
 from rstar2.config import Recipe
-from rstar2.engine.remote.peer import SILENCE_S
+from rstar2.engine.remote.client import SILENCE_S
 from rstar2.errors import InfrastructureError
 from rstar2.train import Observer, Prepared, prepare_resumed, train
 from rstar2.train.learning.learner import LearnerLost

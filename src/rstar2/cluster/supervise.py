@@ -1,7 +1,7 @@
-"""A driver that is killed is started again, and goes on with its run.
+"""A driver that is killed is restarted, and resumes its run.
 
-The driver is a child of this process, which does nothing but wait for it. What a driver ends by itself with, success or
-an error, is the end; only a signal that nobody here asked for is a reason to start it again.
+The driver is a child of this process, which does nothing but wait for it. If the driver exits by itself, with success
+or an error, that is the end; only a signal that nobody here sent is a reason to restart it.
 """
 
 import ctypes
@@ -11,8 +11,16 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rstar2.cluster.progress import num_checkpoints
+from rstar2.records import RunView
 from rstar2.records.run_layout import RunLayout
+
+
+def num_checkpoints(run: Path) -> int:
+    """That were ever saved; 0 for a folder that is no run yet."""
+    if not RunLayout(run).info.is_file():
+        return 0
+    return sum(1 for event in RunView(run).events() if event.kind == "checkpoint")
+
 
 MAX_DEATHS_WITHOUT_PROGRESS = 3
 _ASKED_FOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

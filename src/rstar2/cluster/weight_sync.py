@@ -15,7 +15,7 @@ LOAD_S = 600.0
 """Parcels of a large model come over the network in minutes."""
 
 
-class Courier(Protocol):
+class WeightSync(Protocol):
     def weights_changed(self) -> None:
         """The ranks have other weights than those that were delivered last."""
         ...
@@ -25,7 +25,7 @@ class Courier(Protocol):
         ...
 
 
-class ParcelCourier:
+class ObjectStoreSync:
     """Through Ray's shared memory, for embedded engines: each tensor is gathered once, each machine gets it once."""
 
     def __init__(self, learner: RankedLearner) -> None:
@@ -42,7 +42,7 @@ class ParcelCourier:
         return await ask_each(engines, "load_weights", self._parcels, version, deadline_s=LOAD_S)
 
 
-class TransferCourier:
+class VllmTransferSync:
     """From the ranks to vLLM's workers, through vLLM's transfer interface: nothing is kept in between.
 
     A transfer that fails leaves all engines that took part with weights of no known version.

@@ -15,9 +15,9 @@ from rstar2.cluster.fleet import EngineFleet
 from rstar2.cluster.learner import RankedLearner
 from rstar2.cluster.placement import Placement, place, require_room, transfer_backend
 from rstar2.cluster.sandboxes import SandboxCluster
-from rstar2.cluster.weight_sync import Courier, ParcelCourier, TransferCourier
+from rstar2.cluster.weight_sync import ObjectStoreSync, VllmTransferSync, WeightSync
 from rstar2.config import Recipe
-from rstar2.engine.remote.peer import SILENCE_S
+from rstar2.engine.remote.client import SILENCE_S
 from rstar2.engine.vllm import VllmOptions
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.rollout import EngineSpeed
@@ -53,7 +53,7 @@ class ClusterWorkbench:
 
     @asynccontextmanager
     async def learning(self, version: int) -> AsyncIterator[None]:
-        async with self._fleet.learning(version):
+        async with self._fleet.paused_for_weight_sync(version):
             yield
             weights = await self.learner.weights_id()
             await self.learner.release_memory()
@@ -154,12 +154,12 @@ def _engine_plan(recipe: Recipe, folder: Path) -> EnginePlan:
     return EnginePlan(folder.absolute(), options, recipe.model.device, NUM_CPU_THREADS)
 
 
-def _courier(plan: EnginePlan, learner: RankedLearner) -> Courier:
+def _courier(plan: EnginePlan, learner: RankedLearner) -> WeightSync:
     options = plan.options
     if isinstance(options, VllmOptions):
         assert options.transfer is not None
-        return TransferCourier(learner, options.transfer, options.num_gpus)
-    return ParcelCourier(learner)
+        return VllmTransferSync(learner, options.transfer, options.num_gpus)
+    return ObjectStoreSync(learner)
 
 
 def _speed(recipe: Recipe) -> EngineSpeed:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
 
-from rstar2.engine.openai_wire import Wire
+from rstar2.engine.openai_wire import WireFormat
 from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import StopReason
@@ -31,7 +31,7 @@ _BUSY = (408, 409, 425, 429)
 class OpenAIEngine:
     """Satisfies `Engine`. `base_url` is what comes before /chat/completions; `wire` says how the server is asked."""
 
-    def __init__(self, base_url: str, model: str, wire: Wire, api_key: str | None = None) -> None:
+    def __init__(self, base_url: str, model: str, wire: WireFormat, api_key: str | None = None) -> None:
         self._base_url = checked_base_url(base_url)
         self._model = model
         self._wire = wire
@@ -118,7 +118,7 @@ class OpenAIEngine:
 
     def load(self) -> EngineLoad:
         """What this side knows: the server's cache is out of sight."""
-        return EngineLoad.out_of_sight(len(self._running), self._num_prefill_tokens, self._num_generated_tokens)
+        return EngineLoad.with_unknown_cache(len(self._running), self._num_prefill_tokens, self._num_generated_tokens)
 
     async def cancel(self, session: str) -> None:
         if session in self._running:

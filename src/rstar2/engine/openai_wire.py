@@ -25,7 +25,7 @@ class Reader(Protocol):
         ...
 
 
-class Wire(Protocol):
+class WireFormat(Protocol):
     @property
     def path(self) -> str: ...
 

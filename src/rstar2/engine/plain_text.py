@@ -7,7 +7,7 @@ many tokens as real tokenizers give it. Conversations are rendered as ChatML, an
 import re
 from collections.abc import Sequence
 
-from rstar2.engine.tokenizer import Message
+from rstar2.engine.protocol import Message
 
 START, END = "<|im_start|>", "<|im_end|>"
 START_ID, END_ID = 0, 1

@@ -4,7 +4,7 @@ A session is one rollout. It comes back after each tool call with a longer promp
 already seen, so an engine may keep its cache between turns; `release` says that it will not come back.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, runtime_checkable
 
@@ -54,7 +54,7 @@ class EngineLoad:
     num_generated_tokens: int
 
     @classmethod
-    def out_of_sight(cls, num_running: int, num_prefill_tokens: int, num_generated_tokens: int) -> Self:
+    def with_unknown_cache(cls, num_running: int, num_prefill_tokens: int, num_generated_tokens: int) -> Self:
         """Of an engine whose cache and queues only others know."""
         return cls(
             block_size=1,
@@ -109,4 +109,18 @@ class PushingEngine(Protocol):
 
     def forget(self, session: str) -> None:
         """As `release`."""
+        ...
+
+
+Message = Mapping[str, str]
+"""One turn of a conversation, with the keys `role` and `content`."""
+
+
+class Tokenizer(Protocol):
+    def encode(self, text: str) -> list[int]:
+        """The ids of exactly this text: nothing is put before or after it."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of exactly these ids, control tokens included."""
         ...

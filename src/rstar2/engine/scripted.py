@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
-from rstar2.engine.tokenizer import Tokenizer
+from rstar2.engine.protocol import Chunk, EngineLoad, Sampling, Tokenizer
 from rstar2.errors import UserError
 from rstar2.records import StopReason
 
@@ -103,7 +102,7 @@ class ScriptedEngine:
         return lengths.index(prompt_length)
 
     def load(self) -> EngineLoad:
-        return EngineLoad.out_of_sight(len(self._running), self._num_prefill_tokens, self._num_generated_tokens)
+        return EngineLoad.with_unknown_cache(len(self._running), self._num_prefill_tokens, self._num_generated_tokens)
 
     async def cancel(self, session: str) -> None:
         if session in self._running:

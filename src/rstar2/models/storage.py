@@ -1,12 +1,13 @@
-"""Disk trouble as sentences, and the folder that appears only when it is finished."""
+"""What getting a model needs of this machine: packages, disk space, and a folder that appears once it is complete."""
 
 import errno
 import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from rstar2.errors import InfrastructureError, UserError
@@ -103,3 +104,9 @@ def put_in_place(finished: Path, folder: Path, scratch: Path) -> None:
         if replaced.exists():
             replaced.rename(folder)
         raise
+
+
+def require_installed(modules: Sequence[str], purpose: str) -> None:
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        raise UserError(f"{purpose} needs {', '.join(missing)}: run `pip install 'rstar2[train]'`")

@@ -8,6 +8,15 @@ May import: engine, config, models, rollout, data, train.
 from rstar2.plan.assumptions import Assumptions, MeanLength
 from rstar2.plan.devices import DEVICE_NAMES, Device, find_device
 from rstar2.plan.document import plan_document
-from rstar2.plan.plan import Plan, make_plan
+from rstar2.plan.plan import RecipePlan, make_plan
 
-__all__ = ["DEVICE_NAMES", "Assumptions", "Device", "MeanLength", "Plan", "find_device", "make_plan", "plan_document"]
+__all__ = [
+    "DEVICE_NAMES",
+    "Assumptions",
+    "Device",
+    "MeanLength",
+    "RecipePlan",
+    "find_device",
+    "make_plan",
+    "plan_document",
+]

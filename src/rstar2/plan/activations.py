@@ -1,19 +1,88 @@
 """What a micro-batch keeps in memory between its forward and its backward pass: measured by running it on meta.
 
 One decoder layer and the two ends of the model (embedding, last norm, head, loss) are run forward and backward on
-tensors without data, and every byte that operators make is counted while it lives. All layers are alike, so the whole
-is layers times one layer, and the larger of what a layer and what the head need beyond that while they run.
+tensors without data, and every byte that operators allocate is counted while it lives. All layers are alike, so the
+total is layers times one layer, and the larger of what a layer and what the head need beyond that while they run.
 """
 
+import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from rstar2.plan.live_bytes import LiveBytes
 from rstar2.plan.meta_model import ModelPlan
 from rstar2.train.learning.forward import ApplyHead, in_pieces, plain_head
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """`with LiveBytes() as live:` run something; `live.now_bytes` and `live.peak_bytes()` say what it held."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now_bytes = 0
+        self._changes: list[tuple[int, int]] = []
+        """(number of the storage, bytes that came or went), in their order."""
+        self._numbers: dict[int, int] = {}
+        """Of the storages alive now, by address of the storage object."""
+        self._foreign: set[int] = set()
+        self._watches: dict[int, weakref.ref[UntypedStorage]] = {}
+        self._num_storages = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for storage in _storages((args, kwargs)):
+            if id(storage) not in self._numbers:
+                self._watch(storage, self._foreign.discard)
+                self._foreign.add(id(storage))
+        result = func(*args, **(kwargs or {}))
+        for storage in _storages(result):
+            if id(storage) not in self._numbers and id(storage) not in self._foreign:
+                self._count(storage)
+        return result
+
+    def peak_bytes(self, without: Iterable[Tensor | None] = ()) -> int:
+        """The most that was alive at one moment, leaving out the storages of some tensors that are still alive."""
+        left_out = {self._numbers.get(id(tensor.untyped_storage())) for tensor in without if tensor is not None}
+        now = peak = 0
+        for number, change in self._changes:
+            if number not in left_out:
+                now += change
+                peak = max(peak, now)
+        return peak
+
+    def _count(self, storage: UntypedStorage) -> None:
+        number, num_bytes = self._num_storages, storage.nbytes()
+        self._num_storages += 1
+        self._numbers[id(storage)] = number
+        self._change(number, num_bytes)
+        self._watch(storage, partial(self._forget, num_bytes))
+
+    def _forget(self, num_bytes: int, address: int) -> None:
+        self._change(self._numbers.pop(address), -num_bytes)
+
+    def _change(self, number: int, num_bytes: int) -> None:
+        self.now_bytes += num_bytes
+        self._changes.append((number, num_bytes))
+
+    def _watch(self, storage: UntypedStorage, on_end: Any) -> None:
+        address = id(storage)
+        if address in self._watches:
+            return
+
+        def end(_: weakref.ref[UntypedStorage]) -> None:
+            del self._watches[address]
+            on_end(address)
+
+        self._watches[address] = weakref.ref(storage, end)
+
+
+def _storages(values: Any) -> list[UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 @dataclass(frozen=True, slots=True)

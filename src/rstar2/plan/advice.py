@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rstar2.config import Recipe
-from rstar2.plan.engine_memory import EngineMemory
 from rstar2.plan.layout import Layout, Sharing
-from rstar2.plan.memory import RankMemory
+from rstar2.plan.memory import EngineMemory, RankMemory
 
 GIB = 1 << 30
 

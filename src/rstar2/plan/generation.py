@@ -10,22 +10,20 @@ from dataclasses import dataclass, replace
 
 from rstar2.config import Recipe
 from rstar2.plan.devices import Device
-from rstar2.plan.engine_memory import block_size
-from rstar2.plan.rollouts import draw
-from rstar2.rollout.decisions import Decision
-from rstar2.rollout.facts import Fact, RolloutEnded
+from rstar2.plan.memory import block_size
+from rstar2.plan.rollout_lengths import draw
 from rstar2.rollout.policies import make_policy
-from rstar2.rollout.scheduler import Scheduler
+from rstar2.rollout.scheduler import Decision, Fact, RolloutEnded, Scheduler
 from rstar2.rollout.simulator import EngineModel, Fleet, Workload, roofline, simulate
-from rstar2.rollout.simulator.generators import WorkloadShape
 from rstar2.rollout.simulator.hardware import ModelShape
+from rstar2.rollout.simulator.workload import WorkloadShape
 
 _AMPLE_BYTES = 1e15
 """For a roofline of speeds alone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RolloutBatch:
     """So many problems with so many rollouts each, of one shape."""
 
     shape: WorkloadShape
@@ -81,7 +79,7 @@ def engine_model(recipe: Recipe, device: Device, shape: ModelShape) -> EngineMod
 
 
 def estimate(
-    batch: Batch, policy: str, engine: EngineModel, num_engines: int, max_rollouts: int, seed: int
+    batch: RolloutBatch, policy: str, engine: EngineModel, num_engines: int, max_rollouts: int, seed: int
 ) -> Generation:
     num_problems_each = batch.num_problems / num_engines
     num_sliced = int(max_rollouts / (num_problems_each * batch.num_samples))
@@ -101,7 +99,7 @@ def estimate(
     )
 
 
-def _run(part: Batch, whole: Batch, policy: str, fleet: Fleet, seed: int) -> Generation:
+def _run(part: RolloutBatch, whole: RolloutBatch, policy: str, fleet: Fleet, seed: int) -> Generation:
     workload = draw(part.shape, part.num_problems, part.num_samples, seed)
     noting = _NotesEnds(make_policy(policy))
     result = simulate(workload, noting, fleet)

@@ -1,18 +1,48 @@
-"""How long each stage of a recipe takes, step by step and in all: generation simulated, updates by roofline."""
+"""How long each stage of a recipe takes, step by step and in total: generation simulated, updates by roofline."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from rstar2.config import Recipe, Stage
+from rstar2.config import DataSet, Recipe, Stage
+from rstar2.data.catalog import CATALOG
 from rstar2.plan.assumptions import Assumptions, MeanLength
 from rstar2.plan.devices import Device
-from rstar2.plan.generation import Batch, Generation, estimate
+from rstar2.plan.generation import Generation, RolloutBatch, estimate
 from rstar2.plan.layout import Layout
-from rstar2.plan.rollouts import REPORT_EVAL_SHARE, mean_conversation_tokens, mean_length, workload_shape
-from rstar2.plan.sizes import total_size
+from rstar2.plan.rollout_lengths import REPORT_EVAL_SHARE, mean_conversation_tokens, mean_length, workload_shape
 from rstar2.plan.training_time import sync_time, update_time
 from rstar2.rollout.simulator import EngineModel
 from rstar2.rollout.simulator.hardware import ModelShape
+
+
+def set_size(recipe: Recipe, name: str, given: Mapping[str, int]) -> int | None:
+    """Of a set of `[data]` or a benchmark; None where nothing says."""
+    if name in given:
+        return given[name]
+    if name not in recipe.data:
+        return CATALOG[name].num_rows if name in CATALOG else None
+    spec = recipe.data[name]
+    if spec.num_problems is not None:
+        return spec.num_problems
+    return _size_of_source(spec)
+
+
+def total_size(recipe: Recipe, names: Sequence[str], given: Mapping[str, int]) -> tuple[int, tuple[str, ...]]:
+    """Of the sets whose size is known, and the names of the others."""
+    sizes = {name: set_size(recipe, name, given) for name in names}
+    unknown = tuple(name for name, size in sizes.items() if size is None)
+    return sum(size for size in sizes.values() if size is not None), unknown
+
+
+def _size_of_source(spec: DataSet) -> int | None:
+    kind, _, rest = spec.source.partition(":")
+    if kind == "catalog":
+        return CATALOG[rest].num_rows if rest in CATALOG else None
+    if kind == "file" and rest.endswith(".jsonl") and Path(rest).expanduser().is_file():
+        with Path(rest).expanduser().open("rb") as lines:
+            return sum(1 for line in lines if line.strip())
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +133,7 @@ class Timer:
         self._engine = engine
         self._assumptions = assumptions
         self._on_step = on_step
-        self._generations: dict[Batch, Generation] = {}
+        self._generations: dict[RolloutBatch, Generation] = {}
         self._left_out: list[str] = []
 
     def run(self) -> RunTime:
@@ -168,7 +198,7 @@ class Timer:
             return 0.0
         mean = self._assumptions.mean_eval_tokens or REPORT_EVAL_SHARE * settings.max_response_tokens
         shape = workload_shape(self._recipe, self._assumptions, mean, settings.max_response_tokens, settings.max_turns)
-        return self._estimated("an evaluation", Batch(shape, num_problems, settings.num_samples)).makespan_s
+        return self._estimated("an evaluation", RolloutBatch(shape, num_problems, settings.num_samples)).makespan_s
 
     def _warm_up_s(self) -> float:
         sft = self._recipe.sft
@@ -194,9 +224,9 @@ class Timer:
         self, what: str, stage: Stage, mean_tokens: float, num_problems: int, num_samples: int
     ) -> Generation:
         shape = workload_shape(self._recipe, self._assumptions, mean_tokens, stage.max_response_tokens, stage.max_turns)
-        return self._estimated(what, Batch(shape, num_problems, num_samples))
+        return self._estimated(what, RolloutBatch(shape, num_problems, num_samples))
 
-    def _estimated(self, what: str, batch: Batch) -> Generation:
+    def _estimated(self, what: str, batch: RolloutBatch) -> Generation:
         if batch not in self._generations:
             self._on_step(f"simulating {what}")
             self._generations[batch] = estimate(

@@ -5,10 +5,20 @@ once, also when engines die or join; the simulator runs the very policies that a
 May import: records, sandbox, engine, grading, algo, config, agent.
 """
 
-from rstar2.rollout.decisions import Cancel, Decision, Evict, KeepWaiting, Move, Resume, Start
-from rstar2.rollout.facts import EngineSpeed, Fact, RolloutSpec
 from rstar2.rollout.policies import POLICIES, make_policy
-from rstar2.rollout.scheduler import Scheduler
+from rstar2.rollout.scheduler import (
+    Cancel,
+    Decision,
+    EngineSpeed,
+    Evict,
+    Fact,
+    KeepWaiting,
+    Move,
+    Resume,
+    RolloutSpec,
+    Scheduler,
+    Start,
+)
 
 __all__ = [
     "POLICIES",

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rstar2.rollout.facts import EngineSpeed, RolloutSpec
 from rstar2.rollout.kv_need import Bools, Floats, Forecast, NeedModel
+from rstar2.rollout.scheduler import EngineSpeed, RolloutSpec
 
 
-class EngineRoom:
+class CacheAccount:
     def __init__(self, engine: str, num_cache_tokens: int, speed: EngineSpeed) -> None:
         self.engine = engine
         self.num_cache_tokens = num_cache_tokens
@@ -65,19 +65,19 @@ class EngineRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CacheLimits:
     """How full forecasts may make a cache: at every moment to come, the mean and so many standard deviations must fit
     into this share of it."""
 
     share: float
     deviations: float
 
-    def fit_whatever_comes(self, room: EngineRoom, num_more_tokens: float) -> bool:
+    def fit_whatever_comes(self, room: CacheAccount, num_more_tokens: float) -> bool:
         """Whether so many tokens more fit even if every resident reaches its limit."""
         most = room.num_own_tokens_at_most + room.num_prompt_tokens + num_more_tokens
         return most <= self.share * room.num_cache_tokens
 
-    def fit(self, room: EngineRoom, forecast: Forecast, num_new_prompt_tokens: Floats) -> Bools:
+    def fit(self, room: CacheAccount, forecast: Forecast, num_new_prompt_tokens: Floats) -> Bools:
         """Whether each forecast, with that many prompt tokens beside those that are there, fits. An empty engine takes
         anything."""
         if not room.residents:

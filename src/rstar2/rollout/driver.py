@@ -1,8 +1,8 @@
 """The live driver: the scheduler's decisions carried out on real engines.
 
-Whoever runs a rollout asks for tokens through its `Seat`, as if it had an engine of its own. Behind it the turn waits
-until the scheduler has decided where it runs, and goes on elsewhere when its engine is lost or it had to make room. The
-scheduler never sees a token, the rollout never sees an engine.
+Whoever runs a rollout asks for tokens through its `PlacedRollout`, as if it had an engine of its own. Behind it the
+turn waits until the scheduler has decided where it runs, and goes on elsewhere when its engine is lost or it had to
+make room. The scheduler never sees a token, the rollout never sees an engine.
 
 Invariant: a rollout's function is called once and ends once, whatever happens to engines. Tokens that came out before
 an engine was lost are kept, and the turn continues after them; nothing that a lost engine still says is listened to.
@@ -20,21 +20,27 @@ from typing import Any, Generic, TypeVar
 from rstar2.engine import Engine, EngineLoad
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import SpanKind, StepRecord
-from rstar2.rollout.decisions import Cancel, Decision, Evict, KeepWaiting, Move, Resume, Start
-from rstar2.rollout.facts import (
+from rstar2.rollout.placed_rollout import PlacedRollout
+from rstar2.rollout.recorder import StepRecorder
+from rstar2.rollout.scheduler import (
+    Cancel,
+    Decision,
     EngineJoined,
     EngineLost,
     EngineReported,
     EngineSpeed,
+    Evict,
     Fact,
+    KeepWaiting,
+    Move,
+    Resume,
     RolloutEnded,
     RolloutSpec,
     RolloutsSubmitted,
+    Scheduler,
+    Start,
     TokensGrown,
 )
-from rstar2.rollout.placed_rollout import Seat
-from rstar2.rollout.recorder import StepRecorder
-from rstar2.rollout.scheduler import Scheduler
 
 Result = TypeVar("Result")
 
@@ -60,7 +66,7 @@ class Driver(Generic[Result]):
         self.recorder = StepRecorder(0, time.time(), clock)
         self._scheduler = scheduler
         self._engines: dict[str, Engine] = {}
-        self._seats: dict[str, Seat] = {}
+        self._seats: dict[str, PlacedRollout] = {}
         self._errands: set[asyncio.Task[None]] = set()
         self._given_up: set[str] = set()
         """Rollouts whose cache may be gone when they go on."""
@@ -134,12 +140,12 @@ class Driver(Generic[Result]):
         return self.recorder.record()
 
     async def run(
-        self, specs: Sequence[RolloutSpec], rollout: Callable[[Seat], Awaitable[Result]]
+        self, specs: Sequence[RolloutSpec], rollout: Callable[[PlacedRollout], Awaitable[Result]]
     ) -> list[Result | BaseException]:
         """Run `rollout` once for each spec. The results are in the order of `specs`; or what was raised instead."""
         if not self._is_scheduled:
             raise InfrastructureError("there is no engine to run rollouts on: none was added, or all are lost")
-        seats = {spec.rollout: Seat(self, spec) for spec in specs}
+        seats = {spec.rollout: PlacedRollout(self, spec) for spec in specs}
         assert len(seats) == len(specs) and not seats.keys() & self._seats.keys(), "a rollout's id is its own"
         # What was there before will still be there after: the garbage collector need not look at it meanwhile.
         gc.freeze()
@@ -160,7 +166,7 @@ class Driver(Generic[Result]):
             reporter.cancel()
             await asyncio.gather(reporter, *self._errands, return_exceptions=True)
 
-    async def _abandon(self, seats: Collection[Seat], tasks: Sequence[asyncio.Task[Result]]) -> None:
+    async def _abandon(self, seats: Collection[PlacedRollout], tasks: Sequence[asyncio.Task[Result]]) -> None:
         """Those that wait go first, so that none of them is started in place of the others."""
         for seat in seats:
             self._unsubmitted.pop(seat.spec.rollout, None)
@@ -193,7 +199,7 @@ class Driver(Generic[Result]):
             else:
                 self._in_flight |= specs.keys()
 
-    async def _run_one(self, seat: Seat, rollout: Callable[[Seat], Awaitable[Result]]) -> Result:
+    async def _run_one(self, seat: PlacedRollout, rollout: Callable[[PlacedRollout], Awaitable[Result]]) -> Result:
         was_abandoned = True
         try:
             await seat.placed()
@@ -204,7 +210,7 @@ class Driver(Generic[Result]):
         finally:
             self._leave(seat, was_abandoned=was_abandoned)
 
-    def _leave(self, seat: Seat, *, was_abandoned: bool) -> None:
+    def _leave(self, seat: PlacedRollout, *, was_abandoned: bool) -> None:
         """The rollout is over, wherever it was. Saying it twice changes nothing."""
         rollout = seat.spec.rollout
         if self._seats.get(rollout) is not seat:

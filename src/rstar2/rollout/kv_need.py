@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import log_ndtr
 
-from rstar2.rollout.facts import RolloutSpec
+from rstar2.rollout.scheduler import RolloutSpec
 from rstar2.rollout.turn_rates import TurnRates
 
 Floats = npt.NDArray[np.float64]
@@ -64,7 +64,7 @@ class Forecast:
 
 
 @dataclass(slots=True)
-class Stage:
+class StageLengths:
     """What is known of the lengths of one stage."""
 
     m: float
@@ -79,7 +79,7 @@ class NeedModel:
         self._turns = TurnRates()
         self._num_ended = 0
         self._num_since_refresh = 0
-        self._stages: list[Stage] = []
+        self._stages: list[StageLengths] = []
         self._stage_numbers: dict[str, int] = {}
         self._history: dict[str, tuple[float, float]] = {}
         """`mu` and its variance, of problems that were submitted before."""
@@ -121,7 +121,7 @@ class NeedModel:
         for spec in specs:
             if spec.stage not in self._stage_numbers:
                 self._stage_numbers[spec.stage] = len(self._stages)
-                self._stages.append(Stage(m=float(np.log(spec.max_response_tokens * FIRST_MEDIAN_SHARE))))
+                self._stages.append(StageLengths(m=float(np.log(spec.max_response_tokens * FIRST_MEDIAN_SHARE))))
         alive = np.flatnonzero(~self._has_ended)
         self._specs = [self._specs[row] for row in alive] + list(specs)
         self._rows = {spec.rollout: row for row, spec in enumerate(self._specs)}

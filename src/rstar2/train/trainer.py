@@ -21,7 +21,7 @@ from rstar2.algo.penalties import Penalty
 from rstar2.config import Recipe, Stage
 from rstar2.config.emit import to_toml
 from rstar2.engine import Sampling
-from rstar2.engine.process.garbage_collection import look_for_cycles_if_rare
+from rstar2.engine.process.child import collect_garbage_if_rare
 from rstar2.errors import UserError
 from rstar2.evals import Protocol, evaluate
 from rstar2.records import Problem, RunDirectory, Trace
@@ -371,7 +371,7 @@ class Trainer:
         for group in collected.groups:
             self._run.write_group(group)
         values = watch_rollouts(collected.traces, collected.groups)
-        look_for_cycles_if_rare()
+        collect_garbage_if_rare()
         return values
 
     def _advanced(self, collected: Collected, values: Mapping[str, float]) -> TrainState:

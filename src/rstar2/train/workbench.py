@@ -93,12 +93,12 @@ class SoloWorkbench:
         """The engine stands still. What is learnt aside from its weights it is given between two steps: all rollouts of
         a step are sampled by the same policy, so what is sampled does not hang on how fast anybody was."""
         if not self._learns_aside:
-            async with self._engine.learning(version):
+            async with self._engine.paused_for_weight_sync(version):
                 yield
                 self._publish()
             return
         yield
-        async with self._between_steps, self._engine.learning(version):
+        async with self._between_steps, self._engine.paused_for_weight_sync(version):
             self._publish()
 
     def _publish(self) -> None:

@@ -19,7 +19,7 @@ from rstar2.engine.embedded.weights import LayerWeights, Weights
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PrefillSpan:
     """One sequence's tokens within a prefill pass: from `start` to `end` of T, at `position` and on."""
 
     start: int
@@ -28,7 +28,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ForwardBatch:
     """Where this pass's tokens stand. In a decode pass (no spans) each row has one token, and the rows are B."""
 
     positions_T: Tensor
@@ -36,7 +36,7 @@ class Batch:
     slots_T: Tensor
     """Block times block size plus offset; -1 where nothing is stored."""
     table_RP: Tensor
-    spans: tuple[Span, ...] = ()
+    spans: tuple[PrefillSpan, ...] = ()
     tiles: Tensor | None = None
     """Of a prefill pass on a GPU: row, first token and last token + 1 of each tile of queries."""
 
@@ -48,7 +48,7 @@ class Kernels(Protocol):
         """Their sum normed, and the sum."""
         ...
 
-    def attend(self, qkv_TX: Tensor, layer: LayerWeights, layer_index: int, batch: Batch) -> Tensor:
+    def attend(self, qkv_TX: Tensor, layer: LayerWeights, layer_index: int, batch: ForwardBatch) -> Tensor:
         """Norms (where the layer has any) and rotates queries and keys, stores keys and values, then attends."""
         ...
 
@@ -61,7 +61,7 @@ class Kernels(Protocol):
         ...
 
 
-def forward(weights: Weights, kernels: Kernels, token_ids_T: Tensor, batch: Batch) -> Tensor:
+def forward(weights: Weights, kernels: Kernels, token_ids_T: Tensor, batch: ForwardBatch) -> Tensor:
     """The normed hidden state after the last layer."""
     hidden_TH = F.embedding(token_ids_T, weights.embedding)
     residual_TH: Tensor | None = None

@@ -1,26 +1,62 @@
-"""Which tokens of a pass look at which pieces of the cache together, on a CPU.
+"""Which tokens of a pass attend to which pieces of the cache together, on a CPU.
 
 Invariant: every token but padding is in exactly one context and sees its own past there, itself included, and nothing
-else. How tokens are put together changes how often the cache is read, and no bit of what a token sees: see
-`kernels_cpu`.
+else. The grouping changes how often the cache is read, and no bit of what a token sees: see `kernels_cpu`.
 
 Tokens of a long span are cut into parts, each a matrix of queries. All others (decoding rows, and the tokens of short
-spans) have a matrix each; those that begin alike read what they have in common once, and what is gathered for the rest
-of a group of about one length is still in the processor's cache when it is read.
+spans) have a matrix each. Rows with a common prefix, such as the rollouts of a group, read it once. The rest of a group
+has about one length, so what is gathered for it is still in the processor's cache when it is read.
 
 Suffixes as in `architecture`; X: several heads, of one token each or of a part of a span, M: queries of one of them.
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from rstar2.engine.embedded.architecture import Batch, Span
-from rstar2.engine.embedded.shared_prefixes import group_alike
+from rstar2.engine.embedded.architecture import ForwardBatch, PrefillSpan
 from rstar2.engine.embedded.weights import Shape
+
+_FEWEST = 4
+"""Rows whose common tile is read once for all. A group of its own costs a dozen calls a layer: fewer do not pay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    rows: list[int]
+    num_tiles: int
+    """Of the cache, that all of them begin with."""
+
+
+def group_alike(table_RP: NDArray[np.int32], num_past_tiles_R: Sequence[int], blocks_per_tile: int) -> list[Alike]:
+    """Of rows that look at these blocks, each with so many tiles that end before its own token."""
+    groups: list[Alike] = []
+    candidates = [Alike(list(range(len(table_RP))), 0)]
+    while candidates:
+        group = candidates.pop()
+        tile = slice(group.num_tiles * blocks_per_tile, (group.num_tiles + 1) * blocks_per_tile)
+        rows_by_blocks: dict[bytes, list[int]] = defaultdict(list)
+        rest: list[int] = []
+        for row in group.rows:
+            if num_past_tiles_R[row] > group.num_tiles:
+                rows_by_blocks[table_RP[row, tile].tobytes()].append(row)
+            else:
+                rest.append(row)
+        for rows in rows_by_blocks.values():
+            if len(rows) >= _FEWEST:
+                candidates.append(Alike(rows, group.num_tiles + 1))
+            else:
+                rest += rows
+        if rest:
+            groups.append(Alike(rest, group.num_tiles))
+    return groups
+
 
 ROW_QUANTUM = 4
 """A matrix product's row is the same in any number of rows that is a multiple of this."""
@@ -57,7 +93,7 @@ class ContextPlanner:
     block_size: int
     dtype: torch.dtype
 
-    def plan(self, batch: Batch) -> Iterator[Context]:
+    def plan(self, batch: ForwardBatch) -> Iterator[Context]:
         # A row that has ended looks at the first token: its output means nothing, but is a number.
         position_T = batch.positions_T.clamp(min=0)
         if not batch.spans:
@@ -99,7 +135,7 @@ class ContextPlanner:
                 )
                 start += num_members
 
-    def _parts(self, span: Span, position_T: Tensor, table_1P: Tensor) -> Iterator[Context]:
+    def _parts(self, span: PrefillSpan, position_T: Tensor, table_1P: Tensor) -> Iterator[Context]:
         group_size = self.shape.num_heads // self.shape.num_kv_heads
         for start in range(span.start, span.end, _SPAN_PART):
             end = min(start + _SPAN_PART, span.end)

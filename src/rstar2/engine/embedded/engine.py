@@ -11,8 +11,7 @@ import random
 import sys
 import threading
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from collections.abc import Sequence as Ids
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,8 +24,7 @@ from rstar2.engine.embedded import openmp
 from rstar2.engine.embedded.blocks import BlockManager
 from rstar2.engine.embedded.options import MAX_STOP_TOKENS, EmbeddedOptions, choose_device, choose_limits
 from rstar2.engine.embedded.runner import DecodeHandle, Runner
-from rstar2.engine.embedded.scheduler import Scheduler
-from rstar2.engine.embedded.sequence import Sequence
+from rstar2.engine.embedded.scheduler import BatchScheduler, EngineSequence
 from rstar2.engine.embedded.weights import Weights, load_model, share_weights
 from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
 from rstar2.errors import InfrastructureError, UserError
@@ -41,7 +39,7 @@ all: event loops cost more than the tokens."""
 _SWITCH_INTERVAL_S = 2e-4
 """Whoever calls the GPU's driver lets go of the interpreter each time, and gets it back from a busy event loop only
 after this: with Python's 5 ms, a run of steps would wait longer for the interpreter than for the GPU."""
-STANDSTILL_DEADLINE_S = 300.0
+PAUSE_DEADLINE_S = 300.0
 """How long the steps in flight may take to end; the longest is a prefill of a large model on a CPU."""
 
 
@@ -50,7 +48,7 @@ class _Turn:
     """A sequence, and the event loop that waits for its tokens."""
 
     session: str
-    sequence: Sequence
+    sequence: EngineSequence
     loop: asyncio.AbstractEventLoop
     give: Callable[[_Item], None]
     """To be called there."""
@@ -77,7 +75,7 @@ class _Turn:
 class _Run:
     """Decode steps that were started."""
 
-    sequences: tuple[Sequence, ...]
+    sequences: tuple[EngineSequence, ...]
     handle: DecodeHandle
     policy_version: int
 
@@ -92,7 +90,7 @@ class EmbeddedEngine:
             options, self._weights.device, shape.context_tokens, self._weights.kv_bytes_per_token
         )
         self._blocks = BlockManager(self._limits.num_blocks, self._limits.block_size)
-        self._scheduler = Scheduler(
+        self._scheduler = BatchScheduler(
             self._blocks,
             max_running=self._limits.max_running,
             max_prefill_tokens=self._limits.max_prefill_tokens,
@@ -100,7 +98,7 @@ class EmbeddedEngine:
         )
         self._runner = Runner(self._weights, self._limits)
         self._seeds = random.Random(options.seed)
-        self._turns: dict[Sequence, _Turn] = {}
+        self._turns: dict[EngineSequence, _Turn] = {}
         self._kept: dict[str, list[int]] = {}
         """By session: what the cache keeps for its return."""
         self._in_flight: _Run | None = None
@@ -140,7 +138,7 @@ class EmbeddedEngine:
         return self._policy_version
 
     async def generate(
-        self, session: str, token_ids: Ids[int], sampling: Sampling, max_tokens: int
+        self, session: str, token_ids: Sequence[int], sampling: Sampling, max_tokens: int
     ) -> AsyncIterator[Chunk]:
         items: asyncio.Queue[_Item] = asyncio.Queue()
         leave = self.begin(session, token_ids, sampling, max_tokens, items.put_nowait)
@@ -157,7 +155,7 @@ class EmbeddedEngine:
                 leave()
 
     def begin(
-        self, session: str, token_ids: Ids[int], sampling: Sampling, max_tokens: int, give: Callable[[_Item], None]
+        self, session: str, token_ids: Sequence[int], sampling: Sampling, max_tokens: int, give: Callable[[_Item], None]
     ) -> Callable[[], None]:
         self._check(token_ids, sampling, max_tokens)
         sequence = self._new_sequence(token_ids, sampling, max_tokens)
@@ -193,15 +191,15 @@ class EmbeddedEngine:
         """The engine stands still inside: nothing reads the weights, and messages to it (cancel, release) wait.
         Entering blocks until the steps in flight are done: from an event loop, enter it in a thread."""
         with self._pausing():
-            self._await_standstill()
+            self._await_pause()
             yield
 
     @asynccontextmanager
-    async def learning(self, policy_version: int) -> AsyncIterator[None]:
+    async def paused_for_weight_sync(self, policy_version: int) -> AsyncIterator[None]:
         """Inside it the parameters may be updated in place; after it the engine generates with them. The event loop
         goes on while the steps in flight end."""
         with self._pausing():
-            await asyncio.to_thread(self._await_standstill)
+            await asyncio.to_thread(self._await_pause)
             yield
             self.weights_changed(policy_version)
 
@@ -218,14 +216,13 @@ class EmbeddedEngine:
                 self._num_pauses -= 1
                 self._wakeup.notify_all()
 
-    def _await_standstill(self) -> None:
+    def _await_pause(self) -> None:
         """Returns too if nobody pauses any more: whoever wanted the standstill was cancelled."""
         with self._wakeup:
-            is_over = self._wakeup.wait_for(lambda: not (self._is_working and self._num_pauses), STANDSTILL_DEADLINE_S)
+            is_over = self._wakeup.wait_for(lambda: not (self._is_working and self._num_pauses), PAUSE_DEADLINE_S)
         if not is_over:
             raise InfrastructureError(
-                f"the embedded engine did not stand still: its steps in flight took longer than "
-                f"{STANDSTILL_DEADLINE_S:g} s"
+                f"the embedded engine did not stand still: its steps in flight took longer than {PAUSE_DEADLINE_S:g} s"
             )
 
     def weights_changed(self, policy_version: int) -> None:
@@ -253,7 +250,7 @@ class EmbeddedEngine:
         if not self._runner.is_asynchronous:
             openmp.release_workers()
 
-    def _check(self, token_ids: Ids[int], sampling: Sampling, max_tokens: int) -> None:
+    def _check(self, token_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> None:
         if self._failure is not None:
             raise InfrastructureError(f"the embedded engine failed earlier: {self._failure}")
         if not token_ids:
@@ -283,10 +280,10 @@ class EmbeddedEngine:
                 f"raise kv_cache_tokens, or lower max_tokens"
             )
 
-    def _new_sequence(self, token_ids: Ids[int], sampling: Sampling, max_tokens: int) -> Sequence:
+    def _new_sequence(self, token_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> EngineSequence:
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed & ((1 << 63) - 1)
         num_total = min(len(token_ids) + max_tokens, self._limits.max_context_tokens)
-        return Sequence(list(token_ids), num_total, sampling, seed)
+        return EngineSequence(list(token_ids), num_total, sampling, seed)
 
     def _post(self, message: Callable[[], None]) -> bool:
         """Leaves the engine's thread a message, which it acts on between two runs; False if the engine has ended."""
@@ -405,7 +402,7 @@ class EmbeddedEngine:
                 loop.call_soon_threadsafe(_put_all, pairs)
         self._outbox = defaultdict(list)
 
-    def _remove(self, sequence: Sequence) -> None:
+    def _remove(self, sequence: EngineSequence) -> None:
         turn = self._turns.pop(sequence)
         kept = self._scheduler.remove(sequence)
         self._blocks.unkeep(self._kept.pop(turn.session, ()))

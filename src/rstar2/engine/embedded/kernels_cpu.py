@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from rstar2.engine.embedded import sampler
-from rstar2.engine.embedded.architecture import Batch, rotary_table
+from rstar2.engine.embedded.architecture import ForwardBatch, rotary_table
 from rstar2.engine.embedded.contexts_cpu import CONTEXT_TILE, Context, ContextPlanner, pad_rows
-from rstar2.engine.embedded.options import Limits
+from rstar2.engine.embedded.options import EngineLimits
 from rstar2.engine.embedded.weights import LayerWeights, Weights
 
 _SHARE_ELEMENTS = 32768
@@ -48,7 +48,7 @@ class _Pass:
 
 
 class CpuKernels:
-    def __init__(self, weights: Weights, limits: Limits) -> None:
+    def __init__(self, weights: Weights, limits: EngineLimits) -> None:
         self._shape = shape = weights.shape
         self._block_size = limits.block_size
         self._score_scale = shape.head_dim**-0.5
@@ -79,7 +79,7 @@ class CpuKernels:
             F.silu(gate_TX[start : start + num_rows], inplace=True)
         return gate_TX * up_TX
 
-    def attend(self, qkv_TX: Tensor, layer: LayerWeights, layer_index: int, batch: Batch) -> Tensor:
+    def attend(self, qkv_TX: Tensor, layer: LayerWeights, layer_index: int, batch: ForwardBatch) -> Tensor:
         if layer_index == 0:
             self._pass = self._lay_out(batch)
         assert self._pass is not None
@@ -109,7 +109,7 @@ class CpuKernels:
             out_TKGD[context.token_X] = out_KTGD.transpose(0, 1)
         return out_TKGD.flatten(1)
 
-    def _lay_out(self, batch: Batch) -> _Pass:
+    def _lay_out(self, batch: ForwardBatch) -> _Pass:
         num_kv_heads = self._shape.num_kv_heads
         position_T = batch.positions_T.clamp(min=0)
         slot_T = batch.slots_T % self._num_slots

@@ -45,7 +45,7 @@ class EmbeddedOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EngineLimits:
     """The options with every choice made."""
 
     max_running: int
@@ -68,7 +68,7 @@ _CUDA_MOST_OF_FREE = 0.95
 
 def choose_limits(
     options: EmbeddedOptions, device: torch.device, model_context_tokens: int, kv_bytes_per_token: int
-) -> Limits:
+) -> EngineLimits:
     is_cuda = device.type == "cuda"
     cache_bytes = _cuda_cache_bytes(options, device) if is_cuda else CPU_CACHE_BYTES
     cache_tokens = options.kv_cache_tokens or cache_bytes // kv_bytes_per_token
@@ -81,7 +81,7 @@ def choose_limits(
     if cache_tokens < block_size:
         raise UserError(f"kv_cache_tokens is {cache_tokens}: it must hold at least one block of {block_size} tokens")
     max_running = options.max_running or (1024 if is_cuda else 64)
-    return Limits(
+    return EngineLimits(
         max_running=max_running,
         max_context_tokens=options.max_context_tokens or model_context_tokens,
         num_blocks=cache_tokens // block_size,

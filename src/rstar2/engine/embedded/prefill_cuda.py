@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rstar2.engine.embedded.architecture import Batch, Kernels, forward
-from rstar2.engine.embedded.options import PREFILL_TILE, Limits
+from rstar2.engine.embedded.architecture import ForwardBatch, Kernels, forward
+from rstar2.engine.embedded.options import PREFILL_TILE, EngineLimits
 from rstar2.engine.embedded.scheduler import PrefillChunk
 from rstar2.engine.embedded.weights import Weights
 
@@ -33,7 +33,7 @@ class _Recorded:
 
 
 class RecordedPrefill:
-    def __init__(self, weights: Weights, kernels: Kernels, limits: Limits) -> None:
+    def __init__(self, weights: Weights, kernels: Kernels, limits: EngineLimits) -> None:
         self._weights, self._kernels, self._limits = weights, kernels, limits
         num_rows = min(limits.max_running, limits.max_prefill_tokens)
         shape = (num_rows, limits.max_blocks_per_sequence)
@@ -89,7 +89,7 @@ class RecordedPrefill:
         integers_X = torch.zeros(3 * size + 3 * num_tiles, dtype=torch.int64, device=self._weights.device)
         token_ids_T, positions_T, slots_T = integers_X[: 3 * size].view(3, size)
         positions_T.fill_(-1)
-        batch = Batch(positions_T, slots_T, self._table_RP, tiles=integers_X[3 * size :].view(-1, 3))
+        batch = ForwardBatch(positions_T, slots_T, self._table_RP, tiles=integers_X[3 * size :].view(-1, 3))
         stream: Any = torch.cuda.Stream(self._weights.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -19,14 +19,13 @@ import torch
 from torch import Tensor
 
 from rstar2.engine.embedded import sampler
-from rstar2.engine.embedded.architecture import Batch, Kernels, Span, forward
+from rstar2.engine.embedded.architecture import ForwardBatch, Kernels, PrefillSpan, forward
 from rstar2.engine.embedded.contexts_cpu import ROW_QUANTUM
 from rstar2.engine.embedded.kernels_cpu import CpuKernels
-from rstar2.engine.embedded.options import Limits
+from rstar2.engine.embedded.options import EngineLimits
 from rstar2.engine.embedded.packing import Packing, can_pack
 from rstar2.engine.embedded.prefill_cuda import RecordedPrefill
-from rstar2.engine.embedded.scheduler import PrefillChunk
-from rstar2.engine.embedded.sequence import Sequence as Rollout
+from rstar2.engine.embedded.scheduler import EngineSequence, PrefillChunk
 from rstar2.engine.embedded.slots import SlotTables
 from rstar2.engine.embedded.weights import Weights
 
@@ -70,7 +69,7 @@ class DecodeHandle:
 
 
 class Runner:
-    def __init__(self, weights: Weights, limits: Limits) -> None:
+    def __init__(self, weights: Weights, limits: EngineLimits) -> None:
         self._packing = Packing(weights) if can_pack(weights) else None
         self._weights = weights if self._packing is None else self._packing.weights
         self._limits = limits
@@ -93,11 +92,11 @@ class Runner:
             return
         self._drop_stale_copies()
         token_ids: list[int] = []
-        spans: list[Span] = []
+        spans: list[PrefillSpan] = []
         for chunk in chunks:
             start = len(token_ids)
             token_ids += chunk.sequence.token_ids[chunk.start : chunk.end]
-            spans.append(Span(start, len(token_ids), chunk.start))
+            spans.append(PrefillSpan(start, len(token_ids), chunk.start))
         block_size = self._limits.block_size
         table = np.zeros((len(chunks), max(-(-chunk.end // block_size) for chunk in chunks)), dtype=np.int32)
         for row, chunk in enumerate(chunks):
@@ -107,7 +106,7 @@ class Runner:
         rows = np.repeat(np.arange(len(chunks)), [chunk.end - chunk.start for chunk in chunks])
         slots = table[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
         num_padding = self._num_padded(len(token_ids)) - len(token_ids)
-        batch = Batch(
+        batch = ForwardBatch(
             positions_T=torch.from_numpy(np.pad(positions, (0, num_padding), constant_values=-1)),
             slots_T=torch.from_numpy(np.pad(slots, (0, num_padding), constant_values=-1)),
             table_RP=torch.from_numpy(table),
@@ -116,7 +115,7 @@ class Runner:
         forward(self._weights, self._kernels, torch.from_numpy(np.pad(token_ids, (0, num_padding))), batch)
 
     @torch.inference_mode()
-    def start_decode(self, sequences: Sequence[Rollout]) -> DecodeHandle:
+    def start_decode(self, sequences: Sequence[EngineSequence]) -> DecodeHandle:
         """Queues `steps_ahead` steps for these sequences; on CUDA it returns at once."""
         self._drop_stale_copies()
         num_rows = len(sequences)
@@ -151,7 +150,7 @@ class Runner:
         is_alive_B = position_B >= 0
         block_B = table_BP.gather(1, (position_B.clamp(min=0) // block_size)[:, None])[:, 0].long()
         slots_B = torch.where(is_alive_B, block_B * block_size + position_B % block_size, -1)
-        batch = Batch(position_B, slots_B, table_BP)
+        batch = ForwardBatch(position_B, slots_B, table_BP)
         hidden_BH = forward(self._weights, self._kernels, rows.token_B[:batch_size], batch)
         logits_BV = self._weights.head(hidden_BH)
         inverse_temperature_B = rows.inverse_temperature_B[:batch_size]
@@ -189,7 +188,7 @@ class Runner:
 class _Rows:
     """The batch at work: compact copies of its slots' tables, at fixed addresses, and the buffer of its output."""
 
-    def __init__(self, limits: Limits, size: int, device: torch.device) -> None:
+    def __init__(self, limits: EngineLimits, size: int, device: torch.device) -> None:
         def column(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros((size, *shape), dtype=dtype, device=device)
 
@@ -247,7 +246,7 @@ class _Rows:
         self.step.zero_()
 
 
-def _make_kernels(weights: Weights, limits: Limits) -> Kernels:
+def _make_kernels(weights: Weights, limits: EngineLimits) -> Kernels:
     if weights.device.type == "cuda":
         from rstar2.engine.embedded.kernels_cuda import CudaKernels
 

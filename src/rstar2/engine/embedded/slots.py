@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rstar2.engine.embedded.options import MAX_STOP_TOKENS, Limits
-from rstar2.engine.embedded.sequence import Sequence as Rollout
+from rstar2.engine.embedded.options import MAX_STOP_TOKENS, EngineLimits
+from rstar2.engine.embedded.scheduler import EngineSequence
 
 
 class SlotTables:
     NUM_FIXED_INTEGERS = 3 + MAX_STOP_TOKENS
     """The position of the last token that may be sampled, the seed, top_k, and the stop ids."""
 
-    def __init__(self, limits: Limits, device: torch.device) -> None:
+    def __init__(self, limits: EngineLimits, device: torch.device) -> None:
         num_slots = limits.max_running + 1
 
         def column(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -38,9 +38,9 @@ class SlotTables:
         self._known_blocks: list[list[int] | None] = [None] * num_slots
         self._num_known_blocks = [0] * num_slots
 
-    def update(self, sequences: Sequence[Rollout], batch_size: int) -> Tensor:
+    def update(self, sequences: Sequence[EngineSequence], batch_size: int) -> Tensor:
         """Tells the device what it does not know of these; returns their slots, padded to the batch size."""
-        newcomers: list[Rollout] = []
+        newcomers: list[EngineSequence] = []
         additions: list[tuple[int, int, int]] = []
         for sequence in sequences:
             slot, blocks = sequence.slot, sequence.blocks
@@ -62,7 +62,7 @@ class SlotTables:
         slots[: len(sequences)] = [sequence.slot for sequence in sequences]
         return self._to_device(slots)
 
-    def _settle(self, newcomers: list[Rollout]) -> None:
+    def _settle(self, newcomers: list[EngineSequence]) -> None:
         integers = np.full((len(newcomers), 3 + self.NUM_FIXED_INTEGERS), -1, dtype=np.int64)
         floats = np.empty((len(newcomers), 2), dtype=np.float32)
         for row, sequence in enumerate(newcomers):

@@ -4,8 +4,7 @@ Promise: what `RemoteEngine` yields is what the engine behind it sampled, in ord
 whatever way, is an `InfrastructureError` to everyone who waits for it. What carries the frames is a `Channel`.
 """
 
-from rstar2.engine.remote.client import RemoteEngine
+from rstar2.engine.remote.client import Channel, Peer, RemoteEngine
 from rstar2.engine.remote.host import EngineHost
-from rstar2.engine.remote.peer import Channel, Peer
 
 __all__ = ["Channel", "EngineHost", "Peer", "RemoteEngine"]

@@ -95,18 +95,18 @@ class VllmInProcessEngine(VllmEngine):
     async def sleep(self) -> None:
         """Give the GPU's memory back: weights and caches are dropped, and turns that run are cancelled. It has no
         weights until they are sent anew. On a CPU it only stands still."""
-        with _faults_told_apart():
+        with _classified_faults():
             await self._in_process.llm.sleep(level=2)
         self._is_asleep = True
 
     async def wake_for_weights(self) -> None:
         """Room for the weights alone, so that sender and caches need not both have theirs at a time."""
-        with _faults_told_apart():
+        with _classified_faults():
             await self._in_process.llm.wake_up(tags=["weights"])
 
     async def wake(self) -> None:
         """What is left, after `wake_for_weights` and a transfer."""
-        with _faults_told_apart():
+        with _classified_faults():
             await self._in_process.llm.wake_up(tags=["kv_cache"])
         self._is_asleep = False
         await self.resume()
@@ -120,7 +120,7 @@ class VllmInProcessEngine(VllmEngine):
         )
 
         llm = self._in_process.llm
-        with _faults_told_apart():
+        with _classified_faults():
             if hasattr(llm, "shutdown_weight_transfer_engine"):
                 # What it holds of an earlier meeting would stay in the GPU's memory. vLLM 0.25 cannot let go of it.
                 await llm.shutdown_weight_transfer_engine()
@@ -152,7 +152,7 @@ class VllmInProcessEngine(VllmEngine):
     @contextmanager
     def _or_torn(self) -> Iterator[None]:
         try:
-            with _faults_told_apart():
+            with _classified_faults():
                 yield
         except (UserError, InfrastructureError) as error:
             torn = TornWeightsError(f"the transfer of vLLM's weights failed, and it stands still: {error}")
@@ -176,7 +176,7 @@ class VllmInProcessEngine(VllmEngine):
         stream = self._in_process.llm.generate(
             prompt, _parameters(sampling, max_tokens), f"{session}/{uuid.uuid4().hex}"
         )
-        with _faults_told_apart():
+        with _classified_faults():
             async with aclosing(stream):
                 async for output in stream:
                     yield _chunk(output.outputs[0])
@@ -200,19 +200,19 @@ class _InProcessControl:
             llm.shutdown(timeout=SHUTDOWN_S)
 
     async def pause(self) -> None:
-        with _faults_told_apart():
+        with _classified_faults():
             await self.llm.pause_generation(mode="keep")
 
     async def resume(self) -> None:
-        with _faults_told_apart():
+        with _classified_faults():
             await self.llm.resume_generation()
 
     async def reload(self, folder: Path) -> None:
-        with _faults_told_apart():
+        with _classified_faults():
             await self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
 
     async def forget_prefixes(self) -> None:
-        with _faults_told_apart():
+        with _classified_faults():
             if not await self.llm.reset_prefix_cache(reset_running_requests=True):
                 raise InfrastructureError("vLLM did not give up its prefix cache")
 
@@ -221,7 +221,7 @@ class _InProcessControl:
 
 
 @contextmanager
-def _faults_told_apart() -> Iterator[None]:
+def _classified_faults() -> Iterator[None]:
     """vLLM raises a ValueError for a request that it refuses, and anything else for a fault of its own."""
     try:
         yield

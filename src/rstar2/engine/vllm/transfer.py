@@ -64,7 +64,7 @@ def with_head(weights: ServedWeights) -> ServedWeights:
     return ServedWeights(shapes, weights.dtype, tensors)
 
 
-class Pass:
+class WeightStream:
     """One walk through the weights, which can be taken to its end by another than who began it."""
 
     def __init__(self, weights: ServedWeights) -> None:
@@ -89,7 +89,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """Where the first rank and all workers meet. Nowhere, with `ipc`."""
 
     host: str
@@ -110,7 +110,7 @@ class Link(Protocol):
     def finish_weight_update(self, weight_version: str | None = None) -> None: ...
 
 
-class PatientLink:
+class ErrorKeepingLink:
     """For `ipc`, in which the ranks wait for each other between the pieces: they are not left waiting for one that has
     raised. The first failure is kept, and nothing is asked of anybody after it."""
 
@@ -138,7 +138,7 @@ class PatientLink:
                 self.failure = error
 
 
-class AlarmedLink:
+class AbortingLink:
     """For a broadcast, in which the sender waits for every worker: when an engine fails, it is called out of it."""
 
     def __init__(self, link: Link) -> None:
@@ -166,7 +166,7 @@ class AlarmedLink:
 class Sender(Protocol):
     """One rank's end of transfers to the same engines."""
 
-    def send(self, running: Pass) -> None:
+    def send(self, running: WeightStream) -> None:
         """Every rank calls it. The first rank's raises if an engine did not get them all."""
         ...
 
@@ -180,13 +180,13 @@ def has_trainer_engines() -> bool:
     return hasattr(weight_transfer, "WeightTransferTrainerFactory")
 
 
-def open_sender(backend: Backend, rank: int, weights: ServedWeights, link: Link, meeting: Meeting) -> Sender:
+def open_sender(backend: Backend, rank: int, weights: ServedWeights, link: Link, meeting: Rendezvous) -> Sender:
     """Every rank opens one; the first alone asks the engines, and meets their workers. It raises if it cannot."""
     require_vllm()
     if has_trainer_engines():
         from rstar2.engine.vllm.sender import open_trainer_engine
 
         return open_trainer_engine(backend, rank, weights, link, meeting)
-    from rstar2.engine.vllm.earlier import open_earlier
+    from rstar2.engine.vllm.sender_v025 import open_v025_sender
 
-    return open_earlier(backend, rank, weights, link, meeting)
+    return open_v025_sender(backend, rank, weights, link, meeting)

@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 from rstar2.errors import UserError
 from rstar2.rollout.policies.kv_aware import KvAware, KvAwareSettings
-from rstar2.rollout.policies.least_requests import LeastRequests
-from rstar2.rollout.policies.round_robin import RoundRobin
 from rstar2.rollout.policies.static import Static
+from rstar2.rollout.policies.sticky import LeastRequests, RoundRobin
 from rstar2.rollout.policies.worst_case import WorstCase
 from rstar2.rollout.scheduler import Scheduler
 

@@ -17,24 +17,30 @@ from dataclasses import dataclass
 import numpy as np
 
 from rstar2.errors import UserError
-from rstar2.rollout.cache_account import EngineRoom, Limits
-from rstar2.rollout.decisions import Cancel, Decision, Evict, KeepWaiting, Move, Resume, Start
-from rstar2.rollout.facts import (
+from rstar2.rollout.cache_account import CacheAccount, CacheLimits
+from rstar2.rollout.kv_need import NeedModel
+from rstar2.rollout.scheduler import (
+    Cancel,
+    Decision,
     EngineJoined,
     EngineLost,
     EngineReported,
+    Evict,
     Fact,
+    KeepWaiting,
+    Move,
+    Resume,
     RolloutEnded,
     RolloutSpec,
     RolloutsSubmitted,
+    Start,
     TokensGrown,
     ToolCalled,
     ToolReturned,
     TurnCancelled,
     TurnEnded,
 )
-from rstar2.rollout.kv_need import NeedModel
-from rstar2.rollout.waiting import WaitingQueue
+from rstar2.rollout.waiting_queue import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,7 @@ class KvAware:
         self._need = NeedModel()
         self._need_version = -1
         self._waiting = WaitingQueue(self._settings.max_overtakes, self._settings.prompt_weight)
-        self._rooms: dict[str, EngineRoom] = {}
+        self._rooms: dict[str, CacheAccount] = {}
         self._num_homes = 0
         self._specs: dict[str, RolloutSpec] = {}
         self._tokens: dict[str, int] = {}
@@ -113,7 +119,7 @@ class KvAware:
             case RolloutsSubmitted():
                 return self._submitted(fact.rollouts)
             case EngineJoined():
-                self._rooms[fact.engine] = EngineRoom(fact.engine, fact.num_cache_tokens, fact.speed)
+                self._rooms[fact.engine] = CacheAccount(fact.engine, fact.num_cache_tokens, fact.speed)
                 return self._fill((fact.engine,))
             case EngineLost():
                 return self._lost(fact.engine)
@@ -161,7 +167,7 @@ class KvAware:
         excess = room.num_used_tokens - limit
         return self._give_up(room, excess) if excess > 0 else self._fill((fact.engine,))
 
-    def _give_up(self, room: EngineRoom, excess: float) -> list[Decision]:
+    def _give_up(self, room: CacheAccount, excess: float) -> list[Decision]:
         decisions: list[Decision] = []
         for rollout, num_own in sorted(room.residents.items(), key=lambda resident: resident[1]):
             if excess <= 0:
@@ -269,7 +275,7 @@ class KvAware:
             open_engines = [engine for engine, decision in taken if decision is not None]
         return decisions
 
-    def _steer_limits(self) -> Limits:
+    def _steer_limits(self) -> CacheLimits:
         """The reserve, one for all engines: each alone overflows too rarely to learn from. Budget that would make it
         smaller than the least, or larger than the most, lapses: otherwise a long quiet time would have to be paid for
         by an equally long time of overflow."""
@@ -278,9 +284,9 @@ class KvAware:
         wanted = settings.deviations - self._num_to_spare / per_deviation
         deviations = min(max(wanted, settings.least_deviations), settings.most_deviations)
         self._num_to_spare = (settings.deviations - deviations) * per_deviation
-        return Limits(settings.admission_share, deviations)
+        return CacheLimits(settings.admission_share, deviations)
 
-    def _take_one(self, room: EngineRoom, limits: Limits) -> Decision | None:
+    def _take_one(self, room: CacheAccount, limits: CacheLimits) -> Decision | None:
         rollout = next((rollout for rollout in self._displaced if rollout not in self._at_tool), None)
         if rollout is not None:
             if not self._goes_on(rollout, room, limits):
@@ -304,7 +310,7 @@ class KvAware:
         self._settle(spec.rollout, room.engine)
         return Start(spec.rollout, room.engine)
 
-    def _goes_on(self, rollout: str, room: EngineRoom, limits: Limits) -> bool:
+    def _goes_on(self, rollout: str, room: CacheAccount, limits: CacheLimits) -> bool:
         """Whether there is room for a rollout that has started."""
         spec = self._specs[rollout]
         prompt = 0 if spec.problem in room.prompts_held else spec.num_prompt_tokens

@@ -8,9 +8,8 @@ where they too wait for the end of the turn.
 
 from collections.abc import Sequence
 
-from rstar2.rollout.decisions import Decision
-from rstar2.rollout.facts import EngineLost, Fact, RolloutEnded, RolloutsSubmitted, ToolReturned
 from rstar2.rollout.policies.sticky import StickyPolicy
+from rstar2.rollout.scheduler import Decision, EngineLost, Fact, RolloutEnded, RolloutsSubmitted, ToolReturned
 
 
 class Static(StickyPolicy):

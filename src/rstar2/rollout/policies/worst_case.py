@@ -9,14 +9,18 @@ from collections import deque
 from collections.abc import Sequence
 
 from rstar2.errors import UserError
-from rstar2.rollout.decisions import Decision, KeepWaiting, Move, Resume, Start
-from rstar2.rollout.facts import (
+from rstar2.rollout.scheduler import (
+    Decision,
     EngineJoined,
     EngineLost,
     Fact,
+    KeepWaiting,
+    Move,
+    Resume,
     RolloutEnded,
     RolloutSpec,
     RolloutsSubmitted,
+    Start,
     ToolCalled,
     ToolReturned,
 )

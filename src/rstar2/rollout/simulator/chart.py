@@ -13,8 +13,8 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from rstar2.rollout.kv_need import Floats, Ints
+from rstar2.rollout.simulator.engine import EngineTimeline
 from rstar2.rollout.simulator.simulate import SimulationResult
-from rstar2.rollout.simulator.timeline import EngineTimeline
 
 WIDTH = 1000
 LEFT, RIGHT, TOP = 150, 24, 64

@@ -2,7 +2,7 @@
 
 Waiting turns are admitted first come, first served, while the cache has room for what they bring (not for what they
 will grow to). When the running ones outgrow the cache, the one admitted last is preempted: it goes to the head of the
-queue and computes again what it lost. Between two events every running rollout gains one token a step, so any number of
+queue and recomputes what it lost. Between two events every running rollout gains one token a step, so any number of
 steps is one jump: only the ends of turns, prefills and a full cache cost simulation time.
 """
 
@@ -15,14 +15,30 @@ from rstar2.engine import EngineLoad
 from rstar2.errors import UserError
 from rstar2.rollout.simulator.cache import Cache
 from rstar2.rollout.simulator.hardware import EngineModel
-from rstar2.rollout.simulator.timeline import EngineTimeline
+
+
+@dataclass(slots=True)
+class EngineTimeline:
+    busy_s: float = 0.0
+    recompute_s: float = 0.0
+    """Of the busy time, what went into tokens that had been computed before."""
+    keeps_spans: bool = False
+    spans: list[tuple[float, float, float, int]] = field(default_factory=list)
+    """Begin, end, recomputing seconds within, tokens of cache used at the end; empty unless `keeps_spans`."""
+
+    def add(self, begin_s: float, end_s: float, recompute_s: float, num_used_tokens: int) -> None:
+        self.busy_s += end_s - begin_s
+        self.recompute_s += recompute_s
+        if self.keeps_spans:
+            self.spans.append((begin_s, end_s, recompute_s, num_used_tokens))
+
 
 BLOCK_SIZE = 16
 """Of the blocks in which loads are reported; the simulation counts tokens."""
 
 
 @dataclass(slots=True)
-class Sequence:
+class SimulatedSequence:
     """One turn of one rollout, queued or running. Own tokens are those beyond the prompt that siblings share."""
 
     rollout: str
@@ -56,8 +72,8 @@ class Boundary:
     """What left the engine at the boundary between two steps."""
 
     at_s: float
-    ended: tuple[Sequence, ...] = ()
-    cancelled: tuple[Sequence, ...] = ()
+    ended: tuple[SimulatedSequence, ...] = ()
+    cancelled: tuple[SimulatedSequence, ...] = ()
 
 
 @dataclass(slots=True)
@@ -66,7 +82,7 @@ class _Plan:
 
     num_steps: int = 0
     end_s: float = math.inf
-    chunks: list[tuple[Sequence, int]] = field(default_factory=list)
+    chunks: list[tuple[SimulatedSequence, int]] = field(default_factory=list)
     recompute_s: float = 0.0
 
 
@@ -83,9 +99,9 @@ class SimulatedEngine:
         self.num_prefill_tokens = 0
         self.num_generated_tokens = 0
         self._step = 0
-        self._waiting: deque[Sequence] = deque()
-        self._running: dict[str, Sequence] = {}
-        self._prefilling: dict[str, Sequence] = {}
+        self._waiting: deque[SimulatedSequence] = deque()
+        self._running: dict[str, SimulatedSequence] = {}
+        self._prefilling: dict[str, SimulatedSequence] = {}
         self._num_decoding = 0
         self._num_context_tokens = 0
         """Of the decoding rollouts, prompts included for each."""
@@ -118,7 +134,7 @@ class SimulatedEngine:
         step = self._step
         return [(rollout, s.num_prompt_tokens + s.own_tokens(step)) for rollout, s in self._running.items()]
 
-    def submit(self, sequence: Sequence, at_s: float) -> None:
+    def submit(self, sequence: SimulatedSequence, at_s: float) -> None:
         """Queue a turn; it is looked at at the next boundary."""
         self._waiting.append(sequence)
         self.interrupt(at_s)
@@ -149,7 +165,7 @@ class SimulatedEngine:
         self._plan_on()
         return boundary
 
-    def kill(self, at_s: float) -> list[Sequence]:
+    def kill(self, at_s: float) -> list[SimulatedSequence]:
         """The engine dies: every turn it had, with the tokens that had come out by then."""
         if self._plan.num_steps and not self._plan.chunks:
             done = self._num_steps_until(at_s)
@@ -192,7 +208,7 @@ class SimulatedEngine:
         self.now_s = plan.end_s
         self._plan = _Plan(end_s=self.now_s)
 
-    def _prefill(self, sequence: Sequence, num_tokens: int) -> None:
+    def _prefill(self, sequence: SimulatedSequence, num_tokens: int) -> None:
         num_again = min(num_tokens, sequence.num_to_recompute)
         self.num_recomputed_tokens += num_again
         self.num_prefill_tokens += num_tokens
@@ -212,7 +228,7 @@ class SimulatedEngine:
         self._num_ends += 1
         heapq.heappush(self._ends, (self._step + sequence.num_left, self._num_ends, sequence.rollout, self._step))
 
-    def _pop_ended(self) -> tuple[Sequence, ...]:
+    def _pop_ended(self) -> tuple[SimulatedSequence, ...]:
         ended = []
         while (first := self._first_end()) is not None and first[0] <= self._step:
             ended.append(self._stop(self._running[first[2]]))
@@ -228,7 +244,7 @@ class SimulatedEngine:
             heapq.heappop(self._ends)
         return None
 
-    def _pop_cancelled(self) -> tuple[Sequence, ...]:
+    def _pop_cancelled(self) -> tuple[SimulatedSequence, ...]:
         running = [sequence for rollout, sequence in self._running.items() if rollout in self._to_cancel]
         cancelled = [self._stop(sequence) for sequence in running]
         queued = [sequence for sequence in self._waiting if sequence.rollout in self._to_cancel]
@@ -237,7 +253,7 @@ class SimulatedEngine:
         self._to_cancel.clear()
         return tuple(sorted([*cancelled, *queued], key=lambda sequence: sequence.rollout))
 
-    def _stop(self, sequence: Sequence) -> Sequence:
+    def _stop(self, sequence: SimulatedSequence) -> SimulatedSequence:
         """It runs no longer; what is in the cache is left there."""
         if sequence.decodes_since >= 0:
             self._num_decoding -= 1
@@ -249,7 +265,7 @@ class SimulatedEngine:
         sequence.num_to_prefill = sequence.num_to_recompute = 0
         return sequence
 
-    def _num_kept(self, sequence: Sequence) -> int:
+    def _num_kept(self, sequence: SimulatedSequence) -> int:
         """Own tokens that a prefix cache of whole blocks holds of what was computed."""
         num_computed = sequence.num_own_tokens - sequence.num_to_prefill
         return num_computed - (sequence.num_prompt_tokens + num_computed) % self.model.block_size
@@ -293,7 +309,7 @@ class SimulatedEngine:
             self._waiting.popleft()
             self._hold(sequence)
 
-    def _hold(self, sequence: Sequence) -> None:
+    def _hold(self, sequence: SimulatedSequence) -> None:
         num_missing = sequence.num_own_tokens - self.cache.kept(sequence.rollout)
         sequence.num_to_prefill = num_missing
         sequence.num_to_recompute = max(0, sequence.num_computed_tokens - self.cache.kept(sequence.rollout))
@@ -310,7 +326,7 @@ class SimulatedEngine:
         """One step: a token for each that decodes, and as much of the prefills as the batch takes."""
         model = self.model
         budget = max(1, model.max_num_batched_tokens - self._num_decoding)
-        chunks: list[tuple[Sequence, int]] = []
+        chunks: list[tuple[SimulatedSequence, int]] = []
         num_tokens, num_again, num_pairs = 0, 0, 0.0
         for sequence in self._prefilling.values():
             chunk = min(sequence.num_to_prefill, budget - num_tokens)

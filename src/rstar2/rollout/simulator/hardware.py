@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from rstar2.errors import UserError
-from rstar2.rollout.facts import EngineSpeed
+from rstar2.rollout.scheduler import EngineSpeed
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,25 +8,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from rstar2.rollout.decisions import Cancel, Decision, Evict, KeepWaiting, Move, Resume, Start
-from rstar2.rollout.facts import (
+from rstar2.rollout.scheduler import (
+    Cancel,
+    Decision,
     EngineJoined,
     EngineLost,
     EngineReported,
+    Evict,
     Fact,
+    KeepWaiting,
+    Move,
+    Resume,
     RolloutEnded,
     RolloutsSubmitted,
+    Scheduler,
+    Start,
     TokensGrown,
     ToolCalled,
     ToolReturned,
     TurnCancelled,
     TurnEnded,
 )
-from rstar2.rollout.scheduler import Scheduler
-from rstar2.rollout.simulator.engine import Sequence as EngineSequence
-from rstar2.rollout.simulator.engine import SimulatedEngine
+from rstar2.rollout.simulator.engine import EngineTimeline, SimulatedEngine, SimulatedSequence
 from rstar2.rollout.simulator.hardware import EngineModel
-from rstar2.rollout.simulator.timeline import EngineTimeline
 from rstar2.rollout.simulator.workload import PlannedRollout, Workload
 
 REPORT_PERIOD_S = 2.0
@@ -89,9 +93,9 @@ class _Rollout:
     def num_tokens(self) -> int:
         return self.plan.spec.num_prompt_tokens + self.num_own
 
-    def sequence(self) -> EngineSequence:
+    def sequence(self) -> SimulatedSequence:
         spec = self.plan.spec
-        return EngineSequence(
+        return SimulatedSequence(
             rollout=spec.rollout,
             problem=spec.problem,
             num_prompt_tokens=spec.num_prompt_tokens,
@@ -101,7 +105,7 @@ class _Rollout:
             prompt_was_computed=self.num_computed >= 0,
         )
 
-    def take_back(self, sequence: EngineSequence) -> None:
+    def take_back(self, sequence: SimulatedSequence) -> None:
         self.num_own = sequence.num_own_tokens
         self.num_left = sequence.num_left
         self.num_computed = sequence.num_computed_tokens if sequence.prompt_was_computed else -1
@@ -224,7 +228,7 @@ class _Simulation:
             self._tell(TurnCancelled(self.now_s, sequence.rollout, self.rollouts[sequence.rollout].num_tokens))
         self._wake(engine)
 
-    def _end_turn(self, engine: SimulatedEngine, sequence: EngineSequence) -> None:
+    def _end_turn(self, engine: SimulatedEngine, sequence: SimulatedSequence) -> None:
         rollout = self.rollouts[sequence.rollout]
         rollout.take_back(sequence)
         assert rollout.num_left == 0, f"{sequence.rollout} has {rollout.num_left} tokens left at the end of its turn"

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from rstar2.rollout.cache_account import EngineRoom, Limits
-from rstar2.rollout.facts import RolloutSpec
+from rstar2.rollout.cache_account import CacheAccount, CacheLimits
 from rstar2.rollout.kv_need import Floats, Forecast
+from rstar2.rollout.scheduler import RolloutSpec
 
 PROBE_TOKENS = 8192.0
 """What the first start of a problem's is worth in tokens of surprise, for what it will tell of the others; the next is
@@ -66,7 +66,7 @@ class WaitingQueue:
         """What the largest of `problems` can need, prompt and response."""
         return float(self._most_tokens)
 
-    def best_for(self, room: EngineRoom, forecast: Forecast | None, limits: Limits) -> RolloutSpec | None:
+    def best_for(self, room: CacheAccount, forecast: Forecast | None, limits: CacheLimits) -> RolloutSpec | None:
         """The rollout that this engine should start next, of those that fit; without a forecast, all do."""
         rows = np.flatnonzero(self._oldest < self._oldest.min() + self._max_overtakes)
         is_near = np.zeros(len(self._oldest), dtype=bool)

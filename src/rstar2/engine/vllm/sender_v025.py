@@ -6,28 +6,28 @@ from typing import Any
 
 from rstar2.engine.vllm.transfer import (
     PIECE_BYTES,
-    AlarmedLink,
+    AbortingLink,
     Backend,
+    ErrorKeepingLink,
     Link,
-    Meeting,
-    Pass,
-    PatientLink,
+    Rendezvous,
     Sender,
     ServedWeights,
+    WeightStream,
 )
 
 
-def open_earlier(backend: Backend, rank: int, weights: ServedWeights, link: Link, meeting: Meeting) -> Sender:
+def open_v025_sender(backend: Backend, rank: int, weights: ServedWeights, link: Link, meeting: Rendezvous) -> Sender:
     if backend == "ipc":
-        return _IpcSender(rank, weights, PatientLink(link))
+        return _IpcSender(rank, weights, ErrorKeepingLink(link))
     assert backend == "nccl", "no engine is started with any other"
-    return _NcclSender(rank, weights, AlarmedLink(link), meeting)
+    return _NcclSender(rank, weights, AbortingLink(link), meeting)
 
 
 class _IpcSender:
     """Satisfies `Sender`."""
 
-    def __init__(self, rank: int, weights: ServedWeights, link: PatientLink) -> None:
+    def __init__(self, rank: int, weights: ServedWeights, link: ErrorKeepingLink) -> None:
         from vllm.distributed.weight_transfer.ipc_engine import (  # type: ignore[import-not-found]
             IPCTrainerSendWeightsArgs,
             IPCWeightTransferEngine,
@@ -44,7 +44,7 @@ class _IpcSender:
         if rank == 0:
             link.init_weight_transfer_engine({})
 
-    def send(self, running: Pass) -> None:
+    def send(self, running: WeightStream) -> None:
         if self._rank == 0:
             self._link.start_weight_update()
         self._send(iter(running), self._arguments)
@@ -60,7 +60,7 @@ class _IpcSender:
 class _NcclSender:
     """Satisfies `Sender`."""
 
-    def __init__(self, rank: int, weights: ServedWeights, link: AlarmedLink, meeting: Meeting) -> None:
+    def __init__(self, rank: int, weights: ServedWeights, link: AbortingLink, meeting: Rendezvous) -> None:
         from vllm.distributed.weight_transfer.nccl_engine import (  # type: ignore[import-not-found]
             NCCLWeightTransferEngine,
         )
@@ -81,7 +81,7 @@ class _NcclSender:
                 joining.result()
             link.abort = self.close
 
-    def send(self, running: Pass) -> None:
+    def send(self, running: WeightStream) -> None:
         group = self._group
         if group is None:
             running.finish()

@@ -13,9 +13,9 @@ import numpy as np
 from rstar2.config import Recipe, Sft, Stage
 from rstar2.errors import UserError
 from rstar2.plan.assumptions import Assumptions, MeanLength
-from rstar2.rollout.facts import RolloutSpec
+from rstar2.rollout.scheduler import RolloutSpec
 from rstar2.rollout.simulator import SHAPES, PlannedRollout, Workload
-from rstar2.rollout.simulator.generators import WorkloadShape, draw_turns
+from rstar2.rollout.simulator.workload import WorkloadShape, draw_turns
 
 REPORT_SHARES = (MeanLength(1 / 8, 1 / 2), MeanLength(1 / 3, 1 / 2), MeanLength(1 / 2, 2 / 3))
 """Mean response over limit in the report's stages: 1K to 4K of 8K, 4K to 6K of 12K, 6K to 8K of 12K."""
