@@ -35,7 +35,7 @@ def test_a_killed_driver_goes_on_with_its_run(said: list[str], tmp_path: Path) -
         pass
     assert supervise([begin], ["raise SystemExit(0)"], tmp_path / "run", said.append) == 0
     assert (tmp_path / "begun").read_text() == "x" and said == [
-        "the driver was ended by SIGKILL: it goes on with its run"
+        "the driver was ended by SIGKILL: it resumes its run"
     ]
 
 

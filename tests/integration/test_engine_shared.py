@@ -74,13 +74,13 @@ async def test_whoever_waits_hears_of_its_death_and_learning_does_not_hang() -> 
         async with shared.paused_for_weight_sync(1):
             waiting = asyncio.create_task(sampled(shared, "a"))
             await asyncio.sleep(0.1)
-            assert not waiting.done(), "it stands still"
+            assert not waiting.done(), "it is paused"
             os.kill(shared.pid, signal.SIGKILL)
             with told():
                 await asyncio.wait_for(waiting, 60)
     with told():
         async with shared.paused_for_weight_sync(2):
-            raise AssertionError("nobody is there to stand still")
+            raise AssertionError("nobody is there to pause")
     await shared.close()
     with pytest.raises(ProcessLookupError):
         os.kill(shared.pid, 0)

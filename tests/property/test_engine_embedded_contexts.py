@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rstar2.engine.embedded.architecture import ForwardBatch, PrefillSpan
-from rstar2.engine.embedded.contexts_cpu import CONTEXT_TILE, Context, ContextPlanner, group_alike
+from rstar2.engine.embedded.contexts_cpu import CONTEXT_TILE, Context, ContextPlanner, group_by_prefix
 from rstar2.engine.embedded.weights import Shape
 
 pytestmark = pytest.mark.property
@@ -118,7 +118,7 @@ def test_a_group_of_rollouts_reads_its_prompt_once() -> None:
     blocks_per_tile = CONTEXT_TILE // BLOCK_SIZE
     prompts = [[number * 100 + block for block in range(num_tiles * blocks_per_tile)] for number in range(2)]
     table = torch.tensor([prompts[row % 2] + [1000 + row] for row in range(2 * num_rollouts)], dtype=torch.int32)
-    groups = group_alike(table.numpy(), [num_tiles] * len(table), blocks_per_tile)
+    groups = group_by_prefix(table.numpy(), [num_tiles] * len(table), blocks_per_tile)
     assert sorted((sorted(group.rows), group.num_tiles) for group in groups) == [
         (list(range(first, 2 * num_rollouts, 2)), num_tiles) for first in range(2)
     ]

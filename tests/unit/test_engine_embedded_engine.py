@@ -218,7 +218,7 @@ async def test_learning_that_is_cancelled_or_late_lets_the_engine_go_on(
     await asyncio.wait([cancelled])
     assert cancelled.cancelled()
     monkeypatch.setattr(module, "PAUSE_DEADLINE_S", 0.05)
-    with pytest.raises(InfrastructureError, match=r"did not stand still: its steps in flight took longer than 0.05 s"):
+    with pytest.raises(InfrastructureError, match=r"did not pause: its steps in flight took longer than 0.05 s"):
         await learn()
     step.end()
     assert {chunk.policy_version for chunk in await turn} == {0}

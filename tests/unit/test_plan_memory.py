@@ -21,7 +21,7 @@ from rstar2.plan.memory import engine_memory
 from rstar2.plan.meta_model import ModelPlan
 from rstar2.plan.model_config import BUNDLED, find_config
 from rstar2.plan.plan import largest
-from rstar2.plan.shards import shard, whole
+from rstar2.plan.shards import shard, unsharded
 from rstar2.train.learning import forward as packed
 from rstar2.train.workbench import engine_options
 
@@ -37,7 +37,7 @@ def test_the_parts_of_all_ranks_make_up_the_model_and_each_is_what_chunk_would_g
     parameters = dict(model.build(torch.float32).named_parameters())
     ranks = [shard(model, layout, rank) for rank in range(layout.num_ranks)]
     num_copies = layout.num_ranks // layout.ranks_per_shard
-    assert sum(rank.num_local for rank in ranks) == num_copies * whole(model).num_local
+    assert sum(rank.num_local for rank in ranks) == num_copies * unsharded(model).num_local
     for name, parameter in parameters.items():
         # torch.chunk gives no empty pieces, FSDP2 does.
         chunks = [tuple(chunk.shape) for chunk in parameter.chunk(layout.ranks_per_shard)]
@@ -76,7 +76,7 @@ def test_a_tiny_model_is_planned_with_the_sizes_that_it_is_built_with(tmp_path: 
     built = {name: tuple(parameter.shape) for name, parameter in policy.network.named_parameters()}
     vocab_size = policy.network.config.vocab_size
     recipe = make_recipe(model={"tiny": {**tiny, "vocab_size": vocab_size}})
-    assert whole(make_model(recipe)).shapes == built
+    assert unsharded(make_model(recipe)).shapes == built
 
 
 @pytest.mark.parametrize("is_checkpointed", [True, False])

@@ -1,6 +1,6 @@
 """One engine on one machine of the cluster, as a Ray actor: frames in and out, and new weights.
 
-Invariant: no token is made with a mixture of old and new weights; every token says which version made it.
+Invariant: no token is sampled with a mixture of old and new weights; every token carries its version.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ class EnginePlan:
     """What every engine of a run is started with."""
 
     folder: Path
-    """Of the model, on every machine under the same path."""
+    """The model, under the same path on every machine."""
     options: EmbeddedOptions | VllmOptions
     device: str
     num_threads: int
 
 
 class EngineActor:
-    """Made remote by the fleet. Its methods run side by side in one event loop."""
+    """Made remote by the fleet. Its methods run concurrently in one event loop."""
 
     def __init__(self, plan: EnginePlan) -> None:
         self._plan = plan
@@ -38,7 +38,7 @@ class EngineActor:
         self._host: EngineHost | None = None
 
     async def start(self) -> tuple[Frame, Process]:
-        """Loads the model; the engine's load when it is there, and where it runs."""
+        """Loads the model; returns the engine's load, and where it runs."""
         self._engine = _open(self._plan)
         self._host = EngineHost(self._engine)
         return encode_load(self._engine.load()), Process.of_this_actor()
@@ -51,8 +51,7 @@ class EngineActor:
         assert self._host is not None
         return await self._host.next_frame()
 
-    # Engines that share their GPU with a rank. An embedded one holds no more of it than its weights and its cache, and
-    # keeps them: it never sleeps.
+    # Engines that share their GPU with a rank. An embedded one keeps its weights and its cache there: it never sleeps.
 
     async def sleep(self) -> None:
         if isinstance(self._engine, VllmInProcessEngine):
@@ -69,14 +68,14 @@ class EngineActor:
     # New weights of an embedded engine.
 
     async def load_weights(self, references: Sequence[Any], version: int) -> None:
-        """References to parcels, so that Ray hands them over as memory that is shared."""
+        """Receives references to parcels, so that Ray passes them as shared memory."""
         assert isinstance(self._engine, EmbeddedEngine)
         await asyncio.to_thread(_copy, self._engine, [await reference for reference in references], version)
 
-    # New weights of vLLM, as the first rank asks for it.
+    # New weights of vLLM, called by the first rank.
 
     async def is_there(self) -> None:
-        """It is, if it answers."""
+        """Answers if it is alive."""
 
     async def open_transfer(self, init_info: dict[str, Any]) -> None:
         await self._vllm.open_transfer(init_info)

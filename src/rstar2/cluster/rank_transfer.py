@@ -22,7 +22,7 @@ from rstar2.engine.vllm.transfer import (
 )
 
 SENDER = 1
-"""Who meets the workers, and is counted before them."""
+"""The rank that sends, which is counted before the workers."""
 
 
 class EngineLink:
@@ -33,10 +33,10 @@ class EngineLink:
         self._num_workers_each = num_workers_each
         self._deadline_s = deadline_s
         self.version = 0
-        """Of the weights that are being sent."""
+        """The version of the weights that are being sent."""
 
     def check(self) -> None:
-        """Nobody is waited for at a meeting who is known to be gone."""
+        """Fails at once if an engine is dead, instead of waiting for it at the rendezvous."""
         self._ask("is_there")
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
@@ -77,7 +77,7 @@ OpenSender = Callable[[Backend, int, ServedWeights, Link, Rendezvous], Sender]
 
 
 class RankTransfer:
-    """`meet` finds a place for the first rank and the workers: host and port."""
+    """`meet` finds a free host and port for the first rank and the workers."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class RankTransfer:
         self._sender: Sender | None = None
 
     def send(self, engines: Mapping[str, Any], version: int) -> str | None:
-        """To these engines alone. Why they did not all get them, if so; only the first rank can know."""
+        """Sends to these engines. Returns why one of them failed, if so, which only the first rank can know."""
         running = WeightStream(self._weights)
         try:
             link, sender = self._opened(engines)
@@ -119,7 +119,7 @@ class RankTransfer:
             sender.close()
 
     def _opened(self, engines: Mapping[str, Any]) -> tuple[EngineLink, Sender]:
-        """The same as last time, as long as the engines are: meeting takes seconds."""
+        """Reused while the engines are the same: connecting takes seconds."""
         if self._sender is None or self._link is None or self._names != tuple(engines):
             self.close()
             self._link = EngineLink(engines, self._num_workers_each)

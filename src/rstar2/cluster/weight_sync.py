@@ -1,7 +1,7 @@
 """How new weights get from the ranks to the engines. Two ways, one interface.
 
-Invariant: what is delivered are the weights that the ranks have, so nothing is delivered while they learn. An engine
-that is not named as lost has all of them, and says so with every token.
+Invariant: the ranks' current weights are delivered, so nothing is delivered while they learn. An engine that is not
+named as failed has all of them, and every token carries their version.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ LOAD_S = 600.0
 
 class WeightSync(Protocol):
     def weights_changed(self) -> None:
-        """The ranks have other weights than those that were delivered last."""
+        """The ranks have newer weights than those that were delivered last."""
         ...
 
     async def deliver(self, engines: Mapping[str, Any], version: int) -> dict[str, str]:
-        """The ranks' weights, which are `version`, to these engines. Those that did not get them, and why."""
+        """Send the ranks' weights, which are `version`, to these engines. Returns those that failed, and why."""
         ...
 
 

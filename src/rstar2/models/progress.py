@@ -1,4 +1,4 @@
-"""How long work reports on itself, without knowing who watches."""
+"""How long downloads and conversions report their progress, whoever displays it."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -19,11 +19,11 @@ class FetchProgress(Protocol):
         """One line that a person should read."""
 
     def stage(self, title: str, total_bytes: int | None = None) -> AbstractContextManager[Advance]:
-        """A stretch of work; None where its size is not known."""
+        """A stage of the work; its size is None where it is unknown."""
 
 
 class SilentProgress:
-    """Nobody watches."""
+    """Shows nothing."""
 
     def note(self, message: str) -> None:
         pass

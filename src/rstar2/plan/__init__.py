@@ -1,7 +1,7 @@
-"""What a recipe needs before anyone pays for it: memory by part, what fits, what caches hold, days and device-hours.
+"""What a recipe needs, before it runs: memory by part, what fits, what caches hold, days and device-hours.
 
-Promise: the model is really built and sharded, and its activations really run, on the meta device; nothing is sent,
-downloaded or allocated beyond that. What cannot be known is an `Assumptions` field that can be set.
+Promise: the model is really built and sharded, and its activations really run, on the meta device; nothing else is
+sent, downloaded or allocated. Every unknown is an `Assumptions` field that can be set.
 May import: engine, config, models, rollout, data, train.
 """
 

@@ -8,7 +8,6 @@ total is layers times one layer, and the larger of what a layer and what the hea
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,15 +20,19 @@ from rstar2.train.learning.forward import ApplyHead, in_pieces, plain_head
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """`with LiveBytes() as live:` run something; `live.now_bytes` and `live.peak_bytes()` say what it held."""
+    """`with LiveBytes() as live:` run something; `live.now_bytes` and `live.peak_bytes()` are what it allocated.
+
+    Every storage that an operator creates is counted once, from its creation until its last reference is gone, also
+    those of views and saved tensors, on any device. Storages that existed before are not counted.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now_bytes = 0
         self._changes: list[tuple[int, int]] = []
-        """(number of the storage, bytes that came or went), in their order."""
+        """(number of the storage, bytes allocated or freed), in order."""
         self._numbers: dict[int, int] = {}
-        """Of the storages alive now, by address of the storage object."""
+        """Numbers of the live storages, by address of the storage object."""
         self._foreign: set[int] = set()
         self._watches: dict[int, weakref.ref[UntypedStorage]] = {}
         self._num_storages = 0
@@ -46,7 +49,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def peak_bytes(self, without: Iterable[Tensor | None] = ()) -> int:
-        """The most that was alive at one moment, leaving out the storages of some tensors that are still alive."""
+        """The peak, without the storages of some tensors that are still alive."""
         left_out = {self._numbers.get(id(tensor.untyped_storage())) for tensor in without if tensor is not None}
         now = peak = 0
         for number, change in self._changes:
@@ -60,10 +63,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._num_storages += 1
         self._numbers[id(storage)] = number
         self._change(number, num_bytes)
-        self._watch(storage, partial(self._forget, num_bytes))
-
-    def _forget(self, num_bytes: int, address: int) -> None:
-        self._change(self._numbers.pop(address), -num_bytes)
+        self._watch(storage, lambda address: self._change(self._numbers.pop(address), -num_bytes))
 
     def _change(self, number: int, num_bytes: int) -> None:
         self.now_bytes += num_bytes
@@ -90,11 +90,12 @@ class ActivationBytes:
     """Of one micro-batch."""
 
     kept_layers: int
-    """From a layer's forward to its backward pass, of all layers; with checkpointing, their inputs alone."""
+    """Kept from the forward to the backward pass, of all layers; with gradient checkpointing, their inputs alone."""
     one_layer: int
-    """More, while one layer is computed: what checkpointing computes again, and gradients of activations."""
+    """In addition while one layer is computed: what gradient checkpointing recomputes, and gradients of activations."""
     ends: int
-    """More, while the head is computed: logits of a piece and their gradients; on a CPU their log-softmax as well."""
+    """In addition while the head is computed: logits of a piece and their gradients; on a CPU their log-softmax,
+    too."""
 
     @property
     def total(self) -> int:
@@ -102,7 +103,7 @@ class ActivationBytes:
 
 
 class ActivationMeter:
-    """Measures one model at any size of micro-batch. On another device than meta it is run for real, for comparison."""
+    """Measures one model at any size of micro-batch. On another device than meta it runs for real, for comparison."""
 
     def __init__(self, plan: ModelPlan, device: str = "meta") -> None:
         self._plan = plan
@@ -112,7 +113,7 @@ class ActivationMeter:
         self._device = device
 
     def measure(self, num_tokens: int) -> ActivationBytes:
-        """Of a micro-batch of `num_tokens`, every one of which is learnt from."""
+        """Of a micro-batch of `num_tokens`, all of which are trained on."""
         plan = self._plan
         sizes = (1, num_tokens, plan.config.hidden_size)
         hidden = torch.empty(sizes, dtype=plan.dtype, device=self._device, requires_grad=True)
@@ -125,7 +126,7 @@ class ActivationMeter:
 
 
 def _layer(model: Any, hidden: Tensor) -> tuple[int, int]:
-    """What one layer keeps after its forward pass, and the most that it ever holds, in bytes."""
+    """What one layer keeps after its forward pass, and its peak, in bytes."""
     model.zero_grad(set_to_none=True)
     layer = model.model.layers[0]
     positions = torch.zeros(1, hidden.shape[1], dtype=torch.long, device=hidden.device)
@@ -152,13 +153,13 @@ def _ends(model: Any, hidden: Tensor, apply_head: ApplyHead) -> int:
 
 
 def gpu_head(head: Any, hidden: Tensor, targets: Tensor, _temperature: float) -> tuple[Tensor, Tensor]:
-    """As the trainer's kernels on a GPU: of the logits there is nothing but themselves, and later their gradient."""
+    """As the trainer's kernels on a GPU: they allocate the logits alone, and later their gradient."""
     log_probs, entropies = _GpuKernel.apply(head(hidden), targets)  # type: ignore[no-untyped-call]
     return log_probs, entropies
 
 
 class _GpuKernel(torch.autograd.Function):
-    """Makes and keeps what `LogProbs` of the trainer does, and computes nothing."""
+    """Allocates and keeps what `LogProbs` of the trainer does, and computes nothing."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

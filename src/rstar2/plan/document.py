@@ -4,6 +4,7 @@ Bytes are in GiB, times in seconds, as the names say. A note names the option th
 """
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from rstar2.plan.layout import Sharing
@@ -177,7 +178,7 @@ def _cache(plan: RecipePlan) -> dict[str, Any]:
 
 
 def mean_context(plan: RecipePlan, stage: StageTime) -> float:
-    """Of a rollout that ends, at the stage's last step: prompt and response."""
+    """Mean tokens of a finished rollout at the stage's last step: prompt and response."""
     return mean_prompt_tokens(plan.recipe, plan.assumptions) + stage.mean_response.last
 
 
@@ -197,14 +198,7 @@ def _stage(stage: StageTime) -> dict[str, Any]:
 
 
 def _step(step: StepTime) -> dict[str, float]:
-    return {
-        "generate_s": round(step.generate_s, 3),
-        "tools_s": round(step.tools_s, 3),
-        "train_s": round(step.train_s, 3),
-        "sync_s": round(step.sync_s, 3),
-        "overlap_s": round(step.overlap_s, 3),
-        "total_s": round(step.total_s, 3),
-    }
+    return {name: round(value, 3) for name, value in (asdict(step) | {"total_s": step.total_s}).items()}
 
 
 def _gib(num_bytes: int) -> float:

@@ -23,15 +23,15 @@ from rstar2.plan.memory import (
 )
 from rstar2.plan.meta_model import ModelPlan
 from rstar2.plan.model_config import find_config
-from rstar2.plan.shards import Shards, shard, whole
+from rstar2.plan.shards import Shards, shard, unsharded
 from rstar2.plan.timing import RunTime, Timer
 from rstar2.rollout.simulator import EngineModel
 from rstar2.rollout.simulator.hardware import ModelShape
 
 
 def largest(holds: Callable[[int], bool], unit: int, most: int) -> int | None:
-    """The largest multiple of `unit`, at most `most`, for which `holds`; None if it holds for none. What holds for a
-    number must hold for all smaller ones."""
+    """The largest multiple of `unit`, at most `most`, for which `holds`; None if there is none. `holds` must be true
+    for all smaller numbers, too."""
     if not holds(unit):
         return None
     if holds(most // unit * unit):
@@ -46,18 +46,19 @@ def largest(holds: Callable[[int], bool], unit: int, most: int) -> int | None:
     return low * unit
 
 
+# The report's own run, to compare a plan with: Qwen3-14B-Base on 64 MI300X, 510 steps in one week.
 REPORT_MODELS = ("Qwen/Qwen3-14B-Base", "qwen3-14b-base")
 REPORT_DEVICES = 64
 REPORT_STEPS = 510
 REPORT_DAYS = 7.0
 REPORT_SET_SIZES = {"function_calls": 165_000, "instructions": 30_000, "chat": 27_000, "rl": 42_000}
-"""Of the sets that the recipe of that run names; its files are made by whoever runs it."""
+"""Sizes of the data sets that the recipe of that run names; its files are prepared by the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeekComparison:
     planned_days: float
-    """Of all stages with their filters and evaluations; the warm-up is not part of the report's week."""
+    """All stages with their filters and evaluations; the warm-up is not part of the report's week."""
     report_days: float = REPORT_DAYS
 
     @property
@@ -86,7 +87,7 @@ class RecipePlan:
     config_origin: str
     num_params: int
     shards: tuple[Shards, ...]
-    """Of the first rank and the last."""
+    """Of the first and of the last rank."""
     ranks: tuple[RankMemory, ...]
     engine: EngineMemory
     micro_batch: MicroBatch
@@ -157,7 +158,7 @@ def make_plan(
 
 def _shard(model: ModelPlan, layout: Layout, rank: int, on_step: Callable[[str], None]) -> Shards:
     if not layout.is_sharded:
-        return whole(model)
+        return unsharded(model)
     on_step(f"sharding the model as rank {rank} of {layout.num_ranks}")
     return shard(model, layout, rank)
 
@@ -176,7 +177,7 @@ class _Budget:
 
     @property
     def capacity_bytes(self) -> int:
-        """Of one device; the ranks of a machine without GPUs divide its memory."""
+        """Of one device; the ranks of a machine without GPUs share its memory."""
         num_sharing = 1
         if not self.device.is_gpu:
             num_engines_per_node = -(-self.layout.num_engines // self.layout.num_nodes)
@@ -227,7 +228,7 @@ def _micro_batch(recipe: Recipe, budget: _Budget, shards: Shards, on_step: Calla
 
 
 def _longest_sequence(recipe: Recipe) -> int:
-    """That is trained on."""
+    """The longest sequence that is trained on."""
     lengths = [recipe.rollout.max_prompt_tokens + stage.max_response_tokens for stage in recipe.stages]
     if recipe.sft is not None:
         lengths.append(recipe.sft.max_tokens)

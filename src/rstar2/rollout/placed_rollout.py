@@ -1,4 +1,4 @@
-"""A rollout's place in a live run: it asks for tokens here, and does not know which engine they come from."""
+"""A rollout in a live run: it asks for tokens here, and does not know which engine they come from."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -15,7 +15,7 @@ from rstar2.rollout.scheduler import Fact, RolloutSpec, ToolCalled, ToolReturned
 
 
 class RolloutDriver(Protocol):
-    """What a seat needs of the driver."""
+    """What a placed rollout needs of the driver."""
 
     clock: Callable[[], float]
     recorder: StepRecorder
@@ -29,18 +29,18 @@ class PlacedRollout:
     def __init__(self, driver: RolloutDriver, spec: RolloutSpec) -> None:
         self.spec = spec
         self.engine: str | None = None
-        """Where it runs, or ran last."""
+        """The engine where it runs, or ran last."""
         self.num_tokens = spec.num_prompt_tokens
         self.waited_s = 0.0
-        """For its place, in the turn that runs or ran last."""
+        """Time in the queue, of the current or last turn."""
         self._driver = driver
         self._place: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._failure: Exception | None = None
         self.has_open_turn = False
-        """Whether an engine is at work for it."""
+        """Whether an engine is generating for it."""
         self._state = "placed"
-        """placed: a turn may begin. generating: it runs. between: the turn ended. at tool: so it was said. ready: the
-        tool returned, and the next turn waits for a place."""
+        """placed: a turn may begin. generating: it runs. between: the turn ended. at tool: a tool was called. ready:
+        the tool returned, and the next turn waits for an engine."""
 
     @property
     def is_generating(self) -> bool:
@@ -51,7 +51,7 @@ class PlacedRollout:
         return self.engine is not None or self._place.done()
 
     async def placed(self) -> None:
-        """Wait until the scheduler has given it a place."""
+        """Wait until the scheduler has given it an engine."""
         if self._failure is not None:
             raise self._failure
         if not self._place.done():
@@ -62,20 +62,20 @@ class PlacedRollout:
         self._place = asyncio.get_running_loop().create_future()
 
     def place(self, engine: str) -> None:
-        """The scheduler has decided. If it moves twice before it could begin, the last decision holds."""
+        """The scheduler has decided. If it moves twice before it begins, the last decision holds."""
         if self._place.done():
             self._place = asyncio.get_running_loop().create_future()
         self._place.set_result(engine)
 
     def fail(self, error: Exception) -> None:
-        """There will be no place, whatever the scheduler still decides."""
+        """It gets no engine, whatever the scheduler still decides."""
         self._failure = error
         if not self._place.done():
             self._place.set_exception(error)
             self._place.exception()
 
     def calls_tool(self) -> None:
-        """Say, as soon as it is known, that the turn that ended asks for a tool and not for the end."""
+        """Call it as soon as it is known that the turn that ended calls a tool and is not the last."""
         assert self._state == "between", "a tool is called after a turn"
         self._state = "at tool"
         self._driver.tell(ToolCalled(self._driver.clock(), self.spec.rollout))
@@ -86,7 +86,7 @@ class PlacedRollout:
         self.waited_s = 0.0
         await self._begin(len(tokens))
         while True:
-            async with aclosing(self._generate_here(tokens, sampling, num_left)) as chunks:
+            async with aclosing(self._generate_on_engine(tokens, sampling, num_left)) as chunks:
                 async for chunk in chunks:
                     tokens += chunk.token_ids
                     num_left -= len(chunk.token_ids)
@@ -118,8 +118,10 @@ class PlacedRollout:
         self._driver.recorder.enter(self.spec.rollout, SpanKind.TOOL)
         self._driver.tell(TurnEnded(self._driver.clock(), self.spec.rollout, self.num_tokens))
 
-    async def _generate_here(self, tokens: Sequence[int], sampling: Sampling, max_tokens: int) -> AsyncGenerator[Chunk]:
-        """The turn as far as this engine brings it: to its end, or to where it must go on elsewhere."""
+    async def _generate_on_engine(
+        self, tokens: Sequence[int], sampling: Sampling, max_tokens: int
+    ) -> AsyncGenerator[Chunk]:
+        """The turn on this engine: to its end, or to where it must continue elsewhere."""
         name = self.engine
         assert name is not None
         engine = self._driver.engine(name)

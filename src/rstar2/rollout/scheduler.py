@@ -21,7 +21,7 @@ from rstar2.engine import EngineLoad
 
 @dataclass(frozen=True, slots=True)
 class EngineSpeed:
-    """What moving a rollout costs and what crowding an engine costs; from a roofline, or measured."""
+    """The costs of moving a rollout and of crowding an engine; from a roofline, or measured."""
 
     prefill_token_s: float
     """To compute one token of a context that is not in the cache."""
@@ -33,14 +33,14 @@ class EngineSpeed:
 
 @dataclass(frozen=True, slots=True)
 class RolloutSpec:
-    """A rollout to be run. Rollouts of one problem share their prompt, so also its place in a cache."""
+    """A rollout to be run. Rollouts of one problem share their prompt, also in a cache."""
 
     rollout: str
     problem: str
     num_prompt_tokens: int
     max_response_tokens: int
     stage: str = ""
-    """Lengths are learned for each stage of a curriculum apart."""
+    """Lengths are learned separately for each stage of a curriculum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class EngineJoined:
 
 @dataclass(frozen=True, slots=True)
 class EngineLost:
-    """The engine is gone, and with it the cache of every rollout that was there."""
+    """The engine has died, and with it the cache of every rollout that was there."""
 
     at_s: float
     engine: str
@@ -68,7 +68,7 @@ class EngineReported:
 
 @dataclass(frozen=True, slots=True)
 class RolloutsSubmitted:
-    """In the order in which they want to be started, the siblings of a problem side by side."""
+    """In the preferred order of their starts, the siblings of a problem adjacent."""
 
     at_s: float
     rollouts: tuple[RolloutSpec, ...]
@@ -92,7 +92,8 @@ class TurnEnded:
 
 @dataclass(frozen=True, slots=True)
 class TurnCancelled:
-    """A turn stopped in its middle because the scheduler asked for it. It wants to go on from the tokens it has."""
+    """A turn stopped in its middle because the scheduler cancelled it. It is ready to continue from the tokens it
+    has."""
 
     at_s: float
     rollout: str
@@ -116,13 +117,13 @@ class ToolReturned:
 
 @dataclass(frozen=True, slots=True)
 class RolloutEnded:
-    """Nothing more is heard of it: whatever a scheduler holds for it is free, also if it was never started."""
+    """No further fact about it follows: whatever a scheduler holds for it is free, also if it was never started."""
 
     at_s: float
     rollout: str
     num_tokens: int
     was_abandoned: bool = False
-    """It was cancelled or failed: its length says only that it would have been longer."""
+    """It was cancelled or failed: its length is only a lower bound."""
 
 
 Fact = (
@@ -149,14 +150,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class KeepWaiting:
-    """There is no room for it now; it is remembered, and a later fact will bring its start or its resumption."""
+    """There is no room for it now. It is queued, and a later fact leads to its start or its resumption."""
 
     rollout: str
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Go on where it was before: its cache may still be there."""
+    """Continue where it was before: its cache may still be there."""
 
     rollout: str
     engine: str
@@ -164,7 +165,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Go on elsewhere, at the price of computing its context again."""
+    """Continue elsewhere, at the price of recomputing its context."""
 
     rollout: str
     source: str
@@ -173,7 +174,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Give up the cache of a rollout that waits for its tool."""
+    """Drop the cache of a rollout that waits for its tool."""
 
     rollout: str
     engine: str
@@ -192,6 +193,6 @@ Decision = Start | KeepWaiting | Resume | Move | Evict | Cancel
 
 class Scheduler(Protocol):
     wants_reports: bool
-    """Whether it learns from `TokensGrown` and `EngineReported`; without that they need not be sent."""
+    """Whether it needs `TokensGrown` and `EngineReported`; otherwise they are not sent."""
 
     def handle(self, fact: Fact) -> Sequence[Decision]: ...

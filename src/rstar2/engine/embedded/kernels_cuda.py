@@ -1,6 +1,6 @@
 """The device operations on CUDA, fused so that a decode step is a short list of launches.
 
-The cache of a layer is blocks x K x S x D: what one program of the attention reads of a block is one piece.
+The cache of a layer is blocks x K x S x D: what one program of the attention reads of a block is contiguous.
 Suffixes as in `architecture`.
 """
 
@@ -61,7 +61,7 @@ class CudaKernels:
         num_tokens, width = gate_up_TX.shape
         out_TX = gate_up_TX.new_empty((num_tokens, width // 2))
         triton_kernels.gate_kernel[(num_tokens, -(-(width // 2) // _GATE_TILE))](
-            gate_up_TX, out_TX, width // 2, WIDTH=_GATE_TILE
+            gate_up_TX, out_TX, width // 2, TILE=_GATE_TILE
         )
         return out_TX
 

@@ -23,9 +23,11 @@ from rstar2.records import StopReason
 
 @dataclass(slots=True, eq=False)
 class EngineSequence:
+    """One turn of one session inside the engine: its ids, and how much of its KV cache is computed, and where."""
+
     token_ids: list[int]
     max_total_tokens: int
-    """The turn ends at this length, prompt included."""
+    """The turn ends at this length, including the prompt."""
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -34,13 +36,13 @@ class EngineSequence:
     slot: int = -1
     """Its row in the runner's tables while it runs, else -1."""
     offered: Offered = NOTHING_OFFERED
-    """Of `blocks`, to whoever has the same prefix."""
+    """How much of `blocks` is in the prefix cache."""
     cache_epoch: int = -1
-    """The cache epoch its keys and values belong to: after a weight update they are nobody else's."""
+    """The cache epoch of its keys and values: after a weight update they do not enter the prefix cache."""
     num_steps_in_flight: int = 0
-    """Decode steps that were planned and whose tokens are not known here yet."""
+    """Planned decode steps whose tokens have not arrived yet."""
     num_lost_tokens: int = 0
-    """Computed before the last preemption and not yet known to be found again in the cache."""
+    """Tokens computed before the last preemption; some of them may still be cached."""
 
     @property
     def num_to_prefill(self) -> int:
@@ -56,18 +58,18 @@ class EngineSequence:
 
     @property
     def can_decode(self) -> bool:
-        """Its prompt is computed, and the steps in flight do not bring it to its full length."""
+        """Whether its prompt is computed, and the steps in flight do not reach its full length."""
         return self.num_to_prefill == 0 and len(self.token_ids) + self.num_steps_in_flight < self.max_total_tokens
 
     def append(self, token_ids: list[int], num_steps: int) -> None:
-        """What `num_steps` steps made, that were in flight until now; fewer tokens if they reached its end."""
+        """The tokens of `num_steps` steps that were in flight; fewer than steps if they reached its end."""
         self.num_steps_in_flight -= num_steps
         self.token_ids += token_ids
         if self.is_running:
             self.num_computed = len(self.token_ids) - 1
 
     def stop_reason(self) -> StopReason | None:
-        """None while it goes on."""
+        """None while it runs."""
         if self.token_ids[-1] in self.sampling.stop_token_ids:
             return StopReason.END_OF_TURN
         return StopReason.TOKEN_LIMIT if self.is_full else None
@@ -98,9 +100,9 @@ class BatchScheduler:
         self.steps_ahead = steps_ahead
         self.waiting: deque[EngineSequence] = deque()
         self.running: dict[EngineSequence, None] = {}
-        """In the order of admission: the last one gives way first."""
-        self._unread: dict[EngineSequence, None] = {}
-        """Of those that run: their prompt is not computed yet."""
+        """In the order of admission: the last one is preempted first."""
+        self._prefilling: dict[EngineSequence, None] = {}
+        """Running sequences whose prompt is not computed yet."""
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self.num_prefill_tokens = 0
@@ -112,8 +114,8 @@ class BatchScheduler:
         self.waiting.append(sequence)
 
     def remove(self, sequence: EngineSequence) -> list[int]:
-        """It has ended or was cancelled: its blocks are free, and findable while their place is not needed. They are
-        given up last; the result is what `BlockManager.unkeep` takes once nobody will come back for them."""
+        """It has ended or was cancelled: its blocks are free, and stay cached while there is room. They are evicted
+        last; the result is the argument for `BlockManager.unkeep` when its session is released."""
         if not sequence.is_running:
             self.waiting.remove(sequence)
             return []
@@ -126,19 +128,22 @@ class BatchScheduler:
         num_preemptions_before = self.num_preemptions
         decode = self._reserve_decode_steps()
         chunks = self._plan_prefill(may_admit=self.num_preemptions == num_preemptions_before)
-        decode += self._take_read()
+        prefilled = [sequence for sequence in self._prefilling if sequence.can_decode]
+        for sequence in prefilled:
+            del self._prefilling[sequence]
+        decode += prefilled
         for sequence in decode:
             sequence.num_steps_in_flight += self.steps_ahead
         return StepPlan(tuple(chunks), tuple(decode))
 
     def _reserve_decode_steps(self) -> list[EngineSequence]:
-        """Room for the next steps of each decoding sequence, the oldest first; the youngest give way. Those that got
-        theirs. Each run comes by here for thousands that need no block: they must cost next to nothing."""
+        """Allocates blocks for the next steps of each decoding sequence, the oldest first, and preempts the youngest.
+        Returns those that decode. Thousands of them need no block in a run: they must cost next to nothing."""
         reserved = []
         block_size, steps_ahead = self.blocks.block_size, self.steps_ahead
         for sequence in list(self.running):
             num_planned = len(sequence.token_ids) + sequence.num_steps_in_flight
-            if sequence.slot < 0 or num_planned >= sequence.max_total_tokens or sequence in self._unread:
+            if sequence.slot < 0 or num_planned >= sequence.max_total_tokens or sequence in self._prefilling:
                 continue
             has_room = num_planned - 1 + steps_ahead <= len(sequence.blocks) * block_size
             if has_room or self._make_room(sequence):
@@ -146,7 +151,7 @@ class BatchScheduler:
         return reserved
 
     def _make_room(self, sequence: EngineSequence) -> bool:
-        """False if it had to give way itself."""
+        """False if it was preempted itself."""
         num_missing = self._num_missing_blocks(sequence)
         while num_missing > self.blocks.num_free and sequence.is_running:
             self._preempt(next(reversed(self.running)))
@@ -161,7 +166,7 @@ class BatchScheduler:
     def _plan_prefill(self, *, may_admit: bool) -> list[PrefillChunk]:
         budget = self._max_prefill_tokens
         chunks: list[PrefillChunk] = []
-        for sequence in self._unread:
+        for sequence in self._prefilling:
             budget -= self._prefill(sequence, budget, chunks)
         while may_admit and self.waiting and self._free_slots and budget > 0:
             sequence = self.waiting[0]
@@ -169,13 +174,6 @@ class BatchScheduler:
                 break
             budget -= self._prefill(sequence, budget, chunks)
         return chunks
-
-    def _take_read(self) -> list[EngineSequence]:
-        """Those whose prompt is computed now."""
-        read = [sequence for sequence in self._unread if sequence.can_decode]
-        for sequence in read:
-            del self._unread[sequence]
-        return read
 
     def _prefill(self, sequence: EngineSequence, budget: int, chunks: list[PrefillChunk]) -> int:
         num_tokens = min(budget, sequence.num_to_prefill)
@@ -188,7 +186,7 @@ class BatchScheduler:
         return num_tokens
 
     def _admit(self, sequence: EngineSequence) -> bool:
-        """The head of the queue starts if its whole prompt fits, and then each running sequence could still grow."""
+        """The head of the queue starts if its full prompt fits, and each running sequence can then still grow."""
         cached = self.blocks.match(sequence.token_ids, len(sequence.token_ids) - 1)
         num_missing = self._num_missing_blocks(sequence) - len(cached)
         num_free_after = self.blocks.num_free - self.blocks.num_unused(cached) - num_missing
@@ -203,7 +201,7 @@ class BatchScheduler:
         self.num_recomputed_tokens += max(0, sequence.num_lost_tokens - sequence.num_computed)
         sequence.num_lost_tokens = 0
         self.waiting.popleft()
-        self.running[sequence] = self._unread[sequence] = None
+        self.running[sequence] = self._prefilling[sequence] = None
         return True
 
     def _preempt(self, sequence: EngineSequence) -> None:
@@ -216,7 +214,7 @@ class BatchScheduler:
     def _vacate(self, sequence: EngineSequence) -> None:
         self.blocks.free(sequence.blocks)
         del self.running[sequence]
-        self._unread.pop(sequence, None)
+        self._prefilling.pop(sequence, None)
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
         sequence.blocks = []

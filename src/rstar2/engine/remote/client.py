@@ -14,13 +14,13 @@ from rstar2.engine.remote.wire import Frame, decode_chunk, decode_error, decode_
 from rstar2.errors import InfrastructureError
 
 SILENCE_S = 60.0
-"""Who says nothing for so long is given up. An engine's host and a process of rollouts speak every second, whatever
+"""A peer that sends nothing for so long is lost. An engine's host and a process of rollouts send every second, whatever
 else they do."""
 
 
 class Channel(Protocol):
     def send(self, frame: Frame) -> None:
-        """To the other end, which acts on frames in the order in which they were sent."""
+        """The other end acts on frames in the order in which they were sent."""
         ...
 
     async def receive(self) -> Frame | None:
@@ -31,8 +31,8 @@ class Channel(Protocol):
 
 
 class Peer:
-    """`name` is what errors call it; it is given up when it has said nothing for `silence_s`. What frames mean is said
-    by `_take`, which settles what was asked."""
+    """The other end of a channel. `name` is used in errors; it is lost when it has sent nothing for `silence_s`.
+    `_take` handles its frames and settles requests."""
 
     def __init__(self, channel: Channel, name: str, silence_s: float = SILENCE_S) -> None:
         self._channel = channel
@@ -45,11 +45,11 @@ class Peer:
 
     @property
     def is_alive(self) -> bool:
-        """As far as is known."""
+        """As far as this end knows."""
         return self._end is None
 
     async def lost(self) -> InfrastructureError:
-        """Waits until it is gone, and says why."""
+        """Waits until it is lost, and returns why."""
         await asyncio.wait([self._listener])
         assert self._end is not None
         return self._end
@@ -64,12 +64,12 @@ class Peer:
             raise self._end
 
     def _tell(self, what: str, request: Frame, number: int | None = None) -> None:
-        """Ask, and wait for nothing."""
+        """Send a request that has no answer."""
         if self._end is None:
             self._channel.send({"ask": what, "number": next(self._numbers) if number is None else number, **request})
 
     def _ask(self, what: str, request: Frame, number: int | None = None) -> "asyncio.Future[Any]":
-        """The answer; the question is on its way whether or not anybody waits for it yet."""
+        """The answer. The request is sent at once, whether or not anybody awaits it."""
         self._check_alive()
         number = next(self._numbers) if number is None else number
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
@@ -90,7 +90,7 @@ class Peer:
         raise NotImplementedError
 
     def _fail(self, error: Exception) -> None:
-        """Everybody who waits is told."""
+        """Raise it in everything that awaits an answer."""
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(error)
@@ -104,8 +104,8 @@ class Peer:
         except TimeoutError:
             reason = f"{self._name} has not been heard of for {self._silence_s:g} s"
         except Exception as error:
-            # Whoever is handed what has come may fail, on a full disk: who waits for the rest must hear of that.
-            reason = f"what {self._name} said could not be taken in: {error}"
+            # Handling a frame may fail, on a full disk: whoever awaits an answer must get that error.
+            reason = f"a frame of {self._name} could not be handled: {error}"
             self._fail(error)
         finally:
             self._end = InfrastructureError(reason)
@@ -143,7 +143,7 @@ class RemoteEngine(Peer):
                 self._tell("leave", {}, number)
 
     def load(self) -> EngineLoad:
-        """As the host last said, some hundredths of a second ago."""
+        """As of the host's last frame, some hundredths of a second ago."""
         self._check_alive()
         return self._load
 
@@ -151,7 +151,7 @@ class RemoteEngine(Peer):
         await self._ask("cancel", {"session": session})
 
     async def release(self, session: str) -> None:
-        """Not waited for: whatever is asked next, is asked after it."""
+        """Returns at once: later requests are handled after it."""
         self._check_alive()
         self._tell("release", {"session": session})
 
@@ -166,10 +166,7 @@ class RemoteEngine(Peer):
             if number in self._turns:
                 self._turns[number].put_nowait(decode_chunk(values))
         for reply in frame["replies"]:
-            self._take_reply(reply["number"], reply["error"])
-
-    def _take_reply(self, number: int, said: list[str] | None) -> None:
-        error = None if said is None else decode_error(said)
-        if number in self._turns and error is not None:
-            self._turns[number].put_nowait(error)
-        self._settle(number, None, error)
+            number, error = reply["number"], None if reply["error"] is None else decode_error(reply["error"])
+            if number in self._turns and error is not None:
+                self._turns[number].put_nowait(error)
+            self._settle(number, None, error)

@@ -1,4 +1,4 @@
-"""What an engine and its owner elsewhere say to each other: plain values, whatever carries them.
+"""The frames between an engine and its owner elsewhere: plain values, whatever carries them.
 
 Invariant: whatever `encode_*` makes, `decode_*` turns back into an equal value.
 """

@@ -58,7 +58,7 @@ class Turns:
 
 async def _next_or(cancelled: asyncio.Future[None], chunks: AsyncGenerator[Chunk]) -> Chunk | None:
     """The next chunk; None if there is no more, or if the turn was cancelled."""
-    step: asyncio.Task[Chunk | None] = asyncio.create_task(_next(chunks))
+    step = asyncio.ensure_future(anext(chunks, None))
     try:
         await asyncio.wait((step, cancelled), return_when=asyncio.FIRST_COMPLETED)
         return await step if step.done() else None
@@ -66,10 +66,6 @@ async def _next_or(cancelled: asyncio.Future[None], chunks: AsyncGenerator[Chunk
         if not step.done():
             step.cancel()
             await asyncio.wait((step,))
-
-
-async def _next(chunks: AsyncGenerator[Chunk]) -> Chunk | None:
-    return await anext(chunks, None)
 
 
 class VllmEngine(ABC):

@@ -1,4 +1,4 @@
-"""A rank's side of vLLM's weight transfer before vLLM had an engine for it (0.25). Imports vLLM."""
+"""A rank's side of vLLM's weight transfer for vLLM 0.25, which has no engine for it. Imports vLLM."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -75,8 +75,8 @@ class _NcclSender:
                 "master_port": meeting.port,
                 "world_size": 1 + meeting.num_workers,
             }
-            with ThreadPoolExecutor(1) as beside:
-                joining = beside.submit(link.init_weight_transfer_engine, {**where, "rank_offset": 1})
+            with ThreadPoolExecutor(1) as background:
+                joining = background.submit(link.init_weight_transfer_engine, {**where, "rank_offset": 1})
                 self._group = self._engine.trainer_init(where)
                 joining.result()
             link.abort = self.close
@@ -94,13 +94,13 @@ class _NcclSender:
             "packed_buffer_size_bytes": PIECE_BYTES,
         }
         self._link.start_weight_update()
-        with ThreadPoolExecutor(1) as beside:
-            receiving = beside.submit(self._link.update_weights, info)
+        with ThreadPoolExecutor(1) as background:
+            receiving = background.submit(self._link.update_weights, info)
             try:
                 arguments = {"group": group, "packed": True, "packed_buffer_size_bytes": PIECE_BYTES}
                 self._engine.trainer_send_weights(iter(running), arguments)
             finally:
-                receiving.result()  # Which engine failed is a better answer than that a broadcast was left.
+                receiving.result()  # Which engine failed says more than that the broadcast was aborted.
         self._link.finish_weight_update()
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from rstar2.engine.vllm.metrics import load_of
 from rstar2.errors import InfrastructureError, UserError
 
 
-def is_undistorted(sampling: Sampling) -> bool:
+def is_unmodified(sampling: Sampling) -> bool:
     """Whether tokens are drawn from the model's own distribution, or greedily."""
     return sampling.temperature in (0.0, 1.0) and sampling.top_p == 1.0 and sampling.top_k == 0
 
@@ -42,7 +42,7 @@ class VllmWire(TokenWire):
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "ignore_eos": True,
-            "logprobs": 0 if self.reports_sampled or is_undistorted(sampling) else None,
+            "logprobs": 0 if self.reports_sampled or is_unmodified(sampling) else None,
         }
 
     def reader(self, token_ids: Sequence[int], max_tokens: int) -> Reader:
@@ -60,9 +60,9 @@ class _Reader:
 
 
 PERIOD_S = 0.25
-"""Between two looks at the metrics. Writing the page costs vLLM milliseconds, of which it has many."""
+"""Between two reads of the metrics. Writing the page costs vLLM milliseconds."""
 STALE_S = 10.0
-"""A server that did not show its metrics for so long is lost. They come within milliseconds, also while it loads
+"""A server that did not serve its metrics for so long is lost. They come within milliseconds, also while it loads
 weights, but a machine may be busy."""
 
 

@@ -1,4 +1,4 @@
-"""One file a policy. Each baseline does what its original does; `kv-aware` is ours."""
+"""The scheduling policies. Each baseline does what its original does; `kv-aware` is ours."""
 
 from collections.abc import Callable
 

@@ -103,6 +103,8 @@ class StickyPolicy(ABC):
 
 
 class RoundRobin(StickyPolicy):
+    """The next rollout goes to the next engine, whatever they hold."""
+
     def __init__(self) -> None:
         super().__init__()
         self._next = 0
@@ -118,6 +120,12 @@ class RoundRobin(StickyPolicy):
 
 
 class LeastRequests(StickyPolicy):
+    """verl's default: a new rollout goes to the engine with the fewest requests in flight.
+
+    As in verl's `GlobalRequestLoadBalancer`: a request is in flight from the moment it is sent until its turn ends, so
+    a rollout at its tool does not count; ties go to the engine that comes first; there is no limit to what is sent.
+    """
+
     def place(self, rollouts: Sequence[str]) -> list[str]:
         placed = []
         for _ in rollouts:

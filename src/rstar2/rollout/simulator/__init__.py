@@ -1,6 +1,6 @@
 """A discrete-event simulator of rollouts on engines, running the policies of `rstar2.rollout.policies` unchanged.
 
-Promise: the same workload, policy, engines and seed give the same result; no policy sees a length before it happened.
+Promise: the same workload, policy, engines and seed give the same result; no policy sees a length in advance.
 """
 
 from rstar2.rollout.simulator.bounds import informed_bound_s, lower_bound_s

@@ -1,4 +1,4 @@
-"""The same workload through several policies: what `rstar2 simulate` prints."""
+"""Runs the same workload with several policies: what `rstar2 simulate` prints."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -42,7 +42,7 @@ def compare(
     num_processes: int,
     on_done: Callable[[], None],
 ) -> list[PolicyComparison]:
-    """Every workload through every policy, on so many processes; `on_done` is called after each."""
+    """Every workload with every policy, on so many processes; `on_done` is called after each."""
     for policy in policies:
         make_policy(policy)
     with ProcessPoolExecutor(num_processes) as pool:

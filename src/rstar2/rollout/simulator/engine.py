@@ -19,9 +19,11 @@ from rstar2.rollout.simulator.hardware import EngineModel
 
 @dataclass(slots=True)
 class EngineTimeline:
+    """What one engine did over time: the source of its idle share and of the chart."""
+
     busy_s: float = 0.0
     recompute_s: float = 0.0
-    """Of the busy time, what went into tokens that had been computed before."""
+    """The part of the busy time that recomputed tokens."""
     keeps_spans: bool = False
     spans: list[tuple[float, float, float, int]] = field(default_factory=list)
     """Begin, end, recomputing seconds within, tokens of cache used at the end; empty unless `keeps_spans`."""
@@ -34,7 +36,7 @@ class EngineTimeline:
 
 
 BLOCK_SIZE = 16
-"""Of the blocks in which loads are reported; the simulation counts tokens."""
+"""Only for reported loads; the simulation counts tokens."""
 
 
 @dataclass(slots=True)
@@ -46,7 +48,7 @@ class SimulatedSequence:
     num_prompt_tokens: int
     num_own_tokens: int
     num_computed_tokens: int
-    """Of the own tokens, those that some engine has computed before."""
+    """Own tokens that some engine has computed before."""
     num_left: int
     """Tokens still to be sampled in this turn."""
     prompt_was_computed: bool
@@ -59,7 +61,7 @@ class SimulatedSequence:
         return self.num_own_tokens + (step - self.decodes_since if self.decodes_since >= 0 else 0)
 
     def settle(self, step: int) -> None:
-        """Write down what it has sampled up to `step`, and stop sampling."""
+        """Account for what it has sampled up to `step`, and stop sampling."""
         if self.decodes_since >= 0:
             self.num_left -= step - self.decodes_since
             self.num_own_tokens += step - self.decodes_since
@@ -78,7 +80,7 @@ class Boundary:
 
 @dataclass(slots=True)
 class _Plan:
-    """The steps that are under way: some of decoding alone, or one that also prefills."""
+    """The steps in flight: some of decoding alone, or one that also prefills."""
 
     num_steps: int = 0
     end_s: float = math.inf
@@ -93,7 +95,7 @@ class SimulatedEngine:
         self.timeline = timeline
         self.cache = Cache(model.num_cache_tokens)
         self.now_s = 0.0
-        """The boundary between two steps that the state is of."""
+        """The boundary between two steps that the state describes."""
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self.num_prefill_tokens = 0
@@ -135,12 +137,12 @@ class SimulatedEngine:
         return [(rollout, s.num_prompt_tokens + s.own_tokens(step)) for rollout, s in self._running.items()]
 
     def submit(self, sequence: SimulatedSequence, at_s: float) -> None:
-        """Queue a turn; it is looked at at the next boundary."""
+        """Queue a turn; it can be admitted at the next boundary."""
         self._waiting.append(sequence)
         self.interrupt(at_s)
 
     def cancel(self, rollout: str, at_s: float) -> None:
-        """Take a turn out at the next boundary, unless it ends there."""
+        """Remove a turn at the next boundary, unless it ends there."""
         self._to_cancel.add(rollout)
         self.interrupt(at_s)
 
@@ -157,16 +159,16 @@ class SimulatedEngine:
                 plan.end_s = self.now_s + self._decode_s(num_steps)
 
     def advance(self) -> Boundary:
-        """Carry out the plan, let go what has ended or was cancelled, and plan on."""
+        """Carry out the plan, remove turns that have ended or were cancelled, and plan the next steps."""
         self._carry_out()
         ended = self._pop_ended()
         cancelled = self._pop_cancelled() if self._to_cancel else ()
         boundary = Boundary(self.now_s, ended, cancelled)
-        self._plan_on()
+        self._plan_next()
         return boundary
 
     def kill(self, at_s: float) -> list[SimulatedSequence]:
-        """The engine dies: every turn it had, with the tokens that had come out by then."""
+        """The engine dies. Returns its turns, with the tokens that they had by then."""
         if self._plan.num_steps and not self._plan.chunks:
             done = self._num_steps_until(at_s)
             done -= self.now_s + self._decode_s(done) > at_s
@@ -209,10 +211,10 @@ class SimulatedEngine:
         self._plan = _Plan(end_s=self.now_s)
 
     def _prefill(self, sequence: SimulatedSequence, num_tokens: int) -> None:
-        num_again = min(num_tokens, sequence.num_to_recompute)
-        self.num_recomputed_tokens += num_again
+        num_recomputed = min(num_tokens, sequence.num_to_recompute)
+        self.num_recomputed_tokens += num_recomputed
         self.num_prefill_tokens += num_tokens
-        sequence.num_to_recompute -= num_again
+        sequence.num_to_recompute -= num_recomputed
         sequence.num_to_prefill -= num_tokens
         if sequence.num_to_prefill:
             return
@@ -254,23 +256,21 @@ class SimulatedEngine:
         return tuple(sorted([*cancelled, *queued], key=lambda sequence: sequence.rollout))
 
     def _stop(self, sequence: SimulatedSequence) -> SimulatedSequence:
-        """It runs no longer; what is in the cache is left there."""
+        """It no longer runs; its cache is left there."""
         if sequence.decodes_since >= 0:
             self._num_decoding -= 1
             self._num_context_tokens -= sequence.num_prompt_tokens + sequence.own_tokens(self._step)
         sequence.settle(self._step)
         del self._running[sequence.rollout]
         self._prefilling.pop(sequence.rollout, None)
-        self.cache.leave(sequence.rollout, sequence.num_own_tokens, self._num_kept(sequence))
+        # A prefix cache keeps full blocks of what was computed.
+        num_computed = sequence.num_own_tokens - sequence.num_to_prefill
+        num_kept = num_computed - (sequence.num_prompt_tokens + num_computed) % self.model.block_size
+        self.cache.leave(sequence.rollout, sequence.num_own_tokens, num_kept)
         sequence.num_to_prefill = sequence.num_to_recompute = 0
         return sequence
 
-    def _num_kept(self, sequence: SimulatedSequence) -> int:
-        """Own tokens that a prefix cache of whole blocks holds of what was computed."""
-        num_computed = sequence.num_own_tokens - sequence.num_to_prefill
-        return num_computed - (sequence.num_prompt_tokens + num_computed) % self.model.block_size
-
-    def _plan_on(self) -> None:
+    def _plan_next(self) -> None:
         if not self._preempt():
             self._admit()
         if self._prefilling:
@@ -288,7 +288,7 @@ class SimulatedEngine:
         has_preempted = False
         while self._running and len(self._running) > self.cache.num_available:
             if len(self._running) == 1:
-                raise UserError(f"one rollout outgrows the whole cache of {self.cache.num_tokens} tokens")
+                raise UserError(f"one rollout outgrows the cache of {self.cache.num_tokens} tokens")
             sequence = self._stop(next(reversed(self._running.values())))
             self._waiting.appendleft(sequence)
             self.num_preemptions += 1
@@ -298,14 +298,14 @@ class SimulatedEngine:
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self.model.max_num_seqs:
             sequence = self._waiting[0]
-            # Beside what it brings, one more block for it and for each that runs.
+            # Besides its own tokens, one more block for it and for each that runs.
             need = sequence.num_own_tokens + self.model.block_size * (1 + len(self._running))
             if not self.cache.fits(sequence.problem, sequence.num_prompt_tokens, need):
                 if self._running:
                     return
                 self.cache.forget_all_kept()
                 if not self.cache.fits(sequence.problem, sequence.num_prompt_tokens, need):
-                    raise UserError(f"one rollout outgrows the whole cache of {self.cache.num_tokens} tokens")
+                    raise UserError(f"one rollout outgrows the cache of {self.cache.num_tokens} tokens")
             self._waiting.popleft()
             self._hold(sequence)
 
@@ -316,7 +316,7 @@ class SimulatedEngine:
         if not self.cache.has_prompt(sequence.problem):
             sequence.num_to_prefill += sequence.num_prompt_tokens
             sequence.num_to_recompute += sequence.num_prompt_tokens if sequence.prompt_was_computed else 0
-        # As in vLLM, the last token of a context that is wholly cached is computed again, to sample from.
+        # As in vLLM, the last token of a fully cached context is recomputed, to sample from.
         sequence.num_to_prefill = max(1, sequence.num_to_prefill)
         self.cache.hold(sequence.rollout, sequence.problem, sequence.num_prompt_tokens, sequence.num_own_tokens)
         self._running[sequence.rollout] = sequence
@@ -327,14 +327,14 @@ class SimulatedEngine:
         model = self.model
         budget = max(1, model.max_num_batched_tokens - self._num_decoding)
         chunks: list[tuple[SimulatedSequence, int]] = []
-        num_tokens, num_again, num_pairs = 0, 0, 0.0
+        num_tokens, num_recomputed, num_pairs = 0, 0, 0.0
         for sequence in self._prefilling.values():
             chunk = min(sequence.num_to_prefill, budget - num_tokens)
             if not chunk:
                 break
             chunks.append((sequence, chunk))
             num_tokens += chunk
-            num_again += min(chunk, sequence.num_to_recompute)
+            num_recomputed += min(chunk, sequence.num_to_recompute)
             context = sequence.num_prompt_tokens + sequence.num_own_tokens - sequence.num_to_prefill
             num_pairs += chunk * (context + chunk / 2)
         linear_s = max(model.weights_s, (self._num_decoding + num_tokens) * model.linear_token_s)
@@ -342,4 +342,4 @@ class SimulatedEngine:
         duration_s = linear_s + attention_s + model.overhead_s + self._num_context_tokens * model.cached_token_s
         duration_s += self._num_decoding * model.sampled_token_s
         extra_s = duration_s - self._decode_s(1)
-        return _Plan(1, self.now_s + duration_s, chunks=chunks, recompute_s=extra_s * num_again / num_tokens)
+        return _Plan(1, self.now_s + duration_s, chunks=chunks, recompute_s=extra_s * num_recomputed / num_tokens)

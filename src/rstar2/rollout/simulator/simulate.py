@@ -1,10 +1,10 @@
-"""The discrete-event loop: engines and tools tell the policy what happens, and do what it decides.
+"""The discrete-event loop: the policy receives facts from engines and tools, and its decisions are carried out.
 
-The policy is the very object that a live run would use. The result depends on nothing but the arguments.
+The policy is the same object that a live run would use. The result depends on nothing but the arguments.
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -34,12 +34,12 @@ from rstar2.rollout.simulator.hardware import EngineModel
 from rstar2.rollout.simulator.workload import PlannedRollout, Workload
 
 REPORT_PERIOD_S = 2.0
-"""How often each engine's load and progress are reported to policies that want it."""
+"""How often each engine's load and progress are reported to policies that need it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Which engines there are, and when some of them come or go."""
+    """The engines, and when some of them join or are lost."""
 
     model: EngineModel
     num_engines: int
@@ -77,7 +77,7 @@ def simulate(
 
 
 class _Rollout:
-    """Where one rollout stands."""
+    """The state of one rollout."""
 
     __slots__ = ("num_computed", "num_left", "num_own", "plan", "turn")
 
@@ -176,12 +176,8 @@ class _Simulation:
         heapq.heappush(self._events, (at_s, self._num_events, event))
 
     def _tell(self, fact: Fact) -> None:
-        decisions = self.policy.handle(fact)
-        if decisions:
-            self._carry_out(decisions)
-
-    def _carry_out(self, decisions: Sequence[Decision]) -> None:
-        for decision in decisions:
+        """Passes a fact to the policy, and carries out its decisions."""
+        for decision in self.policy.handle(fact):
             if self.on_decision is not None:
                 self.on_decision(self.now_s, decision)
             match decision:
@@ -207,7 +203,7 @@ class _Simulation:
         self._wake(engine)
 
     def _wake(self, engine: SimulatedEngine) -> None:
-        """See to it that the engine is advanced when it wants to be; earlier appointments lapse."""
+        """Schedule the engine's next advance; earlier ones lapse."""
         wake_s = engine.wake_s
         if self._wakes_s.get(engine.name) == wake_s:
             return
