@@ -38,7 +38,6 @@ from rstar2.engine.process.child import spawn
 from rstar2.engine.process.host import serve
 from rstar2.engine.remote import RemoteEngine
 from rstar2.engine.remote.client import SILENCE_S
-from rstar2.engine.remote.wire import decode_load
 from rstar2.records import StepRecord
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.placed_rollout import PlacedRollout
@@ -167,7 +166,7 @@ def serve_paced(connection: socket.socket, folder: Path) -> None:
 async def start_engine(folder: Path) -> RemoteEngine:
     channel = await spawn(serve_paced, folder)
     hello = await channel.hello("the engine's process")
-    return RemoteEngine(channel, decode_load(hello["load"]), "the engine's process", SILENCE_S)
+    return RemoteEngine(channel, hello["load"], "the engine's process", SILENCE_S)
 
 
 async def run_live(planned: Workload, policy: str, engines: Sequence[RemoteEngine], sandbox: LocalExecutor) -> Live:

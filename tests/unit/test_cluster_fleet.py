@@ -18,12 +18,11 @@ from rstar2.cluster.placement import place
 from rstar2.config.cluster import Cluster
 from rstar2.engine import EngineLoad
 from rstar2.engine.embedded import EmbeddedOptions
-from rstar2.engine.remote.wire import encode_load
 from rstar2.rollout import EngineSpeed
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
 
-LOAD = encode_load(EngineLoad(16, 8, 8, 0, 0, 0, 0, 0, 0, 0))
+LOAD = EngineLoad(16, 8, 8, 0, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass

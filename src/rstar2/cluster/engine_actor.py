@@ -12,8 +12,9 @@ from typing import Any
 from rstar2.cluster.actors import Process
 from rstar2.cluster.parcels import Parcel, unpack
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
+from rstar2.engine.protocol import EngineLoad
 from rstar2.engine.remote import EngineHost
-from rstar2.engine.remote.wire import Frame, encode_load
+from rstar2.engine.remote.wire import Frame
 from rstar2.engine.vllm import VllmInProcessEngine, VllmOptions
 from rstar2.errors import UserError
 
@@ -37,11 +38,11 @@ class EngineActor:
         self._engine: EmbeddedEngine | VllmInProcessEngine | None = None
         self._host: EngineHost | None = None
 
-    async def start(self) -> tuple[Frame, Process]:
+    async def start(self) -> tuple[EngineLoad, Process]:
         """Loads the model; returns the engine's load, and where it runs."""
         self._engine = _open(self._plan)
         self._host = EngineHost(self._engine)
-        return encode_load(self._engine.load()), Process.of_this_actor()
+        return self._engine.load(), Process.of_this_actor()
 
     async def act(self, frame: Frame) -> None:
         assert self._host is not None

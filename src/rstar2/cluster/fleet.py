@@ -19,7 +19,7 @@ from rstar2.cluster.engine_actor import EngineActor, EnginePlan
 from rstar2.cluster.placement import Placement
 from rstar2.cluster.weight_sync import WeightSync
 from rstar2.engine.remote import RemoteEngine
-from rstar2.engine.remote.wire import Frame, decode_load
+from rstar2.engine.remote.wire import Frame
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import Trace
 from rstar2.rollout import EngineSpeed
@@ -192,7 +192,7 @@ class EngineFleet:
                 failures = await self._weight_sync.deliver({name: actor}, self._version)
                 if failures:
                     raise InfrastructureError(f"{name} did not get the present weights: {failures[name]}")
-            engine = RemoteEngine(_RayChannel(actor), decode_load(load), name, self._silence_s)
+            engine = RemoteEngine(_RayChannel(actor), load, name, self._silence_s)
             self._engines[name] = engine
             self._driver.add_engine(name, engine, self._speed)
         return engine

@@ -10,7 +10,7 @@ from rstar2.engine.process.child import SocketChannel, make_garbage_collection_r
 from rstar2.engine.protocol import Engine
 from rstar2.engine.remote import EngineHost, RemoteEngine
 from rstar2.engine.remote.client import SILENCE_S
-from rstar2.engine.remote.wire import decode_load, encode_error, encode_load
+from rstar2.engine.remote.wire import encode_error
 from rstar2.errors import InfrastructureError, UserError
 
 ServedEngine = TypeVar("ServedEngine", bound=Engine)
@@ -48,7 +48,7 @@ async def serve_guest(engine: Engine, connection: socket.socket) -> None:
 
 async def _serve(host: EngineHost, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Until the other side disconnects."""
-    write_frames(writer, [{"error": None, "load": encode_load(host.load)}])
+    write_frames(writer, [{"error": None, "load": host.load}])
 
     async def keep_sending() -> None:
         while True:
@@ -71,4 +71,4 @@ async def join_engine(connection: socket.socket, silence_s: float = SILENCE_S) -
     hello = await channel.receive()
     if hello is None:
         raise InfrastructureError("the engine's process has ended")
-    return RemoteEngine(channel, decode_load(hello["load"]), "the engine's process", silence_s)
+    return RemoteEngine(channel, hello["load"], "the engine's process", silence_s)

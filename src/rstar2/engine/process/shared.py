@@ -25,7 +25,7 @@ from rstar2.engine.process.host import serve
 from rstar2.engine.protocol import EngineLoad
 from rstar2.engine.remote import EngineHost, RemoteEngine
 from rstar2.engine.remote.client import SILENCE_S
-from rstar2.engine.remote.wire import Frame, decode_load
+from rstar2.engine.remote.wire import Frame
 
 
 class SharedEngine(RemoteEngine):
@@ -51,7 +51,7 @@ class SharedEngine(RemoteEngine):
         # Sharing the memory of a CPU has moved the parameters.
         weights = share_weights(model)
         hello = await channel.hello("the engine's process")
-        return cls(channel, decode_load(hello["load"]), weights, silence_s)
+        return cls(channel, hello["load"], weights, silence_s)
 
     @asynccontextmanager
     async def paused_for_weight_sync(self, policy_version: int) -> AsyncIterator[None]:

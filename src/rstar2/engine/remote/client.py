@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
-from rstar2.engine.remote.wire import Frame, decode_chunk, decode_error, decode_load, encode_sampling
+from rstar2.engine.remote.wire import Frame, decode_chunk, decode_error, encode_sampling
 from rstar2.errors import InfrastructureError
 
 SILENCE_S = 60.0
@@ -161,7 +161,7 @@ class RemoteEngine(Peer):
             items.put_nowait(error)
 
     def _take(self, frame: Frame) -> None:
-        self._load = decode_load(frame["load"])
+        self._load = frame["load"]
         for number, values in frame["chunks"]:
             if number in self._turns:
                 self._turns[number].put_nowait(decode_chunk(values))

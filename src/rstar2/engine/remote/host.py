@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from rstar2.engine.protocol import Chunk, Engine, EngineLoad, PushingEngine
-from rstar2.engine.remote.wire import Frame, decode_sampling, encode_chunk, encode_error, encode_load, joined
+from rstar2.engine.remote.wire import Frame, decode_sampling, encode_chunk, encode_error, joined
 from rstar2.errors import InfrastructureError
 
 FLUSH_PERIOD_S = 0.02
@@ -80,7 +80,7 @@ class EngineHost:
         chunks = [
             [number, encode_chunk(chunk)] for number, several in self._chunks.items() for chunk in joined(several)
         ]
-        frame = {"chunks": chunks, "replies": self._replies, "load": encode_load(load)}
+        frame = {"chunks": chunks, "replies": self._replies, "load": load}
         self._chunks.clear()
         self._replies, self._last_load, self._last_s = [], load, time.monotonic()
         return frame

@@ -6,6 +6,7 @@ within, cut at the response limit. Lengths and tool calls go together, as more t
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,8 @@ import numpy as np
 from rstar2.errors import UserError
 from rstar2.records import RunView, Trace
 from rstar2.rollout.scheduler import RolloutSpec
+
+MIN_RESPONSE_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +88,26 @@ def generate(name: str, seed: int, num_problems: int = 512, num_rollouts_each: i
     rng = np.random.default_rng([seed, *name.encode()])
     rollouts: list[PlannedRollout] = []
     for problem in range(num_problems):
-        difficulty = math.log(shape.median_response_tokens) + shape.spread_between * rng.standard_normal()
-        num_prompt_tokens = max(16, round(shape.mean_prompt_tokens * math.exp(0.2 * rng.standard_normal())))
-        for sample in range(num_rollouts_each):
-            length = math.exp(difficulty + shape.spread_within * rng.standard_normal())
-            spec = RolloutSpec(
-                f"{problem:04d}-{sample:02d}", f"{problem:04d}", num_prompt_tokens, shape.max_response_tokens
-            )
-            rollouts.append(PlannedRollout(spec, draw_turns(shape, max(32, round(length)), rng)))
+        rollouts += draw_problem(shape, f"{problem:04d}", rng.standard_normal(), num_rollouts_each, rng)
     return Workload(name, tuple(rollouts))
 
 
-def draw_turns(shape: WorkloadShape, num_response_tokens: int, rng: np.random.Generator) -> tuple[PlannedTurn, ...]:
+def draw_problem(
+    shape: WorkloadShape, problem: str, deviation: float, num_rollouts: int, rng: np.random.Generator
+) -> Iterator[PlannedRollout]:
+    """The rollouts of a problem whose difficulty is so many spreads from the mean."""
+    difficulty = math.log(shape.median_response_tokens) + shape.spread_between * deviation
+    num_prompt_tokens = max(16, round(shape.mean_prompt_tokens * math.exp(0.2 * rng.standard_normal())))
+    for sample in range(num_rollouts):
+        length = math.exp(difficulty + shape.spread_within * rng.standard_normal())
+        spec = RolloutSpec(f"{problem}-{sample:02d}", problem, num_prompt_tokens, shape.max_response_tokens)
+        yield PlannedRollout(spec, _draw_turns(shape, max(MIN_RESPONSE_TOKENS, round(length)), rng))
+
+
+def _draw_turns(shape: WorkloadShape, num_response_tokens: int, rng: np.random.Generator) -> tuple[PlannedTurn, ...]:
     """Turns of together `num_response_tokens`, cut where the limit is reached."""
     calls_rate = shape.mean_tool_calls * math.sqrt(num_response_tokens / shape.median_response_tokens)
-    num_turns = 1 + min(shape.max_turns - 1, int(rng.poisson(calls_rate)), num_response_tokens // 32)
+    num_turns = 1 + min(shape.max_turns - 1, int(rng.poisson(calls_rate)), num_response_tokens // MIN_RESPONSE_TOKENS)
     shares = rng.dirichlet([2.0] * num_turns)
     appended = rng.exponential(shape.mean_appended_tokens, num_turns)
     # exp(mean + spread²/2) is the mean of a log-normal.
