@@ -14,10 +14,10 @@ from rstar2.errors import InfrastructureError
 from rstar2.grading import Grader
 from rstar2.records import Problem, StepRecord, Trace
 from rstar2.rollout.driver import Driver
-from rstar2.rollout.facts import EngineSpeed
 from rstar2.rollout.policies import POLICIES, make_policy
 from rstar2.rollout.request import OnTrace, RolloutRequest
 from rstar2.rollout.roller import Roller, math_judge
+from rstar2.rollout.scheduler import EngineSpeed
 from rstar2.sandbox import LocalExecutor
 from rstar2.sandbox.local import LocalConfig
 

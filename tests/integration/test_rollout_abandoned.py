@@ -25,11 +25,11 @@ from rstar2.errors import InfrastructureError, UserError
 from rstar2.grading import Grader
 from rstar2.records import Outcome, Problem, Trace
 from rstar2.rollout.driver import Driver
-from rstar2.rollout.facts import EngineSpeed, RolloutSpec
-from rstar2.rollout.placed_rollout import Seat
+from rstar2.rollout.placed_rollout import PlacedRollout
 from rstar2.rollout.policies import POLICIES, make_policy
 from rstar2.rollout.request import RolloutRequest
 from rstar2.rollout.roller import Roller, math_judge
+from rstar2.rollout.scheduler import EngineSpeed, RolloutSpec
 from rstar2.sandbox import LocalExecutor
 from rstar2.sandbox.local import LocalConfig
 
@@ -235,7 +235,7 @@ def model() -> Any:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
-async def converse(seat: Seat) -> int:
+async def converse(seat: PlacedRollout) -> int:
     tokens = list(PROMPT)
     for num_tokens in TURNS:
         async for chunk in seat.generate(tokens, Sampling(), num_tokens):

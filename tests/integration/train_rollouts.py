@@ -13,8 +13,8 @@ from rstar2.grading import Grade, Grader, Method
 from rstar2.records import Problem, ToolResult, Trace, Verdict
 from rstar2.rollout import make_policy
 from rstar2.rollout.driver import Driver
-from rstar2.rollout.facts import EngineSpeed
 from rstar2.rollout.roller import Roller, math_judge
+from rstar2.rollout.scheduler import EngineSpeed
 from rstar2.sandbox import Executor
 
 CHAT = ChatFormat.of(PlainTextTokenizer(), "")

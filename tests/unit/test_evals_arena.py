@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.engine.tokenizer import Message
+from rstar2.engine.protocol import Message
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.evals import judgement
 from rstar2.evals.arena import arena_judge, read_baseline

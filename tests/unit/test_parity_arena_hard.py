@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from golden_file import read_golden
-from rstar2.engine.tokenizer import Message
+from rstar2.engine.protocol import Message
 from rstar2.errors import InfrastructureError
 from rstar2.evals import judgement
 from rstar2.evals.arena import arena_judge

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from rstar2.agent.tool import ToolSchema
-from rstar2.engine.tokenizer import Message, Tokenizer
+from rstar2.engine.protocol import Message, Tokenizer
 from rstar2.errors import UserError
 
 ASSISTANT_OPENING = "<reason>"

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from rstar2.agent.chat_template import QWEN_TEMPLATE
 from rstar2.agent.tool_tags import TOOL_TAGS, ToolTags, spell_tags, spelled_name
-from rstar2.engine.tokenizer import Message
+from rstar2.engine.protocol import Message
 from rstar2.errors import UserError
 
 TemplateName = Literal["model", "qwen"]

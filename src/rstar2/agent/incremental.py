@@ -10,7 +10,7 @@ from typing import Self
 
 from rstar2.agent.chat_template import ChatFormat
 from rstar2.agent.tool import ToolSchema
-from rstar2.engine.tokenizer import Tokenizer
+from rstar2.engine.protocol import Tokenizer
 from rstar2.records import Turn
 
 

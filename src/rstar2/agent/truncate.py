@@ -3,7 +3,7 @@
 Invariant: the cut text has at most `max_tokens` tokens. Pure.
 """
 
-from rstar2.engine.tokenizer import Tokenizer
+from rstar2.engine.protocol import Tokenizer
 
 LONGEST_TOKEN_CHARS = 16
 """Only so many characters for each token allowed are looked at from either end: tokens are shorter but for runs of

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 from rstar2.agent import AgentLimits, ChatFormat, End, Transcript
 from rstar2.engine import Sampling
-from rstar2.engine.tokenizer import Message
+from rstar2.engine.protocol import Message
 from rstar2.errors import InfrastructureError
 from rstar2.evals.final_text import END_OF_TURN_KEY
 from rstar2.evals.judgement import Judge, judged
 from rstar2.records import Outcome, Problem, StopReason, Trace, Turn
 from rstar2.rollout.driver import Driver
-from rstar2.rollout.facts import RolloutSpec
-from rstar2.rollout.placed_rollout import Seat
+from rstar2.rollout.placed_rollout import PlacedRollout
 from rstar2.rollout.request import RolloutRequest
+from rstar2.rollout.scheduler import RolloutSpec
 
 OUTCOMES = {
     StopReason.END_OF_TURN: Outcome.ANSWERED,
@@ -34,7 +34,7 @@ Ask = Callable[[Problem], Sequence[Message]]
 class Speaker:
     """The model of one rollout."""
 
-    seat: Seat
+    seat: PlacedRollout
     chat: ChatFormat
     sampling: Sampling
     clock: Callable[[], float]
@@ -98,7 +98,7 @@ class PlainRoller:
         by_id = {request.trace_id: request for request in requests}
         prompts = {request.problem.id: self._prompt(request.problem) for request in requests}
 
-        async def roll(seat: Seat) -> Trace:
+        async def roll(seat: PlacedRollout) -> Trace:
             request = by_id[seat.spec.rollout]
             trace = await self._roll(request, seat, prompts[request.problem.id], limits, sampling)
             on_trace(trace)
@@ -127,7 +127,7 @@ class PlainRoller:
         return Transcript(text, tuple(self.chat.tokenizer.encode(text)))
 
     async def _roll(
-        self, request: RolloutRequest, seat: Seat, prompt: Transcript, limits: AgentLimits, sampling: Sampling
+        self, request: RolloutRequest, seat: PlacedRollout, prompt: Transcript, limits: AgentLimits, sampling: Sampling
     ) -> Trace:
         drawn = replace(sampling, seed=request.seed, stop_token_ids=self.chat.stop_token_ids)
         speaker = Speaker(seat, self.chat, drawn, self.clock)

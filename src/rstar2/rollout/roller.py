@@ -13,9 +13,9 @@ from rstar2.errors import InfrastructureError
 from rstar2.grading import AnswerPlace, Grade, Grader, Method
 from rstar2.records import Outcome, Problem, StepRecord, Trace, Verdict
 from rstar2.rollout.driver import Driver
-from rstar2.rollout.facts import RolloutSpec
-from rstar2.rollout.placed_rollout import Seat
+from rstar2.rollout.placed_rollout import PlacedRollout
 from rstar2.rollout.request import OnTrace, RolloutRequest
+from rstar2.rollout.scheduler import RolloutSpec
 
 Judge = Callable[[Problem, Trace], Awaitable[Grade]]
 """From a finished trace to its grade. InfrastructureError if it could not be judged through our fault."""
@@ -77,7 +77,7 @@ class Roller:
             for problem_id, problem in {request.problem.id: request.problem for request in requests}.items()
         }
 
-        async def roll(seat: Seat) -> Trace:
+        async def roll(seat: PlacedRollout) -> Trace:
             request = by_id[seat.spec.rollout]
             trace = await self._roll(request, starts[request.problem.id], seat, limits, sampling)
             on_trace(trace)
@@ -101,7 +101,7 @@ class Roller:
         return traces
 
     async def _roll(
-        self, request: RolloutRequest, start: Transcript, seat: Seat, limits: AgentLimits, sampling: Sampling
+        self, request: RolloutRequest, start: Transcript, seat: PlacedRollout, limits: AgentLimits, sampling: Sampling
     ) -> Trace:
         engine = _SeatEngine(seat)
         agent = Agent(
@@ -156,7 +156,7 @@ class Roller:
 class _SeatEngine:
     """A seat behind the agent's seam, which also tells the scheduler of a tool call the moment it leaves."""
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: PlacedRollout) -> None:
         self._seat = seat
         self._has_called = False
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from rstar2.agent import ChatFormat
 from rstar2.config import Recipe, Stage
-from rstar2.engine.process.garbage_collection import collect_garbage_if_rare
+from rstar2.engine.process.child import collect_garbage_if_rare
 from rstar2.errors import UserError
 from rstar2.evals import Protocol, evaluate
 from rstar2.records import Problem, RunDirectory, Trace

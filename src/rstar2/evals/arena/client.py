@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from rstar2.engine.tokenizer import Message
+from rstar2.engine.protocol import Message
 from rstar2.errors import InfrastructureError, UserError
 
 MAX_AT_ONCE = 16

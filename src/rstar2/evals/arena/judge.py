@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Protocol
 
-from rstar2.engine.tokenizer import Message
+from rstar2.engine.protocol import Message
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.evals.arena.client import MAX_AT_ONCE
 from rstar2.evals.final_text import final_text

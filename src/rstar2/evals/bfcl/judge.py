@@ -7,7 +7,7 @@ from typing import Any
 from rstar2.agent.chat_template import with_tools
 from rstar2.agent.parse import parse_calls
 from rstar2.data import FunctionCallTask
-from rstar2.engine.tokenizer import Message
+from rstar2.engine.protocol import Message
 from rstar2.evals.bfcl.match import Call, matches
 from rstar2.evals.bfcl.values import Language
 from rstar2.evals.final_text import after_thought

@@ -13,7 +13,7 @@ from rstar2.agent.chat_template import ASSISTANT_OPENING, tool_responses, with_t
 from rstar2.agent.incremental import append_to
 from rstar2.agent.parse import parse_calls
 from rstar2.data import MultiTurnCallTask
-from rstar2.engine.tokenizer import Message
+from rstar2.engine.protocol import Message
 from rstar2.evals.bfcl.judge import shown_function
 from rstar2.evals.bfcl.services import (
     NOT_RUN,

@@ -1,7 +1,7 @@
 """The picture of a simulation: what every engine did, and how full its cache was. One SVG file, no library, no script.
 
 Time runs to the right, on one scale for all policies of the picture. In each policy's panel every engine is a row: dark
-where it decoded, red where it computed lost tokens again, empty where it was idle. Below, the share of the cache that
+where it decoded, red where it recomputed lost tokens, empty where it was idle. Below, the share of the cache that
 running rollouts held: the mean over the engines, and the band between the emptiest and the fullest.
 """
 
@@ -13,24 +13,24 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from rstar2.rollout.kv_need import Floats, Ints
+from rstar2.rollout.simulator.engine import EngineTimeline
 from rstar2.rollout.simulator.simulate import SimulationResult
-from rstar2.rollout.simulator.timeline import EngineTimeline
 
 WIDTH = 1000
 LEFT, RIGHT, TOP = 150, 24, 64
 ROWS_HEIGHT, CACHE_HEIGHT, GAP = 128, 56, 34
 NUM_COLUMNS = 400
-"""Time is cut into so many columns: finer than a reader sees, coarse enough for a small file."""
+"""Columns of time: finer than a reader sees, coarse enough for a small file."""
 NUM_SHADES = 8
-BUSY, AGAIN, BAND, LINE, TEXT, AXIS = "#1f6f8b", "#d1495b", "#c8dde4", "#1f6f8b", "#222", "#999"
+BUSY, RECOMPUTED, BAND, LINE, TEXT, AXIS = "#1f6f8b", "#d1495b", "#c8dde4", "#1f6f8b", "#222", "#999"
 
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Of one engine, in each column of time: shares of it spent busy and recomputing, and the cache in use."""
+    """Of one engine, in each column of time: the shares spent busy and recomputing, and the cache in use."""
 
     busy: Floats
-    again: Floats
+    recomputed: Floats
     used: Floats
 
 
@@ -57,7 +57,7 @@ def _x(at_s: float, end_s: float) -> float:
 
 
 def _legend() -> list[str]:
-    items = [(BUSY, "busy"), (AGAIN, "recomputing"), ("#f1f1f1", "idle"), (BAND, "cache in use, all engines")]
+    items = [(BUSY, "busy"), (RECOMPUTED, "recomputing"), ("#f1f1f1", "idle"), (BAND, "cache in use, all engines")]
     parts, x = [], LEFT
     for colour, label in items:
         parts.append(
@@ -87,23 +87,26 @@ def _panel(name: str, result: SimulationResult, top: float, end_s: float, num_ca
 
 def _columns(timeline: EngineTimeline, end_s: float) -> _Columns:
     width_s = end_s / NUM_COLUMNS
-    busy, again, used = np.zeros(NUM_COLUMNS), np.zeros(NUM_COLUMNS), np.zeros(NUM_COLUMNS)
+    busy, recomputed, used = np.zeros(NUM_COLUMNS), np.zeros(NUM_COLUMNS), np.zeros(NUM_COLUMNS)
     for begin_s, span_end_s, recompute_s, num_used in timeline.spans:
         first, last = int(begin_s / width_s), min(NUM_COLUMNS - 1, int(span_end_s / width_s))
         recompute_share = recompute_s / (span_end_s - begin_s) if span_end_s > begin_s else 0.0
         for column in range(first, last + 1):
             inside_s = min(span_end_s, (column + 1) * width_s) - max(begin_s, column * width_s)
             busy[column] += inside_s / width_s
-            again[column] += inside_s / width_s * recompute_share
+            recomputed[column] += inside_s / width_s * recompute_share
             used[column] += inside_s / width_s * num_used
-    return _Columns(busy, again, used)
+    return _Columns(busy, recomputed, used)
 
 
 def _rows(engines: Sequence[_Columns], top: float) -> list[str]:
     row_height = ROWS_HEIGHT / len(engines)
     column_width = (WIDTH - LEFT - RIGHT) / NUM_COLUMNS
     parts = [f'<rect x="{LEFT}" y="{top}" width="{WIDTH - LEFT - RIGHT}" height="{ROWS_HEIGHT}" fill="#f1f1f1"/>']
-    for colour, rows in (BUSY, [engine.busy for engine in engines]), (AGAIN, [engine.again for engine in engines]):
+    for colour, rows in (
+        (BUSY, [engine.busy for engine in engines]),
+        (RECOMPUTED, [engine.recomputed for engine in engines]),
+    ):
         paths: dict[int, list[str]] = {}
         for row, shares in enumerate(rows):
             shades = np.rint(shares * NUM_SHADES).astype(np.int64)
@@ -142,7 +145,8 @@ def _cache(engines: Sequence[_Columns], top: float, height: float, num_cache_tok
 
 
 def _time_axis(y: float, end_s: float, lower_bound_s: float) -> list[str]:
-    step_s = next(step for step in _round_numbers() if end_s / step <= 10)
+    round_numbers = (mantissa * 10.0**power for power in range(-3, 7) for mantissa in (1, 2, 5))
+    step_s = next(step for step in round_numbers if end_s / step <= 10)
     parts = []
     at_s = 0.0
     while at_s <= end_s:
@@ -157,7 +161,3 @@ def _time_axis(y: float, end_s: float, lower_bound_s: float) -> list[str]:
     )
     parts.append(f'<text x="{x:.1f}" y="{y + 32}" text-anchor="middle">lower bound {lower_bound_s:.0f} s</text>')
     return parts
-
-
-def _round_numbers() -> list[float]:
-    return [mantissa * 10.0**power for power in range(-3, 7) for mantissa in (1, 2, 5)]

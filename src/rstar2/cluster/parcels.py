@@ -1,4 +1,4 @@
-"""Weights on their way from the ranks to the engines, through Ray's shared memory.
+"""Weights in transit from the ranks to the engines, through Ray's shared memory.
 
 Each parcel is some hundred megabytes of named tensors as plain bytes. Engines on the same machine read it where the
 rank wrote it, without a copy; to other machines Ray sends it once.
@@ -28,10 +28,11 @@ Parcel = tuple[PackedTensor, ...]
 
 
 def parcels(state: Iterable[tuple[str, Tensor]]) -> Iterator[Parcel]:
-    """Goes through all of `state`."""
+    """Iterates over all of `state`."""
     packed: list[PackedTensor] = []
     for name, tensor in state:
-        packed.append(_pack(name, tensor))
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        packed.append(PackedTensor(name, tensor.dtype, tuple(tensor.shape), flat.view(torch.uint8).numpy()))
         if sum(item.data.nbytes for item in packed) >= PARCEL_BYTES:
             yield tuple(packed)
             packed = []
@@ -46,8 +47,3 @@ def unpack(parcel: Parcel) -> Iterator[tuple[str, Tensor]]:
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             data = torch.from_numpy(item.data)
         yield item.name, data.view(item.dtype).reshape(item.shape)
-
-
-def _pack(name: str, tensor: Tensor) -> PackedTensor:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return PackedTensor(name, tensor.dtype, tuple(tensor.shape), flat.view(torch.uint8).numpy())

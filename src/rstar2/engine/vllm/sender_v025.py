@@ -1,4 +1,4 @@
-"""A rank's side of vLLM's weight transfer before vLLM had an engine for it (0.25). Imports vLLM."""
+"""A rank's side of vLLM's weight transfer for vLLM 0.25, which has no engine for it. Imports vLLM."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -6,28 +6,28 @@ from typing import Any
 
 from rstar2.engine.vllm.transfer import (
     PIECE_BYTES,
-    AlarmedLink,
+    AbortingLink,
     Backend,
+    ErrorKeepingLink,
     Link,
-    Meeting,
-    Pass,
-    PatientLink,
+    Rendezvous,
     Sender,
     ServedWeights,
+    WeightStream,
 )
 
 
-def open_earlier(backend: Backend, rank: int, weights: ServedWeights, link: Link, meeting: Meeting) -> Sender:
+def open_v025_sender(backend: Backend, rank: int, weights: ServedWeights, link: Link, meeting: Rendezvous) -> Sender:
     if backend == "ipc":
-        return _IpcSender(rank, weights, PatientLink(link))
+        return _IpcSender(rank, weights, ErrorKeepingLink(link))
     assert backend == "nccl", "no engine is started with any other"
-    return _NcclSender(rank, weights, AlarmedLink(link), meeting)
+    return _NcclSender(rank, weights, AbortingLink(link), meeting)
 
 
 class _IpcSender:
     """Satisfies `Sender`."""
 
-    def __init__(self, rank: int, weights: ServedWeights, link: PatientLink) -> None:
+    def __init__(self, rank: int, weights: ServedWeights, link: ErrorKeepingLink) -> None:
         from vllm.distributed.weight_transfer.ipc_engine import (  # type: ignore[import-not-found]
             IPCTrainerSendWeightsArgs,
             IPCWeightTransferEngine,
@@ -44,7 +44,7 @@ class _IpcSender:
         if rank == 0:
             link.init_weight_transfer_engine({})
 
-    def send(self, running: Pass) -> None:
+    def send(self, running: WeightStream) -> None:
         if self._rank == 0:
             self._link.start_weight_update()
         self._send(iter(running), self._arguments)
@@ -60,7 +60,7 @@ class _IpcSender:
 class _NcclSender:
     """Satisfies `Sender`."""
 
-    def __init__(self, rank: int, weights: ServedWeights, link: AlarmedLink, meeting: Meeting) -> None:
+    def __init__(self, rank: int, weights: ServedWeights, link: AbortingLink, meeting: Rendezvous) -> None:
         from vllm.distributed.weight_transfer.nccl_engine import (  # type: ignore[import-not-found]
             NCCLWeightTransferEngine,
         )
@@ -75,13 +75,13 @@ class _NcclSender:
                 "master_port": meeting.port,
                 "world_size": 1 + meeting.num_workers,
             }
-            with ThreadPoolExecutor(1) as beside:
-                joining = beside.submit(link.init_weight_transfer_engine, {**where, "rank_offset": 1})
+            with ThreadPoolExecutor(1) as background:
+                joining = background.submit(link.init_weight_transfer_engine, {**where, "rank_offset": 1})
                 self._group = self._engine.trainer_init(where)
                 joining.result()
             link.abort = self.close
 
-    def send(self, running: Pass) -> None:
+    def send(self, running: WeightStream) -> None:
         group = self._group
         if group is None:
             running.finish()
@@ -94,13 +94,13 @@ class _NcclSender:
             "packed_buffer_size_bytes": PIECE_BYTES,
         }
         self._link.start_weight_update()
-        with ThreadPoolExecutor(1) as beside:
-            receiving = beside.submit(self._link.update_weights, info)
+        with ThreadPoolExecutor(1) as background:
+            receiving = background.submit(self._link.update_weights, info)
             try:
                 arguments = {"group": group, "packed": True, "packed_buffer_size_bytes": PIECE_BYTES}
                 self._engine.trainer_send_weights(iter(running), arguments)
             finally:
-                receiving.result()  # Which engine failed is a better answer than that a broadcast was left.
+                receiving.result()  # Which engine failed says more than that the broadcast was aborted.
         self._link.finish_weight_update()
 
     def close(self) -> None:

@@ -13,15 +13,13 @@ import numpy as np
 from rstar2.config import Recipe, Sft, Stage
 from rstar2.errors import UserError
 from rstar2.plan.assumptions import Assumptions, MeanLength
-from rstar2.rollout.facts import RolloutSpec
 from rstar2.rollout.simulator import SHAPES, PlannedRollout, Workload
-from rstar2.rollout.simulator.generators import WorkloadShape, draw_turns
+from rstar2.rollout.simulator.workload import WorkloadShape, draw_problem
 
 REPORT_SHARES = (MeanLength(1 / 8, 1 / 2), MeanLength(1 / 3, 1 / 2), MeanLength(1 / 2, 2 / 3))
 """Mean response over limit in the report's stages: 1K to 4K of 8K, 4K to 6K of 12K, 6K to 8K of 12K."""
 REPORT_EVAL_SHARE = 9_340 / 30_720
 """Its responses to AIME24."""
-_MIN_TOKENS = 32
 _MEAN_PROMPT_TOKENS = 550.0
 _MEAN_CONVERSATION_TOKENS = 1000.0
 _MAX_SHARE = 0.98
@@ -77,14 +75,7 @@ def draw(shape: WorkloadShape, num_problems: int, num_samples: int, seed: int) -
     rollouts: list[PlannedRollout] = []
     for problem, place in enumerate(rng.permutation(num_problems)):
         deviation = normal.inv_cdf((float(place) + 0.5) / num_problems)
-        difficulty = math.log(shape.median_response_tokens) + shape.spread_between * deviation
-        num_prompt_tokens = max(16, round(shape.mean_prompt_tokens * math.exp(0.2 * rng.standard_normal())))
-        for sample in range(num_samples):
-            length = math.exp(difficulty + shape.spread_within * rng.standard_normal())
-            spec = RolloutSpec(
-                f"{problem:05d}-{sample:02d}", f"{problem:05d}", num_prompt_tokens, shape.max_response_tokens
-            )
-            rollouts.append(PlannedRollout(spec, draw_turns(shape, max(_MIN_TOKENS, round(length)), rng)))
+        rollouts += draw_problem(shape, f"{problem:05d}", deviation, num_samples, rng)
     return Workload("plan", tuple(rollouts))
 
 

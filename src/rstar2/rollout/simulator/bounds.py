@@ -1,14 +1,19 @@
-"""What a scheduler could reach that cannot see into the future, but makes no other mistake.
+"""Lower bounds of the makespan: of any schedule, and of any schedule that cannot see into the future.
 
-The lower bound of `bound` takes the caches as full from the first step to the last. Yet every rollout begins with
-nothing, how long it gets shows only when it ends, and no step is over before its last rollout is. This bound keeps all
-of that and leaves out the rest: it is a fluid, so rollouts are divisible, engines perfectly balanced and forecasts of
-sums exact; tools and prefill take no time; nothing is ever cancelled, since nothing overflows.
+Any schedule: max(total work / capacity, longest rollout). Total work: every sampled token reads its context from the
+cache once, and every token goes through the linear layers once. The weights are read once a step; an engine whose cache
+holds C tokens serves at most C tokens of context a step, so the contexts of all steps together, divided by C, bound the
+number of steps from below (prompts, which siblings share, are left out of that count). Longest rollout: alone on an
+engine, with its prompt in the cache, and its tools.
 
-A plan says how much of each kind of problem starts at each moment. Of what started s steps ago, the share that is
-longer than s still runs and holds s tokens each. The plan must never need more than the cache; and of all rollouts of
-the fleet, at most one in expectation may still run at the end. The fewest steps for which there is such a plan are
-found by bisection, each trial a linear program.
+The informed bound: the first one takes the caches as full from the first step to the last. Yet every rollout begins
+with nothing, its length shows only when it ends, and no step is over before its last rollout is. This bound keeps all
+of that and leaves out the rest: rollouts are a divisible fluid, engines perfectly balanced and forecasts of sums exact;
+tools and prefill take no time; nothing is cancelled, since nothing overflows. A plan says how much of each kind of
+problem starts at each moment. Of what started s steps ago, the share that is longer than s still runs and holds s
+tokens each. The plan must never need more than the cache; and of all rollouts of the fleet, at most one in expectation
+may still run at the end. The fewest steps for which there is such a plan are found by bisection, each trial a linear
+program.
 """
 
 import numpy as np
@@ -16,10 +21,46 @@ import numpy.typing as npt
 from scipy.optimize import linprog
 from scipy.special import ndtr, ndtri
 
-from rstar2.rollout.simulator.bound import work_s
-from rstar2.rollout.simulator.generators import WorkloadShape
 from rstar2.rollout.simulator.hardware import EngineModel
-from rstar2.rollout.simulator.workload import Workload
+from rstar2.rollout.simulator.workload import PlannedRollout, Workload, WorkloadShape
+
+
+def lower_bound_s(workload: Workload, engine: EngineModel, num_engines: int) -> float:
+    longest_s = max(alone_s(rollout, engine) for rollout in workload.rollouts)
+    return max(work_s(workload, engine) / num_engines, longest_s)
+
+
+def alone_s(rollout: PlannedRollout, engine: EngineModel) -> float:
+    """The rollout on an engine of its own."""
+    total_s, context = 0.0, rollout.spec.num_prompt_tokens
+    for turn in rollout.turns:
+        total_s += engine.decode_s(1, context, turn.num_sampled_tokens - 1) + engine.decode_s(1, 0, 1) + turn.tool_s
+        context += turn.num_sampled_tokens + turn.num_appended_tokens
+    return total_s
+
+
+def work_s(workload: Workload, engine: EngineModel) -> float:
+    """Engine seconds that no schedule can avoid."""
+    num_read, num_held, num_sampled, num_appended = 0, 0, 0, 0
+    prompts: dict[str, int] = {}
+    for rollout in workload.rollouts:
+        prompts[rollout.spec.problem] = rollout.spec.num_prompt_tokens
+        response = 0
+        for turn in rollout.turns:
+            # The first token of a turn comes out of its prefill; the others read response, response + 1, … tokens.
+            num_steps = turn.num_sampled_tokens - 1
+            held = num_steps * response + num_steps * (num_steps - 1) // 2
+            num_held += held
+            num_read += held + num_steps * rollout.spec.num_prompt_tokens
+            response += turn.num_sampled_tokens + turn.num_appended_tokens
+            num_sampled += turn.num_sampled_tokens
+            num_appended += turn.num_appended_tokens
+    least_steps = max(num_held / engine.num_cache_tokens, num_sampled / engine.max_num_seqs)
+    num_linear = num_sampled + num_appended + sum(prompts.values())
+    linear_s = max(least_steps * engine.weights_s, num_linear * engine.linear_token_s)
+    sampled_s = num_sampled * engine.sampled_token_s
+    return num_read * engine.cached_token_s + linear_s + sampled_s + least_steps * engine.overhead_s
+
 
 Floats = npt.NDArray[np.float64]
 

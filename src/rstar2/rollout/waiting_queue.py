@@ -1,10 +1,11 @@
 """The rollouts that were submitted and not yet started, and which of them an engine should start next.
 
-Of those that fit, the ones go first that may exceed their expected length by most. A step is not over before its last
-rollout is, so what may become long must start early; but what is long for certain fills a cache for long, and where all
+Of those that fit, the ones that may exceed their expected length by most go first. A step is not over before its last
+rollout is, so what may become long must start early; but what is certainly long fills a cache for long, and where all
 may reach the same limit, those that are expected to be short let more others start in time. An engine prefers problems
 whose prompt it holds or was chosen to hold, by what the prompt costs in tokens, and problems of which few rollouts have
-started, because those tell most. Siblings start in their order, and of equal problems the one that was submitted first.
+started, because those are the most informative. Siblings start in their order, and of equal problems the one that was
+submitted first.
 
 Invariant (no starvation): no rollout is started while another waits that was submitted `max_overtakes` or more places
 before it.
@@ -15,12 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from rstar2.rollout.cache_account import EngineRoom, Limits
-from rstar2.rollout.facts import RolloutSpec
+from rstar2.rollout.cache_account import CacheAccount, CacheLimits
 from rstar2.rollout.kv_need import Floats, Forecast
+from rstar2.rollout.scheduler import RolloutSpec
 
 PROBE_TOKENS = 8192.0
-"""What the first start of a problem's is worth in tokens of surprise, for what it will tell of the others; the next is
+"""What the first start of a problem is worth in tokens of surprise, for what it reveals about the others; the next is
 worth half of that, the third a third."""
 
 
@@ -43,7 +44,7 @@ class WaitingQueue:
         self._growth = Forecast.zero(0)
 
     def submit(self, specs: Sequence[RolloutSpec], homes: Mapping[str, tuple[str, ...]]) -> None:
-        """`homes` says at which engines the siblings of each new problem should gather."""
+        """`homes`: the engines on which the siblings of each new problem should run."""
         for spec in specs:
             self._queues.setdefault(spec.problem, deque()).append((self._num_submitted, spec))
             self._num_submitted += 1
@@ -57,8 +58,8 @@ class WaitingQueue:
         return self._rows
 
     def expect(self, surprises: Floats, growth: Forecast) -> None:
-        """For each of `problems`: by how many tokens a new response may exceed its mean length, and how much it will
-        hold as time goes on."""
+        """For each of `problems`: by how many tokens a new response may exceed its mean length, and a forecast of what
+        it will hold."""
         self._surprises, self._growth = surprises, growth
 
     @property
@@ -66,17 +67,17 @@ class WaitingQueue:
         """What the largest of `problems` can need, prompt and response."""
         return float(self._most_tokens)
 
-    def best_for(self, room: EngineRoom, forecast: Forecast | None, limits: Limits) -> RolloutSpec | None:
+    def best_for(self, account: CacheAccount, forecast: Forecast | None, limits: CacheLimits) -> RolloutSpec | None:
         """The rollout that this engine should start next, of those that fit; without a forecast, all do."""
         rows = np.flatnonzero(self._oldest < self._oldest.min() + self._max_overtakes)
         is_near = np.zeros(len(self._oldest), dtype=bool)
-        is_near[[self._rows[problem] for problem in room.prompts_held if problem in self._rows]] = True
+        is_near[[self._rows[problem] for problem in account.prompts_held if problem in self._rows]] = True
         if forecast is not None:
             num_prompt = np.where(is_near[rows], 0, self._num_prompt[rows])
-            rows = rows[limits.fit(room, forecast + self._growth.take(rows), num_prompt)]
+            rows = rows[limits.fit(account, forecast + self._growth.take(rows), num_prompt)]
         if not rows.size:
             return None
-        is_near[self._home_rows.get(room.engine, [])] = True
+        is_near[self._home_rows.get(account.engine, [])] = True
         score = self._surprises[rows] + PROBE_TOKENS / (1 + self._num_started[rows])
         score += np.where(is_near[rows], self._prompt_weight * self._num_prompt[rows], 0)
         return self._queues[self._row_problems[rows[int(score.argmax())]]][0][1]
@@ -85,15 +86,15 @@ class WaitingQueue:
         """The rollout that `best_for` named has started."""
         self._queues[spec.problem].popleft()
         self._num_started[self._rows[spec.problem]] += 1
-        self._count_out(spec.problem)
+        self._remove(spec.problem)
 
     def withdraw(self, spec: RolloutSpec) -> None:
         """The rollout need not be started any more."""
         queue = self._queues[spec.problem]
         queue.remove(next(entry for entry in queue if entry[1].rollout == spec.rollout))
-        self._count_out(spec.problem)
+        self._remove(spec.problem)
 
-    def _count_out(self, problem: str) -> None:
+    def _remove(self, problem: str) -> None:
         queue = self._queues[problem]
         self._oldest[self._rows[problem]] = queue[0][0] if queue else np.inf
         self.num_waiting -= 1
