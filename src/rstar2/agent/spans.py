@@ -6,15 +6,15 @@ Tags are taken out. A piece that may be the start of a tag is held back until it
 from enum import StrEnum
 
 
-class Span(StrEnum):
+class TextKind(StrEnum):
     PLAIN = "plain"
     REASON = "reason"
     CALL = "tool_call"
     ANSWER = "answer"
 
 
-_TAGS = {f"<{span}>": span for span in (Span.REASON, Span.CALL, Span.ANSWER)} | {
-    f"</{span}>": Span.PLAIN for span in (Span.REASON, Span.CALL, Span.ANSWER)
+_TAGS = {f"<{span}>": span for span in (TextKind.REASON, TextKind.CALL, TextKind.ANSWER)} | {
+    f"</{span}>": TextKind.PLAIN for span in (TextKind.REASON, TextKind.CALL, TextKind.ANSWER)
 }
 
 
@@ -22,13 +22,13 @@ class SpanReader:
     """One assistant turn."""
 
     def __init__(self) -> None:
-        self._span = Span.PLAIN
+        self._span = TextKind.PLAIN
         self._held = ""
 
-    def feed(self, text: str) -> list[tuple[Span, str]]:
+    def feed(self, text: str) -> list[tuple[TextKind, str]]:
         """The pieces that are certain by now, in order."""
         self._held += text
-        pieces: list[tuple[Span, str]] = []
+        pieces: list[tuple[TextKind, str]] = []
         while self._held:
             before, bracket, rest = self._held.partition("<")
             if before:
@@ -44,7 +44,7 @@ class SpanReader:
                 self._held = rest
         return [(span, piece) for span, piece in pieces if piece]
 
-    def finish(self) -> list[tuple[Span, str]]:
+    def finish(self) -> list[tuple[TextKind, str]]:
         """The turn is over: what was held back is text."""
         held, self._held = self._held, ""
         return [(self._span, held)] if held else []

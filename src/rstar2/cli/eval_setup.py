@@ -11,7 +11,7 @@ from rstar2.errors import UserError
 
 if TYPE_CHECKING:
     from rstar2.agent import Tool
-    from rstar2.evals import Bench, Judges, Plan
+    from rstar2.evals import Bench, EvalPlan, Judges
     from rstar2.sandbox import Executor
 
 ENGINE = "engine"
@@ -30,7 +30,7 @@ class JudgeOptions:
 
 
 @asynccontextmanager
-async def open_bench(plan: "Plan", options: opt.AgentOptions, judge: JudgeOptions) -> "AsyncIterator[Bench]":
+async def open_bench(plan: "EvalPlan", options: opt.AgentOptions, judge: JudgeOptions) -> "AsyncIterator[Bench]":
     from rich.console import Console
 
     from rstar2.cli.agent_setup import ready_agent
@@ -48,7 +48,7 @@ async def open_bench(plan: "Plan", options: opt.AgentOptions, judge: JudgeOption
         driver.add_engine(ENGINE, PatientEngine(ready.agent.engine), speed, num_cache_tokens)
 
         def make_tools() -> "Sequence[Tool]":
-            return ready.make_tools() if plan.protocol.has_tools else ()
+            return ready.make_tools() if plan.settings.has_tools else ()
 
         yield Bench(driver, ready.agent.chat, make_tools, make_judges(plan, judge, ready.executor), ready.model)
 
@@ -97,7 +97,7 @@ def keep_tokenizer(options: opt.AgentOptions, target: Path) -> None:
                 shutil.copy(folder / name, target / name)
 
 
-def make_judges(plan: "Plan", judge: JudgeOptions, executor: "Executor | None") -> "Judges":
+def make_judges(plan: "EvalPlan", judge: JudgeOptions, executor: "Executor | None") -> "Judges":
     import os
 
     from rstar2.evals import Judges

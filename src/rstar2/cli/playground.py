@@ -10,7 +10,7 @@ from rstar2.cli.agent_options import DEFAULT_MODEL, AgentOptions
 
 if TYPE_CHECKING:
     from rstar2.agent.events import AgentEvent
-    from rstar2.agent.spans import Span
+    from rstar2.agent.spans import TextKind
     from rstar2.cli.agent_setup import ReadyAgent
     from rstar2.records import Trace
 
@@ -101,7 +101,7 @@ class EventTranslator:
                 return _texts(self._reader.finish())
 
 
-def _texts(pieces: "list[tuple[Span, str]]") -> list[dict[str, Any]]:
+def _texts(pieces: "list[tuple[TextKind, str]]") -> list[dict[str, Any]]:
     """A call is shown as code when it is run, not as escaped JSON while it is written."""
     return [{"type": "text", "kind": span.value, "text": text} for span, text in pieces if span.value != "tool_call"]
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from rstar2.config.section import Section
 
 
-class Cluster(Section):
+class ClusterSection(Section):
     """`[cluster]`: the same run on many machines. Left out, one process on this machine does it all."""
 
     num_nodes: int = Field(

@@ -7,7 +7,7 @@ from pydantic import Field
 from rstar2.config.section import Section
 
 
-class Engine(Section):
+class EngineSection(Section):
     """`[engine]`: who makes the tokens."""
 
     kind: Literal["embedded", "vllm"] = Field(
@@ -41,7 +41,7 @@ class Engine(Section):
     )
 
 
-class Agent(Section):
+class AgentSection(Section):
     """`[agent]`: how one conversation between the model and its tool goes."""
 
     tool: Literal["execute_python_code_with_standard_io", "jupyter_code"] = Field(
@@ -74,7 +74,7 @@ class Agent(Section):
     )
 
 
-class Rollout(Section):
+class RolloutSection(Section):
     """`[rollout]`: many conversations at once, in training."""
 
     scheduler: Literal["kv-aware", "least-requests", "worst-case", "round-robin", "static"] = Field(

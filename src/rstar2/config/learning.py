@@ -7,7 +7,7 @@ from pydantic import Field
 from rstar2.config.section import Section
 
 
-class Algo(Section):
+class AlgoSection(Section):
     """`[algo]`: group relative policy optimization with resampling on correct."""
 
     group_size: int = Field(
@@ -79,7 +79,7 @@ class Algo(Section):
         return self.group_size * self.oversample_factor
 
 
-class Sft(Section):
+class SftSection(Section):
     """`[sft]`: supervised warm-up on conversations, before the first stage. Left out, there is none."""
 
     data: tuple[str, ...] = Field(
@@ -100,7 +100,7 @@ class Sft(Section):
     )
 
 
-class Train(Section):
+class TrainSection(Section):
     """`[train]`: the optimizer of the reinforcement learning stages, and what is saved."""
 
     lr: float = Field(1e-6, gt=0, description="Learning rate of AdamW, constant after warm-up. The report's.")

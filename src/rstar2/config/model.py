@@ -61,7 +61,7 @@ class Lora(Section):
         return rank
 
 
-class Model(Section):
+class ModelSection(Section):
     """`[model]`: which weights are trained or asked, and in what form they are held."""
 
     name: str = Field(

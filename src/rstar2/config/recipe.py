@@ -10,12 +10,12 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from rstar2.config.checks import impossibilities
-from rstar2.config.cluster import Cluster
-from rstar2.config.curriculum import DataSet, Evaluation, Stage
-from rstar2.config.generation import Agent, Engine, Rollout
-from rstar2.config.learning import Algo, Sft, Train
-from rstar2.config.model import Model
-from rstar2.config.sandbox import Sandbox
+from rstar2.config.cluster import ClusterSection
+from rstar2.config.curriculum import DataSet, EvalSection, StageSection
+from rstar2.config.generation import AgentSection, EngineSection, RolloutSection
+from rstar2.config.learning import AlgoSection, SftSection, TrainSection
+from rstar2.config.model import ModelSection
+from rstar2.config.sandbox import SandboxSection
 from rstar2.config.section import Section
 
 IMPOSSIBLE = "impossible"
@@ -36,24 +36,24 @@ class Recipe(Section):
         lt=1 << 63,
         description="Every random choice draws from a generator named after this: one seed, one result, on one CPU.",
     )
-    model: Model = Field(
+    model: ModelSection = Field(
         examples=[{"name": "smollm2-135m"}],
         description="The table [model], with at least its name: which weights are trained or asked.",
     )
-    sandbox: Sandbox = Field(Sandbox(), description="Where the model's programs run.")
-    engine: Engine = Field(Engine(), description="Who makes the tokens.")
-    agent: Agent = Field(Agent(), description="How one conversation goes.")
-    rollout: Rollout = Field(Rollout(), description="Many conversations at once.")
-    algo: Algo = Field(Algo(), description="GRPO-RoC.")
-    sft: Sft | None = Field(None, description="Supervised warm-up; left out, there is none.")
-    train: Train = Field(Train(), description="The optimizer, and what is saved.")
-    stages: tuple[Stage, ...] = Field(
+    sandbox: SandboxSection = Field(SandboxSection(), description="Where the model's programs run.")
+    engine: EngineSection = Field(EngineSection(), description="Who makes the tokens.")
+    agent: AgentSection = Field(AgentSection(), description="How one conversation goes.")
+    rollout: RolloutSection = Field(RolloutSection(), description="Many conversations at once.")
+    algo: AlgoSection = Field(AlgoSection(), description="GRPO-RoC.")
+    sft: SftSection | None = Field(None, description="Supervised warm-up; left out, there is none.")
+    train: TrainSection = Field(TrainSection(), description="The optimizer, and what is saved.")
+    stages: tuple[StageSection, ...] = Field(
         (),
         strict=False,
         description="The stages of reinforcement learning, in order; none for a recipe that only evaluates.",
     )
-    eval: Evaluation = Field(Evaluation(), description="What is measured.")
-    cluster: Cluster | None = Field(None, description="Many machines; left out, one process.")
+    eval: EvalSection = Field(EvalSection(), description="What is measured.")
+    cluster: ClusterSection | None = Field(None, description="Many machines; left out, one process.")
     data: dict[str, DataSet] = Field({}, description="Sets of problems and conversations, by name.")
 
     @model_validator(mode="after")

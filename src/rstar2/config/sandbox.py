@@ -29,7 +29,7 @@ class SandboxLimits(Section):
     file_bytes: int = Field(32 * MIB, ge=1, description="Largest single file in the scratch directory, in bytes.")
 
 
-class Sandbox(Section):
+class SandboxSection(Section):
     """`[sandbox]`: what the model's programs may use, and where they run."""
 
     base_url: str | None = Field(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from rstar2.evals.metrics import BenchmarkResult, measure, scored_groups
 from rstar2.evals.sample import BENCHMARK_KEY, STAGE_KEY, Sample
-from rstar2.evals.settings import Protocol
+from rstar2.evals.settings import EvalSettings
 from rstar2.evals.votes import Same, majority_at_k
 from rstar2.records import Problem, Trace
 from rstar2.rollout.request import RolloutRequest, Rolls
@@ -37,7 +37,7 @@ class SampleKey:
 async def evaluate(
     roller: Rolls,
     problems_by_benchmark: Mapping[str, Sequence[Problem]],
-    protocol: Protocol,
+    settings: EvalSettings,
     *,
     step: int = 0,
     stage: str = "eval",
@@ -54,10 +54,10 @@ async def evaluate(
     for name, problems in problems_by_benchmark.items():
         assert len({problem.id for problem in problems}) == len(problems), f"{name}: problem ids must be unique"
         started_s = time.monotonic()
-        run = _BenchmarkRun(roller, name, problems, protocol, step, stage, seed, on_trace, history)
+        run = _BenchmarkRun(roller, name, problems, settings, step, stage, seed, on_trace, history)
         await run.finish()
         seconds = time.monotonic() - started_s
-        results[name] = await history.measure(name, problems, protocol.num_samples, same, seconds)
+        results[name] = await history.measure(name, problems, settings.num_samples, same, seconds)
     return results
 
 
@@ -97,7 +97,7 @@ class _BenchmarkRun:
     roller: Rolls
     name: str
     problems: Sequence[Problem]
-    protocol: Protocol
+    settings: EvalSettings
     step: int
     stage: str
     seed: int
@@ -116,11 +116,11 @@ class _BenchmarkRun:
             self.on_trace(labelled)
             self.history.add(labelled)
 
-        await self.roller.run(requests, self.protocol.limits, self.protocol.sampling, hand_on)
+        await self.roller.run(requests, self.settings.limits, self.settings.sampling, hand_on)
 
     def _keys(self) -> Iterator[tuple[SampleKey, Problem]]:
         """The first sample of every problem, then the second: an interrupted evaluation has seen every problem."""
-        for index in range(self.protocol.num_samples):
+        for index in range(self.settings.num_samples):
             for problem in self.problems:
                 yield SampleKey(self.name, problem.id, index), problem
 

@@ -11,7 +11,7 @@ from typing import Any
 from rstar2.data import FunctionCallTask, Grading, MultiTurnCallTask, grading_of, load_any_problems
 from rstar2.errors import UserError
 from rstar2.evals.bfcl import is_answerable
-from rstar2.evals.settings import REPORT, Protocol
+from rstar2.evals.settings import REPORT, EvalSettings
 from rstar2.grading import AnswerPlace
 from rstar2.records import Problem
 
@@ -26,11 +26,11 @@ class Benchmark:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EvalPlan:
     """`benchmarks` are names of the catalog, `procedural:TASK`, or files."""
 
     benchmarks: tuple[str, ...]
-    protocol: Protocol = REPORT
+    settings: EvalSettings = REPORT
     seed: int = 0
     num_generated: int = 100
     """Problems of a procedural benchmark."""
@@ -41,7 +41,7 @@ class Plan:
 
     def deviations(self, benchmarks: Iterable[Benchmark]) -> tuple[str, ...]:
         """What is not as the report measured, as clauses for people; empty if nothing is."""
-        found = list(self.protocol.deviations)
+        found = list(self.settings.deviations)
         if self.max_problems is not None:
             found.append(f"at most {self.max_problems:,} problems of a benchmark")
         if self.answer_place is AnswerPlace.ANYWHERE:
@@ -53,11 +53,11 @@ class Plan:
                 )
         return tuple(found)
 
-    def within(self, num_tokens: int) -> "Plan":
+    def within(self, num_tokens: int) -> "EvalPlan":
         """The same plan, but responses of at most so many tokens."""
-        if self.protocol.max_response_tokens <= num_tokens:
+        if self.settings.max_response_tokens <= num_tokens:
             return self
-        return replace(self, protocol=replace(self.protocol, max_response_tokens=num_tokens))
+        return replace(self, settings=replace(self.settings, max_response_tokens=num_tokens))
 
     def load(self) -> list[Benchmark]:
         """Every benchmark with its problems; a UserError says how to get one that is not here."""
@@ -81,19 +81,19 @@ class Plan:
 
     def to_toml(self, sections: Mapping[str, Mapping[str, Any]]) -> str:
         """With what else the run must remember, a section each."""
-        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "protocol"}
-        tables = {"evaluation": own, "protocol": asdict(self.protocol), **sections}
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "settings"}
+        tables = {"evaluation": own, "protocol": asdict(self.settings), **sections}
         return "\n".join(f"[{name}]\n{_lines(values)}" for name, values in tables.items())
 
 
-def read_plan(toml: str) -> tuple[Plan, dict[str, dict[str, Any]]]:
+def read_plan(toml: str) -> tuple[EvalPlan, dict[str, dict[str, Any]]]:
     """What `to_toml` wrote."""
     try:
         sections = tomllib.loads(toml)
         own = sections.pop("evaluation")
-        protocol = Protocol(**sections.pop("protocol"))
+        settings = EvalSettings(**sections.pop("protocol"))
         place = AnswerPlace(own.pop("answer_place"))
-        plan = Plan(tuple(own.pop("benchmarks")), protocol, answer_place=place, **own)
+        plan = EvalPlan(tuple(own.pop("benchmarks")), settings, answer_place=place, **own)
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"this run's recipe.toml is not one of an evaluation: {error}") from None
     return plan, sections

@@ -15,7 +15,7 @@ from rstar2.evals.evaluate import History, evaluate
 from rstar2.evals.judgement import judged
 from rstar2.evals.metrics import BenchmarkResult
 from rstar2.evals.patience import EngineAwayError
-from rstar2.evals.plan import Benchmark, Plan
+from rstar2.evals.plan import Benchmark, EvalPlan
 from rstar2.evals.sample import BENCHMARK_KEY, Sample
 from rstar2.evals.tables import left_out
 from rstar2.evals.votes import graders_equality
@@ -28,7 +28,7 @@ NUM_AT_ONCE = 64
 
 
 async def run_evaluation(
-    plan: Plan,
+    plan: EvalPlan,
     benchmarks: Sequence[Benchmark],
     bench: Bench,
     run: RunDirectory,
@@ -50,7 +50,7 @@ async def run_evaluation(
             results |= await evaluate(
                 bench.roller(benchmark.grading),
                 {benchmark.name: benchmark.problems},
-                plan.protocol,
+                plan.settings,
                 step=STEP,
                 stage=STAGE,
                 seed=plan.seed,
@@ -111,11 +111,11 @@ async def grade_again(
 
 
 async def results_of(
-    history: History, benchmarks: Iterable[Benchmark], plan: Plan, judges: Judges
+    history: History, benchmarks: Iterable[Benchmark], plan: EvalPlan, judges: Judges
 ) -> dict[str, BenchmarkResult]:
     same = graders_equality(judges.grader)
     return {
-        benchmark.name: await history.measure(benchmark.name, benchmark.problems, plan.protocol.num_samples, same)
+        benchmark.name: await history.measure(benchmark.name, benchmark.problems, plan.settings.num_samples, same)
         for benchmark in benchmarks
     }
 

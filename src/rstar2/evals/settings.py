@@ -8,7 +8,7 @@ from rstar2.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
-class Protocol:
+class EvalSettings:
     num_samples: int = 16
     temperature: float = 0.6
     max_response_tokens: int = 30_720
@@ -61,5 +61,5 @@ _REPORTED = {
 }
 """What the report says of its protocol; the other fields it leaves open."""
 
-REPORT = Protocol()
-assert _REPORTED.keys() <= {field.name for field in fields(Protocol)}
+REPORT = EvalSettings()
+assert _REPORTED.keys() <= {field.name for field in fields(EvalSettings)}

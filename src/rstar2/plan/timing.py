@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rstar2.config import Recipe, Stage
+from rstar2.config import Recipe, StageSection
 from rstar2.plan.assumptions import Assumptions, MeanLength
 from rstar2.plan.devices import Device
 from rstar2.plan.generation import Batch, Generation, estimate
@@ -111,7 +111,7 @@ class Timer:
         stages = tuple(self._stage(stage, index) for index, stage in enumerate(self._recipe.stages))
         return RunTime(warm_up_s, stages, tuple(dict.fromkeys(self._left_out)))
 
-    def _stage(self, stage: Stage, index: int) -> StageTime:
+    def _stage(self, stage: StageSection, index: int) -> StageTime:
         length = mean_length(stage, index, self._assumptions.mean_response_tokens)
         algo, num_prompts = self._recipe.algo, self._recipe.train.prompts_per_step
         generations = [
@@ -141,7 +141,7 @@ class Timer:
         overlap_s = min(generation.makespan_s, train_s) if self._layout.runs_ahead else 0.0
         return StepTime(generation.generate_s, generation.tools_s, train_s, sync_s, overlap_s)
 
-    def _filter_s(self, stage: Stage, length: MeanLength) -> float:
+    def _filter_s(self, stage: StageSection, length: MeanLength) -> float:
         wanted = stage.difficulty_filter
         if wanted is None:
             return 0.0
@@ -151,7 +151,7 @@ class Timer:
         what = f"stage {stage.name}, difficulty filter"
         return self._generation(what, stage, length.first, num_problems, wanted.num_samples).makespan_s
 
-    def _num_evaluations(self, stage: Stage, index: int) -> int:
+    def _num_evaluations(self, stage: StageSection, index: int) -> int:
         """After the stage, and within it every so many steps of the run."""
         every = self._recipe.eval.every_steps
         if every is None:
@@ -191,7 +191,7 @@ class Timer:
         ).train_s
 
     def _generation(
-        self, what: str, stage: Stage, mean_tokens: float, num_problems: int, num_samples: int
+        self, what: str, stage: StageSection, mean_tokens: float, num_problems: int, num_samples: int
     ) -> Generation:
         shape = workload_shape(self._recipe, self._assumptions, mean_tokens, stage.max_response_tokens, stage.max_turns)
         return self._estimated(what, Batch(shape, num_problems, num_samples))

@@ -9,7 +9,7 @@ from rstar2.records.answer_block import ANSWER_CLOSE, ANSWER_OPEN, answer_blocks
 from rstar2.records.group import Group, Selection
 from rstar2.records.problem import Problem
 from rstar2.records.run_dir import RunDirectory
-from rstar2.records.run_info import Event, Metrics, RunInfo, RunStatus
+from rstar2.records.run_info import Event, RunInfo, RunStatus, StepMetrics
 from rstar2.records.run_layout import make_run_folder
 from rstar2.records.run_view import RunView
 from rstar2.records.schedule import EngineSample, EngineUse, RolloutSpan, SpanKind, StepRecord
@@ -24,7 +24,6 @@ __all__ = [
     "Event",
     "Fault",
     "Group",
-    "Metrics",
     "Outcome",
     "Problem",
     "RolloutSpan",
@@ -34,6 +33,7 @@ __all__ = [
     "RunView",
     "Selection",
     "SpanKind",
+    "StepMetrics",
     "StepRecord",
     "StopReason",
     "ToolCall",

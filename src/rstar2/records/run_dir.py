@@ -21,7 +21,7 @@ from rstar2.records.atomic import replace_file
 from rstar2.records.codec import encode
 from rstar2.records.group import Group
 from rstar2.records.record_file import RecordWriter
-from rstar2.records.run_info import Event, Host, Metrics, RunInfo, RunStatus
+from rstar2.records.run_info import Event, HostInfo, RunInfo, RunStatus, StepMetrics
 from rstar2.records.run_layout import RunLayout
 from rstar2.records.run_view import RunView
 from rstar2.records.schedule import StepRecord
@@ -48,7 +48,7 @@ class RunDirectory:
         # First of all, because its lock says whether this run is ours to write.
         self._events: RecordWriter[Event] = RecordWriter(self.layout.events, sync_every_s=SYNC_EVERY_S)
         before_writing()
-        self._metrics: RecordWriter[Metrics] = RecordWriter(self.layout.metrics, sync_every_s=SYNC_EVERY_S)
+        self._metrics: RecordWriter[StepMetrics] = RecordWriter(self.layout.metrics, sync_every_s=SYNC_EVERY_S)
         self._traces: SegmentedWriter[Trace] = SegmentedWriter(
             self.layout.traces, sync_every_s=SYNC_EVERY_S, report_torn=self._report_torn
         )
@@ -84,7 +84,7 @@ class RunDirectory:
             rstar2_version=rstar2.__version__,
             argv=tuple(sys.argv if argv is None else argv),
             seed=seed,
-            host=Host.this(),
+            host=HostInfo.this(),
             started=_iso(clock()),
         )
         run = cls(path, info, clock)
@@ -130,7 +130,7 @@ class RunDirectory:
         numbers = {name: float(value) for name, value in values.items()}
         bad = {name: str(number) for name, number in numbers.items() if not math.isfinite(number)}
         kept = {name: None if name in bad else number for name, number in numbers.items()}
-        self._metrics.append(Metrics(step=step, stage=stage, time=self._clock(), values=kept))
+        self._metrics.append(StepMetrics(step=step, stage=stage, time=self._clock(), values=kept))
         if bad:
             named = ", ".join(f"{name} is {text}" for name, text in bad.items())
             self.write_event("non_finite_metric", f"at step {step} {named}", {"step": step, "stage": stage, **bad})

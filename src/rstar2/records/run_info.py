@@ -21,7 +21,7 @@ class RunStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostInfo:
     """The machine that a run was started on."""
 
     name: str
@@ -31,7 +31,7 @@ class Host:
     memory_bytes: int
 
     @classmethod
-    def this(cls) -> "Host":
+    def this(cls) -> "HostInfo":
         has_affinity = hasattr(os, "sched_getaffinity")
         return cls(
             name=platform.node(),
@@ -51,7 +51,7 @@ class RunInfo:
     rstar2_version: str
     argv: tuple[str, ...]
     seed: int | None
-    host: Host
+    host: HostInfo
     started: str
     status: RunStatus = RunStatus.RUNNING
     resumed: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class RunInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class StepMetrics:
     """The named numbers of one step; null for one that was not a finite number, which an event then names."""
 
     step: int

@@ -13,7 +13,7 @@ from rstar2.records.codec import RecordError, decode
 from rstar2.records.group import Group
 from rstar2.records.jsonl import is_being_written
 from rstar2.records.record_file import iterate, read_from
-from rstar2.records.run_info import Event, Metrics, RunInfo, RunStatus
+from rstar2.records.run_info import Event, RunInfo, RunStatus, StepMetrics
 from rstar2.records.run_layout import RunLayout, segment, segment_steps
 from rstar2.records.schedule import StepRecord
 from rstar2.records.trace import Trace
@@ -53,11 +53,11 @@ class RunView:
     def recipe_toml(self) -> str:
         return self.layout.recipe.read_text(encoding="utf-8")
 
-    def metrics(self) -> Iterator[Metrics]:
-        return iterate(Metrics, self.layout.metrics)
+    def metrics(self) -> Iterator[StepMetrics]:
+        return iterate(StepMetrics, self.layout.metrics)
 
-    def read_metrics_from(self, offset: int) -> tuple[list[Metrics], int]:
-        return read_from(Metrics, self.layout.metrics, offset)
+    def read_metrics_from(self, offset: int) -> tuple[list[StepMetrics], int]:
+        return read_from(StepMetrics, self.layout.metrics, offset)
 
     def events(self) -> Iterator[Event]:
         return iterate(Event, self.layout.events)

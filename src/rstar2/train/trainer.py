@@ -18,12 +18,12 @@ from pathlib import Path
 from rstar2.agent import ChatFormat
 from rstar2.algo import LossSettings, Mode, RocSettings
 from rstar2.algo.penalties import Penalty
-from rstar2.config import Recipe, Stage
+from rstar2.config import Recipe, StageSection
 from rstar2.config.emit import to_toml
 from rstar2.engine import Sampling
 from rstar2.engine.process.garbage_collection import look_for_cycles_if_rare
 from rstar2.errors import UserError
-from rstar2.evals import Protocol, evaluate
+from rstar2.evals import EvalSettings, evaluate
 from rstar2.records import Problem, RunDirectory, Trace
 from rstar2.records.rewind import Mark, mark, rewind
 from rstar2.records.run_layout import RunLayout
@@ -197,7 +197,7 @@ class Trainer:
 
     # The stages.
 
-    async def _run_stage(self, stage: Stage) -> None:
+    async def _run_stage(self, stage: StageSection) -> None:
         await self._evaluate_if_due()
         problems = await self._problems_of(stage)
         self._observer.phase(stage.name, stage.steps, self._state.stage_step)
@@ -209,7 +209,7 @@ class Trainer:
         self._reach(replace(self._state.next_stage(), pending_evaluation=stage.name))
         await self._save(keep=True)
 
-    async def _train_steps(self, stage: Stage, ahead: Ahead) -> None:
+    async def _train_steps(self, stage: StageSection, ahead: Ahead) -> None:
         while not self._stage_is_done(stage):
             await self._train_step(stage, ahead)
             is_last = self._stage_is_done(stage)
@@ -221,13 +221,13 @@ class Trainer:
             if not is_last:
                 await self._evaluate_if_due()
 
-    def _stage_is_done(self, stage: Stage) -> bool:
+    def _stage_is_done(self, stage: StageSection) -> bool:
         if self._state.stage_step >= stage.steps:
             return True
         mean = window_mean(self._state.recent_rewards)
         return stage.target_reward is not None and mean is not None and mean >= stage.target_reward
 
-    async def _problems_of(self, stage: Stage) -> tuple[Problem, ...]:
+    async def _problems_of(self, stage: StageSection) -> tuple[Problem, ...]:
         problems = self._curriculum.stages[self._state.stage_index]
         wanted = stage.difficulty_filter
         if wanted is None:
@@ -265,7 +265,7 @@ class Trainer:
             self._reach(replace(self._state, stage_step=stage.steps))
         return kept
 
-    def _ahead(self, stage: Stage, problems: tuple[Problem, ...]) -> Ahead:
+    def _ahead(self, stage: StageSection, problems: tuple[Problem, ...]) -> Ahead:
         """The steps that are left of the stage, collected while earlier ones are learnt from, as far as allowed."""
 
         async def collect(step: int, cursor: Cursor) -> Collected:
@@ -287,7 +287,7 @@ class Trainer:
             max_staleness=self._recipe.train.max_staleness,
         )
 
-    async def _train_step(self, stage: Stage, ahead: Ahead) -> None:
+    async def _train_step(self, stage: StageSection, ahead: Ahead) -> None:
         started_s = time.monotonic()
         collected = await ahead.next()
         values = await uninterrupted(
@@ -296,7 +296,9 @@ class Trainer:
         )
         await self._stop_if_hopeless(stage, values)
 
-    async def _learn_step(self, stage: Stage, ahead: Ahead, collected: Collected, started_s: float) -> dict[str, float]:
+    async def _learn_step(
+        self, stage: StageSection, ahead: Ahead, collected: Collected, started_s: float
+    ) -> dict[str, float]:
         """From collected rollouts to the next state: all of it, or nothing."""
         num_older = self._recipe.train.max_staleness
         older_weights = (*self._state.older_weights, self._bench.weights)[-num_older:] if num_older else ()
@@ -318,7 +320,7 @@ class Trainer:
         self._reach(replace(self._advanced(collected, values), older_weights=older_weights))
         return values
 
-    def _plan(self, step: int, stage: Stage) -> StepPlan:
+    def _plan(self, step: int, stage: StageSection) -> StepPlan:
         algo = self._recipe.algo
         return StepPlan(
             step=step,
@@ -387,7 +389,7 @@ class Trainer:
             steps_without_signal=0 if collected.trainable else self._state.steps_without_signal + 1,
         )
 
-    async def _stop_if_hopeless(self, stage: Stage, values: dict[str, float]) -> None:
+    async def _stop_if_hopeless(self, stage: StageSection, values: dict[str, float]) -> None:
         num_steps = self._state.steps_without_signal
         if num_steps == 1:
             why = f"step {self._state.step} of stage {stage.name} taught nothing: {no_signal(values)}"
@@ -419,7 +421,7 @@ class Trainer:
             name = f"eval:{stage}"
             num_rollouts = settings.num_samples * sum(map(len, self._curriculum.benchmarks.values()))
             self._observer.phase(name, num_rollouts, 0)
-            protocol = Protocol(
+            protocol = EvalSettings(
                 num_samples=settings.num_samples,
                 temperature=settings.temperature,
                 max_response_tokens=settings.max_response_tokens,

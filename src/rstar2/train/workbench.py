@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from rstar2.agent import PYTHON_TOOLS, AgentLimits, ChatFormat, Transcript
-from rstar2.config import Recipe, Stage
+from rstar2.config import Recipe, StageSection
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.engine.embedded.options import choose_device
 from rstar2.engine.process.shared import SharedEngine
@@ -168,7 +168,7 @@ async def _open_farm(
     return *loaded, farm
 
 
-def agent_limits(recipe: Recipe, stage: Stage) -> AgentLimits:
+def agent_limits(recipe: Recipe, stage: StageSection) -> AgentLimits:
     return AgentLimits(
         max_turns=stage.max_turns,
         max_response_tokens=stage.max_response_tokens,

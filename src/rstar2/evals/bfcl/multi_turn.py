@@ -15,6 +15,7 @@ from rstar2.agent.parse import parse_calls
 from rstar2.data import MultiTurnCallTask
 from rstar2.engine.tokenizer import Message
 from rstar2.evals.bfcl.judge import shown_function
+from rstar2.evals.bfcl.match import Language
 from rstar2.evals.bfcl.services import (
     NOT_RUN,
     Services,
@@ -24,7 +25,6 @@ from rstar2.evals.bfcl.services import (
     require_services,
     source_of,
 )
-from rstar2.evals.bfcl.values import Language
 from rstar2.evals.final_text import after_thought
 from rstar2.evals.judgement import Judge, Judgement
 from rstar2.evals.plain_roller import OUTCOMES, Speaker
