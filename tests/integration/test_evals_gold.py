@@ -239,7 +239,7 @@ class MoodyGrader(Grader):
 async def test_what_could_not_be_judged_is_counted_and_judged_on_resume(
     data_dir: Path, tmp_path: Path, judges: Judges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rstar2.evals.judgement.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("rstar2.rollout.judge.FIRST_PAUSE_S", 0.0)
     moody = replace(judges, grader=MoodyGrader(judges.grader.executor))
     plan = plan_for(data_dir, "aime24", num_samples=1)
     benchmarks = plan.load()

@@ -46,3 +46,7 @@ class Ended:
 
 AgentEvent = TurnStarted | TextGenerated | TurnRestarted | CallStarted | CallEnded | Ended
 Observer = Callable[[AgentEvent], None]
+
+
+def nobody(_event: AgentEvent) -> None:
+    """The observer that ignores every event."""

@@ -8,11 +8,12 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from rstar2.agent.chat_template import ChatFormat, tool_responses
 from rstar2.agent.end_rules import AgentLimits, End, after_calls, after_turn
-from rstar2.agent.events import Ended, Observer
-from rstar2.agent.generate import TurnRequest, generate_turn
+from rstar2.agent.events import Ended, Observer, nobody
+from rstar2.agent.generate import TurnRequest, generate_turn, sampling_of_turn
 from rstar2.agent.incremental import Transcript, append_to
 from rstar2.agent.parse import ParsedCall, parse_calls
 from rstar2.agent.run_calls import run_calls
@@ -20,10 +21,6 @@ from rstar2.agent.tool import Tool, by_name
 from rstar2.engine.protocol import Engine, Sampling
 from rstar2.errors import InfrastructureError
 from rstar2.records import Outcome, Problem, StopReason, Trace, Turn
-
-
-def nobody(event: object) -> None:
-    """The observer that does not look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +81,12 @@ class Agent:
         """One turn, its calls and their results. None: the model is to go on."""
         num_turns = len(transcript.turns) - num_before + 1
         num_tokens_left = self.limits.max_response_tokens - transcript.num_tokens_after(num_before)
-        request = TurnRequest(session, len(transcript.turns), transcript.token_ids, self.sampling, num_tokens_left)
+        turn_number = len(transcript.turns)
+        sampling = sampling_of_turn(replace(self.sampling, stop_token_ids=self.chat.stop_token_ids), turn_number)
+        request = TurnRequest(turn_number, transcript.token_ids, sampling, num_tokens_left)
         try:
             turn = await generate_turn(
-                self.engine,
+                partial(self.engine.generate, session),
                 self.chat,
                 request,
                 observer,

@@ -35,7 +35,7 @@ async def open_bench(plan: "EvalPlan", options: opt.AgentOptions, judge: JudgeOp
 
     from rstar2.cli.agent_setup import ready_agent
     from rstar2.evals import Bench
-    from rstar2.evals.patience import PatientEngine
+    from rstar2.evals.retrying_engine import RetryingEngine
     from rstar2.records import Trace
     from rstar2.rollout import EngineSpeed, make_policy
     from rstar2.rollout.driver import Driver
@@ -45,7 +45,7 @@ async def open_bench(plan: "EvalPlan", options: opt.AgentOptions, judge: JudgeOp
         num_cache_tokens = None if ready.agent.engine.load().num_blocks else UNKNOWN_CACHE_TOKENS
         # Prices moves between engines; with a single engine there is nowhere to move to.
         speed = EngineSpeed(prefill_token_s=1e-5, step_s=1e-2, cached_token_s=1e-8)
-        driver.add_engine(ENGINE, PatientEngine(ready.agent.engine), speed, num_cache_tokens)
+        driver.add_engine(ENGINE, RetryingEngine(ready.agent.engine), speed, num_cache_tokens)
 
         def make_tools() -> "Sequence[Tool]":
             return ready.make_tools() if plan.settings.has_tools else ()

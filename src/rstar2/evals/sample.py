@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from typing import Self
 
 from rstar2.records import Outcome, Trace, Verdict
+from rstar2.rollout.judge import DETAIL_PREFIX, DETAIL_WEIGHT_PREFIX, WEIGHT_KEY
 
 BENCHMARK_KEY = "benchmark"
 STAGE_KEY = "stage"
-WEIGHT_KEY = "weight"
-DETAIL_PREFIX = "score/"
-DETAIL_WEIGHT_PREFIX = "score-weight/"
-"""Keys of `Trace.metadata` that evaluation writes; a detail is a further score beside the reward."""
+"""Keys of `Trace.metadata` that evaluation writes."""
 
 
 @dataclass(frozen=True, slots=True)

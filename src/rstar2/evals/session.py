@@ -12,14 +12,14 @@ from itertools import islice
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.evals.bench import Bench, Judges
 from rstar2.evals.evaluate import History, evaluate
-from rstar2.evals.judgement import judged
 from rstar2.evals.metrics import BenchmarkResult
-from rstar2.evals.patience import EngineAwayError
 from rstar2.evals.plan import Benchmark, EvalPlan
+from rstar2.evals.retrying_engine import EngineAwayError
 from rstar2.evals.sample import BENCHMARK_KEY, Sample
 from rstar2.evals.tables import left_out
 from rstar2.evals.votes import graders_equality
 from rstar2.records import RunDirectory, RunView, Trace
+from rstar2.rollout.judge import judged
 
 STEP = 0
 """An evaluation is one step."""

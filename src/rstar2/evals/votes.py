@@ -9,10 +9,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from rstar2.evals.judgement import with_patience
+from rstar2.agent.retry import with_retries
 from rstar2.evals.sample import Sample
 from rstar2.grading import Grade, Grader, decide
 from rstar2.records import Verdict
+from rstar2.rollout.judge import FIRST_PAUSE_S, MAX_RETRIES
 
 Same = Callable[[str, str], Awaitable[bool]]
 """Whether an answer equals another, which takes the place of the gold. By computer algebra, so it takes its time."""
@@ -21,10 +22,10 @@ NUM_AT_ONCE = 64
 
 
 def graders_equality(grader: Grader) -> Same:
-    """InfrastructureError if the grader stays out of order."""
+    """InfrastructureError if the grader keeps failing."""
 
     async def same(answer: str, gold: str) -> bool:
-        grade = await with_patience(lambda: grader.grade_answer(answer, gold))
+        grade = await with_retries(lambda: grader.grade_answer(answer, gold), MAX_RETRIES, first_pause_s=FIRST_PAUSE_S)
         return grade.verdict is Verdict.RIGHT
 
     return same

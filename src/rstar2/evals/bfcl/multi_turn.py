@@ -25,10 +25,9 @@ from rstar2.evals.bfcl.services import (
     require_services,
     source_of,
 )
-from rstar2.evals.final_text import after_thought
-from rstar2.evals.judgement import Judge, Judgement
-from rstar2.evals.plain_roller import OUTCOMES, Speaker
+from rstar2.evals.plain_roller import OUTCOMES, Speaker, after_thought
 from rstar2.records import Outcome, Problem, StopReason, ToolCall, ToolStatus, Trace, Turn, Verdict
+from rstar2.rollout.judge import Judge, Judgement
 from rstar2.sandbox import Executor
 
 MAX_STEPS = 21
