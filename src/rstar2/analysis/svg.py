@@ -1,7 +1,7 @@
-"""The few SVG elements that the figures are made of. No library, no script, nothing fetched.
+"""The SVG elements that all figures are made of: of the analysis, the simulator and the benchmarks.
 
-Invariant: what these functions return is well-formed XML whatever the texts hold. Colours are classes with a light and
-a dark form, so a figure is readable on either background.
+Invariant: what these functions return is well-formed XML whatever the texts hold. It needs no library, runs no script
+and fetches nothing. Colours are classes with a light and a dark form, so a figure is readable on either background.
 """
 
 import math
@@ -26,9 +26,9 @@ _TEXT, _FAINT, _GRID, _PAPER = (
     ("#fff", "#14181d"),
 )
 
-# Everything that XML 1.0 does not allow in a document, and the marks that turn the direction of text around.
 _TICK_DIGITS = 12
-"""After the point. Limits that are closer to each other are the same."""
+"""Digits after the point. Limits that are closer to each other count as equal."""
+# Everything that XML 1.0 does not allow in a document, and the marks that reverse the direction of text.
 _UNWRITABLE = re.compile(
     "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
@@ -61,6 +61,7 @@ def _style(form: int) -> str:
         f".rs .grid{{stroke:{_GRID[form]}}}",
         f".rs .axis{{stroke:{_FAINT[form]}}}",
         f".rs .paper{{fill:{_PAPER[form]}}}",
+        f".rs .empty{{fill:{_GRID[form]}}}",
     ]
     for name, colours in PALETTE.items():
         rules.append(f".rs .{name}{{fill:{colours[form]}}}.rs .l{name}{{stroke:{colours[form]};fill:none}}")
@@ -80,6 +81,12 @@ def rect(x: float, y: float, width: float, height: float, name: str, opacity: fl
         f'<rect class="{name}" x="{x:.1f}" y="{y:.1f}" width="{max(width, 0):.1f}" height="{height:.1f}" '
         f'fill-opacity="{opacity:g}"/>'
     )
+
+
+def area(boxes: Iterable[tuple[float, float, float, float]], name: str, opacity: float) -> str:
+    """Many rectangles of one colour (left, top, width, height) in one element."""
+    path = "".join(f"M{x:.1f} {y:.2f}h{width:.1f}v{height:.2f}H{x:.1f}z" for x, y, width, height in boxes)
+    return f'<path class="{name}" fill-opacity="{opacity:g}" d="{path}"/>'
 
 
 def line(x1: float, y1: float, x2: float, y2: float, name: str, *, width: float = 1, dashed: bool = False) -> str:
