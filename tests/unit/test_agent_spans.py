@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rstar2.agent.spans import SpanReader, TextKind
+from rstar2.agent.events import SpanReader, TextKind
 
 pytestmark = pytest.mark.unit
 

@@ -9,10 +9,9 @@ from analysis_traces import NAME_ERROR, OK, HandTexts, calling_turn, make_call, 
 
 from rstar2.analysis import Analysis, analyze, as_json, draw_figures
 from rstar2.analysis.figures import MAX_SHOWN_WORDS
-from rstar2.analysis.kind_words import KindWords
+from rstar2.analysis.kind_words import KindWords, WordCount
 from rstar2.analysis.kinds import TokenKind
 from rstar2.analysis.svg import ticks
-from rstar2.analysis.words import WordCount
 
 pytestmark = pytest.mark.unit
 

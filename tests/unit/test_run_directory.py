@@ -12,7 +12,7 @@ from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import Group, Outcome, RunDirectory, RunStatus, RunView, Selection, Trace, make_run_folder
 from rstar2.records.atomic import replace_file
 from rstar2.records.codec import RecordError
-from rstar2.records.segments import MAX_OPEN_SEGMENTS
+from rstar2.records.record_file import MAX_OPEN_SEGMENTS
 
 pytestmark = pytest.mark.unit
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rstar2.agent.chat_template import SYSTEM_TEXT, ChatFormat
-from rstar2.agent.hf_tokenizer import HfTokenizer, TemplateName
+from rstar2.agent.hf_tokenizer import HfTokenizer, TemplateName, ToolTags
 from rstar2.agent.portable_template import portable_template
-from rstar2.agent.tool_tags import ToolTags
 from rstar2.errors import UserError
 
 FORMAT_FILE = "agent_format.json"

@@ -15,9 +15,13 @@ from rstar2.agent.events import CallEnded, CallStarted, Observer
 from rstar2.agent.parse import ParsedCall
 from rstar2.agent.retry import with_retries
 from rstar2.agent.tool import Tool
-from rstar2.agent.truncate import cut
+from rstar2.engine.tokenizer import Tokenizer
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import Fault, ToolCall, ToolResult, ToolStatus
+
+LONGEST_TOKEN_CHARS = 16
+"""`cut` tokenizes only this many characters for each allowed token, from either end. Tokens are shorter except for runs
+of spaces, and a megabyte of output must not cost a second of tokenizing."""
 
 
 async def run_calls(
@@ -85,3 +89,38 @@ def _require_result(result: Any) -> None:
     if not isinstance(status, ToolStatus) or not isinstance(text, str):
         kinds = f"{type(status).__name__} and {type(text).__name__}"
         raise TypeError(f"its call returned a ToolResult of {kinds}, not of a ToolStatus and a text")
+
+
+def cut(text: str, max_tokens: int, tokenizer: Tokenizer) -> tuple[str, int]:
+    """The text in at most `max_tokens` tokens, and how many of its characters were cut. Head and tail stay, and a line
+    between them says how much is missing."""
+    if len(text) < max_tokens and text.isascii():  # no character is more than one token
+        return text, 0
+    window = max_tokens * LONGEST_TOKEN_CHARS
+    if len(text) <= 2 * window and len(tokenizer.encode(text)) <= max_tokens:
+        return text, 0
+    head_ids, tail_ids = tokenizer.encode(text[:window]), tokenizer.encode(text[-window:])
+    num_kept = max_tokens
+    while num_kept > 0:
+        head = _starting(text, tokenizer.decode(head_ids[: num_kept - num_kept // 2]))
+        tail = _ending(text[len(head) :], tokenizer.decode(tail_ids[max(0, len(tail_ids) - num_kept // 2) :]))
+        num_cut_chars = len(text) - len(head) - len(tail)
+        shortened = f"{head}\n[... {num_cut_chars} characters cut ...]\n{tail}"
+        excess = len(tokenizer.encode(shortened)) - max_tokens
+        if excess <= 0:
+            return shortened, num_cut_chars
+        num_kept -= excess
+    return "", len(text)
+
+
+def _starting(text: str, piece: str) -> str:
+    """As much of `piece` as `text` starts with: a cut between tokens may go through a character."""
+    while not text.startswith(piece):
+        piece = piece[:-1]
+    return piece
+
+
+def _ending(text: str, piece: str) -> str:
+    while not text.endswith(piece):
+        piece = piece[1:]
+    return piece

@@ -9,12 +9,11 @@ May import: records.
 from rstar2.analysis.analyze import Analysis, analyze
 from rstar2.analysis.analyze_run import analyze_run
 from rstar2.analysis.classes import TokenClass
-from rstar2.analysis.examine import TraceTokens, TurnTokens, examine
+from rstar2.analysis.examine import Measure, TraceTokens, TurnTokens, examine
 from rstar2.analysis.figures import draw_figures
 from rstar2.analysis.kinds import TokenKind
 from rstar2.analysis.report import as_json
 from rstar2.analysis.token_texts import TokenizerFile, TokenTexts, find_token_texts
-from rstar2.analysis.uncertainty import Measure
 
 __all__ = [
     "Analysis",

@@ -4,15 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rstar2.analysis.after_error import ErrorReaction, ReactionCounts, count_reactions, find_reactions
-from rstar2.analysis.around_response import ResponseCollector, ResponseCurve
 from rstar2.analysis.classes import ClassSpan, class_spans
-from rstar2.analysis.entropy import EntropyCollector, EntropySummary
-from rstar2.analysis.examine import TraceTokens, examine
+from rstar2.analysis.entropy import EntropyCollector, EntropySummary, ResponseCollector, ResponseCurve
+from rstar2.analysis.examine import Measure, TraceTokens, examine
 from rstar2.analysis.kind_words import KindCollector, KindWords
 from rstar2.analysis.kinds import TokenKind
 from rstar2.analysis.over_training import CallCount, ErrorCollector, StepErrors, is_right
 from rstar2.analysis.token_texts import TokenTexts
-from rstar2.analysis.uncertainty import Measure
 from rstar2.errors import UserError
 from rstar2.records import Trace
 

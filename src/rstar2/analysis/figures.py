@@ -4,15 +4,13 @@ from collections.abc import Iterable
 
 from rstar2.analysis.after_error import Reaction
 from rstar2.analysis.analyze import Analysis
-from rstar2.analysis.around_response import NUM_AFTER, NUM_BEFORE, ResponseCurve
 from rstar2.analysis.classes import TokenClass
-from rstar2.analysis.entropy import EntropySummary
-from rstar2.analysis.examine import Response
+from rstar2.analysis.entropy import NUM_AFTER, NUM_BEFORE, EntropySummary, ResponseCurve
+from rstar2.analysis.examine import HIGH_SHARE, Response
 from rstar2.analysis.kind_words import KindWords
 from rstar2.analysis.kinds import TokenKind
 from rstar2.analysis.over_training import CallCount, StepErrors
 from rstar2.analysis.svg import Plot, band, dot, label_at, legend, line, picture, polyline, rect, ticks
-from rstar2.analysis.uncertainty import HIGH_SHARE
 
 WIDTH = 860
 MAX_SHOWN_WORDS, MAX_WORD_CHARS = 30, 24

@@ -11,11 +11,12 @@ from rstar2.agent.events import (
     CallEnded,
     CallStarted,
     Ended,
+    SpanReader,
     TextGenerated,
+    TextKind,
     TurnRestarted,
     TurnStarted,
 )
-from rstar2.agent.spans import SpanReader, TextKind
 from rstar2.records import Fault, ToolCall, ToolResult
 
 UNREADABLE = "a call that cannot be read"

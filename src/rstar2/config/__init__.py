@@ -8,12 +8,11 @@ May import: nothing.
 from rstar2.config.cluster import ClusterSection
 from rstar2.config.curriculum import BENCHMARKS, DataSet, DifficultyFilter, EvalSection, StageSection
 from rstar2.config.emit import to_toml
-from rstar2.config.generation import AgentSection, EngineSection, RolloutSection
+from rstar2.config.generation import AgentSection, EngineSection, RolloutSection, SandboxLimits, SandboxSection
 from rstar2.config.learning import AlgoSection, SftSection, TrainSection
 from rstar2.config.load import load_recipe, parse_recipe
 from rstar2.config.model import Lora, ModelSection, Tiny
 from rstar2.config.recipe import Recipe
-from rstar2.config.sandbox import SandboxLimits, SandboxSection
 
 __all__ = [
     "BENCHMARKS",

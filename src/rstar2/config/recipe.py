@@ -12,10 +12,9 @@ from pydantic_core import PydanticCustomError
 from rstar2.config.checks import impossibilities
 from rstar2.config.cluster import ClusterSection
 from rstar2.config.curriculum import DataSet, EvalSection, StageSection
-from rstar2.config.generation import AgentSection, EngineSection, RolloutSection
+from rstar2.config.generation import AgentSection, EngineSection, RolloutSection, SandboxSection
 from rstar2.config.learning import AlgoSection, SftSection, TrainSection
 from rstar2.config.model import ModelSection
-from rstar2.config.sandbox import SandboxSection
 from rstar2.config.section import Section
 
 IMPOSSIBLE = "impossible"

@@ -19,13 +19,12 @@ import rstar2
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records.atomic import replace_file
 from rstar2.records.codec import encode
-from rstar2.records.group import Group
-from rstar2.records.record_file import RecordWriter
+from rstar2.records.problem import Group
+from rstar2.records.record_file import RecordWriter, SegmentedWriter
 from rstar2.records.run_info import Event, HostInfo, RunInfo, RunStatus, StepMetrics
 from rstar2.records.run_layout import RunLayout
 from rstar2.records.run_view import RunView
 from rstar2.records.schedule import StepRecord
-from rstar2.records.segments import SegmentedWriter
 from rstar2.records.trace import Trace
 
 SYNC_EVERY_S = 30.0

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from rstar2.errors import UserError
 from rstar2.records.codec import RecordError, decode
-from rstar2.records.group import Group
 from rstar2.records.jsonl import is_being_written
+from rstar2.records.problem import Group
 from rstar2.records.record_file import iterate, read_from
 from rstar2.records.run_info import Event, RunInfo, RunStatus, StepMetrics
 from rstar2.records.run_layout import RunLayout, segment, segment_steps

@@ -5,6 +5,7 @@ the environment: separators, tool responses, the opening of the next assistant t
 engine saw. Nothing is ever tokenized again from text; texts are kept beside the ids for people to read.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,6 +13,8 @@ from enum import StrEnum
 from rstar2.records.tool import ToolCall, ToolResult, count_tool_calls
 
 TRACE_SCHEMA_VERSION = 1
+ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
+_TAG = re.compile(f"{ANSWER_OPEN}|{ANSWER_CLOSE}")
 
 
 class Outcome(StrEnum):
@@ -170,3 +173,17 @@ class Trace:
     def num_tool_errors(self) -> int:
         """Calls that failed by the policy's own doing."""
         return self.own_calls[1]
+
+
+def answer_blocks(turn_text: str) -> list[tuple[int, int]]:
+    """Start and end of the content of each closed block, without its tags. Grading, penalties and display all ask here.
+    A block needs both of its exact tags in the same turn, and a second `<answer>` before the `</answer>` starts it
+    anew. Linear in the text."""
+    blocks, start = list[tuple[int, int]](), None
+    for tag in _TAG.finditer(turn_text):
+        if tag[0] == ANSWER_OPEN:
+            start = tag.end()
+        elif start is not None:
+            blocks.append((start, tag.start()))
+            start = None
+    return blocks
