@@ -39,8 +39,6 @@ def test_what_a_run_wrote_is_what_a_view_reads(tmp_path: Path) -> None:
         for trace in (make_trace(1, 0), make_trace(2, 0), make_trace(1, 1)):
             run.write_trace(trace)
         run.write_group(make_group(1))
-        run.write_report("<p>fine</p>")
-        run.write_figure("reward.svg", b"<svg/>")
         (run.checkpoints / "step-1").mkdir()
         assert RunView(path).status is RunStatus.RUNNING
 
@@ -65,7 +63,6 @@ def test_what_a_run_wrote_is_what_a_view_reads(tmp_path: Path) -> None:
         "groups",
         "metrics.jsonl",
         "recipe.toml",
-        "report.html",
         "run.json",
         "schedule",
         "traces",

@@ -1,4 +1,4 @@
-"""What an observer of a rollout is told while it runs, in order, for display. The trace is the record."""
+"""The events of a running rollout, in order, for display. The trace is the record."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class TextGenerated:
 
 @dataclass(frozen=True, slots=True)
 class TurnRestarted:
-    """The engine failed in the middle: what it wrote in this turn is void, and it begins again."""
+    """The engine failed during a turn: what it wrote in this turn is dropped, and the turn is retried."""
 
     turn: int
     reason: str

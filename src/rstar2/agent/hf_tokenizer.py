@@ -81,8 +81,8 @@ class HfTokenizer:
         if self._spelled:
             if self._backend is None:
                 raise UserError(
-                    f'agent.tool_tags cannot be "text" for model {name}: its tokenizer is none of the tokenizers '
-                    f"library (tokenizer.json), and no other can be made to spell {min(self._spelled)}"
+                    f'agent.tool_tags cannot be "text" for model {name}: it has no tokenizer.json, the format of '
+                    f"the tokenizers library, and no other tokenizer can be made to spell {min(self._spelled)}"
                 )
             self._backend = spell_tags(self._backend, self._spelled)
         control = (token.content for token in added if token.special)
@@ -136,7 +136,7 @@ class HfTokenizer:
         return text
 
     def render(self, messages: Sequence[Message], *, opens_turn: bool = True) -> str:
-        """A system turn is there if it is one of the messages: a template of ours is told to add none."""
+        """There is a system turn only if `messages` has one: `system_text` keeps our own templates from adding one."""
         from jinja2 import TemplateError
 
         conversation = [dict(message) for message in messages]
@@ -153,8 +153,8 @@ class HfTokenizer:
 
 
 def _plain_backend(tokenizer: Any) -> Any | None:
-    """The tokenizer inside, which says the same in a fifth of the time; None if there is none. Cutting and padding,
-    which its file may ask for, are off, as they are by default in `transformers`."""
+    """The tokenizer inside, which gives the same ids in a fifth of the time; None if there is none. Truncation and
+    padding, which its file may ask for, are off, as they are by default in `transformers`."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         backend.no_truncation()

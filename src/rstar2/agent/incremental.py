@@ -57,7 +57,7 @@ class Transcript:
 
 
 def append_to(turn: Turn, chat: ChatFormat, content: str) -> Appendix:
-    """The user turn that says `content`, as it must stand behind `turn`, with the opening of the next one."""
+    """The user turn with `content` as it must follow `turn`, with the opening of the next one."""
     ended = turn.token_ids[-1:] == (chat.end_of_turn_id,)
     text = chat.user_turn_text(content, after_end_of_turn=ended)
     return Appendix(text, tuple(chat.user_turn_ids(text, after_end_of_turn=ended)))

@@ -1,7 +1,7 @@
 """One problem, many turns: the model writes, its calls are run, the results are appended, until it answers or must end.
 
-Whatever ends a rollout is in its trace, typed. A fault of ours is tried again, and if it stays the rollout ends as an
-infrastructure fault; neither the model nor the score ever sees it.
+Whatever ends a rollout is in its trace, typed. A fault of ours is retried. If it stays, the rollout ends as an
+infrastructure fault, which is never shown to the model and never scored.
 """
 
 import time
@@ -31,12 +31,12 @@ class Agent:
     chat: ChatFormat
     limits: AgentLimits = field(default_factory=AgentLimits)
     sampling: Sampling = field(default_factory=Sampling)
-    """Its stop tokens are the chat format's, whatever it says."""
+    """How tokens are drawn. The stop tokens are the chat format's, whatever is set here."""
     clock: Callable[[], float] = time.monotonic
     waited_s: Callable[[], float] = lambda: 0.0
     """How long the turn that just ended waited for a place, where somebody gives places on engines."""
     tells_text: bool = True
-    """Whether observers are told of the text as it comes, which has to be decoded for them chunk by chunk."""
+    """Whether observers get the text as it comes, which has to be decoded for them chunk by chunk."""
 
     async def rollout(
         self,
@@ -78,7 +78,7 @@ class Agent:
     async def _advance(
         self, transcript: Transcript, num_before: int, tools: Mapping[str, Tool], session: str, observer: Observer
     ) -> tuple[Transcript, End | None]:
-        """One turn, its calls and their results. None: the model is to go on."""
+        """One turn, its calls and their results. None if the model continues."""
         num_turns = len(transcript.turns) - num_before + 1
         num_tokens_left = self.limits.max_response_tokens - transcript.num_tokens_after(num_before)
         turn_number = len(transcript.turns)

@@ -1,8 +1,8 @@
-"""How the model of a folder writes a conversation: its tokenizer, its template, and what it was trained to be told.
+"""How the model of a folder writes a conversation: its tokenizer, its template and its system text.
 
-A model that was trained here carries its tool, what it is told before the question, and whether it spells its tool
-tags, in a file of its own, so that whoever asks it later does the same. Its chat template, tokenizer and generation
-settings say so to programs that do not know that file.
+A model that was trained here carries its tool, its system text, and whether it spells its tool tags, in a file of its
+own, so that later uses match its training. Its chat template, tokenizer and generation settings do the same for
+programs that do not know that file.
 """
 
 import json

@@ -97,7 +97,7 @@ def analyze_run(
     on_progress: Callable[[int, int], None] = nobody,
 ) -> Analysis:
     """`max_traces` bounds the traces whose tokens are looked at, and those of each step for the errors over training.
-    `on_progress` is told how many of how many parts are done."""
+    `on_progress` gets the number of parts done and of all parts."""
     curve_steps = spread(steps, MAX_CURVE_STEPS)
     on_progress(0, len(curve_steps) + 1)
     samples = sample_newest(run, steps, max_traces)

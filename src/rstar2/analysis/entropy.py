@@ -19,10 +19,10 @@ QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 class ValueSummary:
     num_tokens: int
     num_high: int
-    """Of them, among the highest fifth of their trace."""
+    """Tokens among the highest fifth of their trace."""
     mean: float
     quantiles: tuple[float, ...]
-    """At `QUANTILES`."""
+    """The quantiles of the values at `QUANTILES`."""
 
     @property
     def high_share(self) -> float:
@@ -66,14 +66,14 @@ def _summary(parts: Iterable[tuple[Floats, Bools]]) -> ValueSummary:
 
 NUM_BEFORE, NUM_AFTER = 32, 64
 Z_95 = 1.96
-"""Of the normal distribution: the mean lies within so many standard errors in 95% of samples."""
+"""The 97.5% quantile of the normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
     offset: int
     num_responses: int
-    """That have a token at this offset."""
+    """How many responses have a token at this offset."""
     mean: float
     low: float
     high: float

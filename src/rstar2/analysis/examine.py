@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 HIGH_SHARE = 0.2
-"""Of a trace's tokens, those that the report looks at."""
+"""The share of a trace's tokens that count as high, as in the report."""
 
 
 class Measure(StrEnum):
@@ -26,8 +26,8 @@ class Measure(StrEnum):
     ENTROPY = "entropy"
     """Of the distribution that the token was drawn from."""
     SURPRISAL = "surprisal"
-    """Minus the log-probability of the token that was drawn. Its mean is the entropy, a single value is not: it tells
-    that an unlikely token came, not that many were likely. Only for runs that recorded no entropies."""
+    """Minus the log-probability of the token that was drawn. Its mean is the entropy, a single value is not: it
+    says that an unlikely token came, not that many were likely. Only for runs that recorded no entropies."""
 
 
 def turn_values(turn: Turn, measure: Measure) -> Floats | None:
@@ -40,7 +40,7 @@ def turn_values(turn: Turn, measure: Measure) -> Floats | None:
 
 
 def trace_values(trace: Trace, measure: Measure) -> tuple[Floats, ...] | None:
-    """Turn by turn. None unless every token of the trace has its value: a share of a trace needs the whole of it."""
+    """Turn by turn. None unless every token of the trace has a value: a share of a trace needs all of it."""
     turns = [turn_values(turn, measure) for turn in trace.turns]
     known = tuple(values for values in turns if values is not None)
     return known if len(known) == len(turns) and sum(map(len, known)) > 0 else None

@@ -1,4 +1,4 @@
-"""In which words the forking and the reflection tokens of a sample stand."""
+"""The words that hold the forking and the reflection tokens of a sample."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -35,12 +35,12 @@ _UNWRITABLE = re.compile(
 
 
 def safe(text: str) -> str:
-    """Text that may stand in an element."""
+    """Text that is safe inside an element."""
     return escape(_UNWRITABLE.sub("\ufffd", text))
 
 
 def picture(width: int, height: int, title: str, description: str, parts: Iterable[str]) -> str:
-    """A whole file. The title is drawn; a screen reader reads it and the description."""
+    """A complete file. The title is drawn; a screen reader reads it and the description."""
     label = quoteattr(_UNWRITABLE.sub("\ufffd", title))
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="rs" viewBox="0 0 {width} {height}" width="{width}" '

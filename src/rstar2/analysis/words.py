@@ -1,7 +1,7 @@
 """Words in a turn's text, and which of them open a sentence or a new line of thought.
 
 A word is a run of letters of any script, with apostrophes and hyphens inside; LaTeX commands are no words, and tags
-are taken for line breaks. Words are told apart without regard to case.
+count as line breaks. Words are compared without case.
 """
 
 import re

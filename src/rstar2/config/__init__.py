@@ -1,4 +1,4 @@
-"""Recipes: a whole run is one TOML file, read into typed, checked, frozen values.
+"""Recipes: a run is one TOML file, read into typed, checked, frozen values.
 
 Promise: a `Recipe` that exists is possible; a file that holds none gives one `UserError` that names every mistake, its
 key, its line and the nearest valid name. The reference of all fields is made from the models that check them.

@@ -57,7 +57,7 @@ class AgentSection(Section):
     )
     system_text: str | None = Field(
         None,
-        description="What the model is told before the question, in place of the report's words; the tool's schema "
+        description="The system text before the question, in place of the report's; the tool's schema "
         "follows it. Empty, there is no system turn at all: for a model that knows its one tool from the warm-up.",
     )
     tool_tags: Literal["token", "text"] | None = Field(
@@ -71,7 +71,7 @@ class AgentSection(Section):
         1024,
         ge=16,
         description="Tokens of one tool result that the model reads; of longer ones head and tail are kept. 1024 shows "
-        "a whole traceback, and leaves the budget to reasoning.",
+        "a complete traceback, and leaves the budget to reasoning.",
     )
 
 
@@ -110,7 +110,7 @@ class RolloutSection(Section):
     max_fault_retries: int = Field(
         2,
         ge=0,
-        description="How often a call or a turn that failed through our fault is tried again before its rollout is "
+        description="How often a call or a turn that failed through our fault is retried before its rollout is "
         "left out of training.",
     )
 
@@ -125,7 +125,7 @@ class SandboxLimits(Section):
         10.0, gt=0, description="Seconds on the clock. An honest calculation of a rollout takes well under one."
     )
     cpu_s: float = Field(
-        10.0, gt=0, description="Seconds of processor time. Equal to wall_s: one busy core for the whole time."
+        10.0, gt=0, description="Seconds of processor time. Equal to wall_s: one busy core all the time."
     )
     memory_bytes: int = Field(1 * GIB, ge=1, description="Memory in bytes. 1 GiB holds numpy, scipy, sympy and pandas.")
     num_processes: int = Field(
@@ -151,8 +151,8 @@ class SandboxSection(Section):
     token_env: str | None = Field(
         None,
         min_length=1,
-        description="Name of the environment variable that holds the service's bearer token; the token itself never "
-        "stands in a recipe. Left out, the token of a service of this user on this machine is found. Only with "
+        description="Name of the environment variable that holds the service's bearer token; the token itself is "
+        "never in a recipe. Left out, the token of a service of this user on this machine is found. Only with "
         "base_url.",
     )
     num_slots: int | None = Field(

@@ -139,13 +139,18 @@ class TrainSection(Section):
         "is. Must hold the longest rollout.",
     )
     gradient_checkpointing: bool = Field(
-        True, description="Compute activations again in the backward pass: a third more time, far less memory."
+        True,
+        description="Gradient checkpointing: recompute activations in the backward pass. It takes a third more time "
+        "and far less memory.",
     )
     checkpoint_every_steps: int = Field(
         10, ge=1, description="Steps between checkpoints; there is also one at the end of each stage."
     )
     num_checkpoints_kept: int = Field(
-        2, ge=1, description="Newest checkpoints kept beside those that end a stage. 2: one is whole if one is damaged."
+        2,
+        ge=1,
+        description="Newest checkpoints kept beside those that end a stage. With 2, one is intact if the other is "
+        "damaged.",
     )
     stop_at_collapse: bool = Field(
         True,

@@ -1,4 +1,4 @@
-"""A recipe: a whole run in one value.
+"""A recipe: a run in one value.
 
 Invariant: a `Recipe` that exists is possible. Types and ranges are checked field by field, combinations by `checks`;
 both hold however it was made, from a file or in Python.
@@ -22,7 +22,7 @@ IMPOSSIBLE = "impossible"
 
 
 class Recipe(Section):
-    """A whole run: the model, its tool, the problems, how it learns, and what is measured."""
+    """A run: the model, its tool, the problems, how it learns, and what is measured."""
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
@@ -33,26 +33,30 @@ class Recipe(Section):
         0,
         ge=0,
         lt=1 << 63,
-        description="Every random choice draws from a generator named after this: one seed, one result, on one CPU.",
+        description="The seed of every random choice. On one CPU the same seed gives the same result.",
     )
     model: ModelSection = Field(
         examples=[{"name": "smollm2-135m"}],
-        description="The table [model], with at least its name: which weights are trained or asked.",
+        description="The table [model], with at least its name: the weights that are trained or evaluated.",
     )
-    sandbox: SandboxSection = Field(SandboxSection(), description="Where the model's programs run.")
-    engine: EngineSection = Field(EngineSection(), description="Who makes the tokens.")
-    agent: AgentSection = Field(AgentSection(), description="How one conversation goes.")
-    rollout: RolloutSection = Field(RolloutSection(), description="Many conversations at once.")
-    algo: AlgoSection = Field(AlgoSection(), description="GRPO-RoC.")
-    sft: SftSection | None = Field(None, description="Supervised warm-up; left out, there is none.")
-    train: TrainSection = Field(TrainSection(), description="The optimizer, and what is saved.")
+    sandbox: SandboxSection = Field(SandboxSection(), description="Limits of the model's programs, and where they run.")
+    engine: EngineSection = Field(EngineSection(), description="The engine that generates tokens.")
+    agent: AgentSection = Field(AgentSection(), description="The agent: format and limits of one conversation.")
+    rollout: RolloutSection = Field(
+        RolloutSection(), description="How many conversations run at once, and how they are placed on engines."
+    )
+    algo: AlgoSection = Field(AlgoSection(), description="The settings of GRPO-RoC.")
+    sft: SftSection | None = Field(None, description="Supervised warm-up. If left out, there is none.")
+    train: TrainSection = Field(TrainSection(), description="The optimizer, and which checkpoints are saved.")
     stages: tuple[StageSection, ...] = Field(
         (),
         strict=False,
         description="The stages of reinforcement learning, in order; none for a recipe that only evaluates.",
     )
-    eval: EvalSection = Field(EvalSection(), description="What is measured.")
-    cluster: ClusterSection | None = Field(None, description="Many machines; left out, one process.")
+    eval: EvalSection = Field(EvalSection(), description="The benchmarks to measure, and how.")
+    cluster: ClusterSection | None = Field(
+        None, description="The machines of a cluster. If left out, the run is one process."
+    )
     data: dict[str, DataSet] = Field({}, description="Sets of problems and conversations, by name.")
 
     @model_validator(mode="after")

@@ -95,7 +95,7 @@ def game(question: str, first: str, second: str) -> list[Message]:
 
 def points_of_first(reply: str) -> tuple[float, float]:
     """Points of assistant A and the weight of the game, by the last label; a reply without one, or whose last label
-    says nothing (`[[A]]`), is asked for again."""
+    says nothing (`[[A]]`), is retried."""
     found = next(filter(None, (label.findall(reply.upper()) for label in _LABELS)), [""])
     points = _POINTS_OF_A.get(found[-1])
     if points is None:

@@ -1,7 +1,7 @@
-"""Benchmarks to results: every problem rolled out as often as the protocol asks, faults of ours tried again.
+"""Benchmarks to results: every problem rolled out as often as the settings ask, lost rollouts retried.
 
-Invariant: a sample that an earlier attempt finished is counted and not repeated; every trace that comes out is handed
-on before it is counted; a rollout that is lost through our fault is asked for again and never scored.
+Invariant: a sample that an earlier attempt finished is counted and not repeated; every trace is handed
+on before it is counted; a rollout that is lost through our fault is retried and never scored.
 """
 
 import time
@@ -18,12 +18,12 @@ from rstar2.records import Problem, Trace
 from rstar2.rollout.request import RolloutRequest, Rolls
 
 NUM_FAULT_ROUNDS = 2
-"""How often the rollouts of a benchmark that were lost through our fault are asked for again, all together."""
+"""How often the rollouts of a benchmark that were lost through our fault are retried, all together."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleKey:
-    """Which sample of which problem a trace is, whatever its id."""
+    """Which sample of which problem a trace is."""
 
     benchmark: str
     problem_id: str
@@ -46,9 +46,9 @@ async def evaluate(
     history: "History | None" = None,
     same: Same | None = None,
 ) -> dict[str, BenchmarkResult]:
-    """Measure one benchmark after the other. `on_trace` sees every trace that was made here, also those that are
-    tried again. `history` is what an interrupted evaluation already knows: its samples count and are not repeated.
-    `same` tells votes apart that need computer algebra; without it there may be no majority."""
+    """Measure one benchmark after the other. `on_trace` gets every trace that was made here, also of rollouts
+    that are retried. `history` is what an interrupted evaluation already knows: its samples count and are not repeated.
+    `same` compares votes by computer algebra; without it there may be no majority."""
     history = History() if history is None else history
     results = {}
     for name, problems in problems_by_benchmark.items():
@@ -63,7 +63,7 @@ async def evaluate(
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What is known of each sample: what came of it, and how often it was tried."""
+    """What is known of each sample: its result, and how often it was tried."""
 
     samples: dict[SampleKey, Sample] = field(default_factory=dict)
     num_attempts: Counter[SampleKey] = field(default_factory=Counter)
@@ -80,7 +80,7 @@ class History:
         return sample is None or sample.is_fault
 
     def of_benchmark(self, name: str, problems: Sequence[Problem], num_samples: int) -> list[Sample]:
-        """The samples that belong to the protocol, as far as they are there."""
+        """The samples of a benchmark that are there."""
         keys = (SampleKey(name, problem.id, index) for problem in problems for index in range(num_samples))
         return [self.samples[key] for key in keys if key in self.samples]
 

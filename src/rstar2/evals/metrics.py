@@ -1,7 +1,7 @@
 """From the samples of a benchmark to its numbers. Pure.
 
 Invariant: a sample that was lost through our fault or could not be decided is in no score. It is counted, every share
-is over what was decided, and beside the score stands what it would be if all that was undecided were wrong.
+is over the decided samples, and a second score shows what the first would be if all undecided samples were wrong.
 """
 
 import math
@@ -19,37 +19,38 @@ class BenchmarkResult:
 
     num_problems: int
     num_samples: int
-    """Of each problem, as asked for: the k of avg@k."""
+    """Samples asked for of each problem: the k of avg@k."""
     num_scored: int
-    """Samples that the scores are made of."""
+    """Samples that have a score."""
     num_undecided: int
     num_faults: int
     """Samples that were still lost after every retry."""
     num_missing: int
-    """Samples that were asked for and are not there: an evaluation that was interrupted."""
+    """Samples that were asked for and are not there, because the evaluation was interrupted."""
     accuracy: float
     """avg@k: the mean score of all samples."""
     accuracy_low: float
     accuracy_high: float
-    """The 95% interval of `accuracy`; `rstar2.evals.interval` says how."""
+    """The bounds of the 95% interval of `accuracy`, as `rstar2.evals.interval` computes it."""
     accuracy_undecided_wrong: float
     """`accuracy` if every undecided sample were wrong: no verdict on them could make it less."""
     pass_at_k: float
     majority_at_k: float | None
-    """None where samples have no answers to vote with: instructions, function calls, judged responses. In training
-    also where votes can be told apart by computer algebra alone."""
+    """The share of problems whose most frequent answer is right. None where samples have no answers to vote with
+    (instructions, function calls, judged responses), and in training also where only computer algebra could tell
+    votes apart."""
     pass_at: dict[int, float]
     """Unbiased pass@n for n = 1, 2, 4, ... up to `num_samples`."""
     mean_response_tokens: float
     mean_turns: float
     mean_tool_calls: float
     tool_error_share: float
-    """Of the calls that came back and not through a fault of ours, those that failed by the model's own doing."""
+    """The share of tool calls that failed through the model's own fault, among those that did not fail through ours."""
     truncated_share: float
     turn_limit_share: float
     no_answer_share: float
     seconds: float
-    """Wall-clock time of this benchmark in this process; what an earlier one did is not in it."""
+    """Wall-clock time of this benchmark in this process, without that of an interrupted earlier one."""
     mean_rollout_seconds: float
     details: dict[str, float] = field(default_factory=dict)
     """Further scores of the benchmark's own, each the weighted mean over the samples that have it."""

@@ -1,4 +1,4 @@
-"""What an evaluation was asked to do, kept in the run's `recipe.toml`, so that it can be resumed and regraded."""
+"""The plan of an evaluation. It is stored in the run's `recipe.toml`, so that the run can be resumed and regraded."""
 
 import json
 import random
@@ -22,7 +22,7 @@ class Benchmark:
     problems: tuple[Problem, ...]
     grading: Grading
     num_left_out: int = 0
-    """Problems that no response could solve, by the benchmark's own rules."""
+    """Problems left out because no response could solve them by the benchmark's own rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class EvalPlan:
     settings: EvalSettings = REPORT
     seed: int = 0
     num_generated: int = 100
-    """Problems of a procedural benchmark."""
+    """How many problems a procedural benchmark generates."""
     max_problems: int | None = None
-    """Of each benchmark, drawn with the seed; None: all."""
+    """At most so many problems of each benchmark, drawn with the seed. None means all."""
     answer_place: AnswerPlace = AnswerPlace.ANSWER_BLOCK
     data_dir: str | None = None
 
     def deviations(self, benchmarks: Iterable[Benchmark]) -> tuple[str, ...]:
-        """What is not as the report measured, as clauses for people; empty if nothing is."""
+        """How this evaluation differs from the report's, as clauses for people; empty if it does not."""
         found = list(self.settings.deviations)
         if self.max_problems is not None:
             found.append(f"at most {self.max_problems:,} problems of a benchmark")
@@ -54,13 +54,13 @@ class EvalPlan:
         return tuple(found)
 
     def within(self, num_tokens: int) -> "EvalPlan":
-        """The same plan, but responses of at most so many tokens."""
+        """The same plan with responses of at most `num_tokens` tokens."""
         if self.settings.max_response_tokens <= num_tokens:
             return self
         return replace(self, settings=replace(self.settings, max_response_tokens=num_tokens))
 
     def load(self) -> list[Benchmark]:
-        """Every benchmark with its problems; a UserError says how to get one that is not here."""
+        """Every benchmark with its problems. A UserError says how to get one that is missing."""
         return [self._load(name) for name in self.benchmarks]
 
     def _load(self, name: str) -> Benchmark:
@@ -80,14 +80,14 @@ class EvalPlan:
         return Benchmark(name, problems, grading, num_left_out)
 
     def to_toml(self, sections: Mapping[str, Mapping[str, Any]]) -> str:
-        """With what else the run must remember, a section each."""
+        """The plan as TOML, followed by `sections`, which hold what else the run must remember."""
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "settings"}
         tables = {"evaluation": own, "protocol": asdict(self.settings), **sections}
         return "\n".join(f"[{name}]\n{_lines(values)}" for name, values in tables.items())
 
 
 def read_plan(toml: str) -> tuple[EvalPlan, dict[str, dict[str, Any]]]:
-    """What `to_toml` wrote."""
+    """The plan and the sections that `to_toml` wrote."""
     try:
         sections = tomllib.loads(toml)
         own = sections.pop("evaluation")
@@ -100,6 +100,6 @@ def read_plan(toml: str) -> tuple[EvalPlan, dict[str, dict[str, Any]]]:
 
 
 def _lines(values: Mapping[str, Any]) -> str:
-    """JSON's strings, numbers, lists and booleans are TOML's as well; what is None is left out."""
+    """JSON's strings, numbers, lists and booleans are valid TOML. None is left out."""
     kept = ((name, value) for name, value in values.items() if value is not None)
     return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in kept)

@@ -1,4 +1,4 @@
-"""An evaluation in a run directory: every trace kept, resumed without repeating a sample, graded again at will.
+"""An evaluation in a run directory: every trace is kept, a resumed run repeats no sample, and traces can be regraded.
 
 Invariant: the traces in the directory are the evaluation. Results are always computed from samples that are there, and
 a trace is there before it is counted.
@@ -73,7 +73,7 @@ class Regraded:
     history: History
     num_graded: int
     num_changed: int
-    """Samples whose score is another than the one in their trace."""
+    """Samples whose score differs from the one in their trace."""
 
 
 async def grade_again(
@@ -84,8 +84,7 @@ async def grade_again(
     only_undecided: bool,
     on_graded: Callable[[], None] = lambda: None,
 ) -> Regraded:
-    """Score the stored traces of these benchmarks again, all or those that were left undecided. The traces stay as
-    they are."""
+    """Regrade the stored traces of these benchmarks: all, or only the undecided ones. The traces do not change."""
     judge_of = {benchmark.name: judges.of(benchmark.grading) for benchmark in benchmarks}
     problem_of = {(benchmark.name, problem.id): problem for benchmark in benchmarks for problem in benchmark.problems}
     history, num_graded, num_changed = History(), 0, 0
@@ -121,7 +120,7 @@ async def results_of(
 
 
 def write_results(run: RunDirectory, results: dict[str, BenchmarkResult]) -> None:
-    """As numbers in the metrics, and whole as an event."""
+    """Write the numbers to the metrics, and the complete results as an event."""
     for name, result in results.items():
         numbers = {f"{name}/{key}": value for key, value in asdict(result).items() if isinstance(value, (int, float))}
         run.write_metrics(STEP, STAGE, numbers)

@@ -54,7 +54,7 @@ PUBLISHED = (
 )
 
 CAVEATS = {
-    "bfcl": "BFCL: the published number is of v3 as a whole, also with several turns; measured here is its single-turn "
+    "bfcl": "BFCL: the published number is of all of v3, also with several turns; measured here is its single-turn "
     "part, all categories together.",
     "arena_hard": "Arena-Hard: a win rate depends on the judge and on the baseline's answers; compare only where both "
     "are the same.",
@@ -74,7 +74,7 @@ def cost_table(results: Results) -> Table:
 
 
 def published_table(results: Results, model: str) -> Table | None:
-    """Side by side with the report's rows; None if the report has none of these benchmarks."""
+    """These results beside the report's; None if the report has none of these benchmarks."""
     shared = [name for name in results if any(name in row.scores for row in PUBLISHED)]
     if not shared:
         return None
@@ -120,9 +120,10 @@ def all_tables(results: Results, model: str) -> list[Table]:
 
 
 def remarks(results: Results, deviations: Sequence[str]) -> list[str]:
-    """What whoever reads the numbers must know: how the protocol deviates, what is missing, what is not comparable."""
-    told = f"Deviates from the report's protocol: {'; '.join(deviations)}." if deviations else "The report's protocol."
-    lines = [told]
+    """What a reader of the numbers must know: how the protocol deviates, what is missing, what is not comparable."""
+    lines = [
+        f"Deviates from the report's protocol: {'; '.join(deviations)}." if deviations else "The report's protocol."
+    ]
     for name, result in results.items():
         if not result.is_complete:
             lines.append(
@@ -133,7 +134,7 @@ def remarks(results: Results, deviations: Sequence[str]) -> list[str]:
 
 
 def left_out(result: BenchmarkResult) -> str:
-    """What the score would be without the benefit of the doubt, to go behind it; empty if nothing was in doubt."""
+    """A clause that gives the score if all undecided samples were wrong; empty if none was undecided."""
     if not result.num_undecided:
         return ""
     return f"; if the {result.num_undecided:,} undecided were wrong: {percent(result.accuracy_undecided_wrong)}%"

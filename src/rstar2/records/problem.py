@@ -30,7 +30,7 @@ class Selection(StrEnum):
     UNSCORED = "unscored"
     """Infrastructure fault or undecided verdict: it has no reward, so nothing can be learnt from it."""
     EQUAL_REWARDS = "equal_rewards"
-    """Every kept reward of the group is the same, so the whole group was dropped."""
+    """Every kept reward of the group is the same, so the group was dropped."""
 
 
 @dataclass(frozen=True, slots=True)

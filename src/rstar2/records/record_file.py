@@ -1,7 +1,7 @@
 """Files of records: one kind of record a file, one record a line; of a long run, one file a step.
 
 Invariant: whatever `RecordWriter.append` returned for is read back, equal and in order, by `iterate` and `read_from`;
-a line that is whole and yet not such a record is an error that says where it lies, never skipped.
+a complete line that is not such a record is an error that says where it is, and is never skipped.
 """
 
 from collections.abc import Callable, Iterator
@@ -61,7 +61,7 @@ def iterate(kind: type[Record], path: Path) -> Iterator[Record]:
 
 
 def read_from(kind: type[Record], path: Path, offset: int) -> tuple[list[Record], int]:
-    """The complete records from `offset` on, and the offset at which the next call goes on. The first offset is 0."""
+    """The complete records from `offset` on, and the offset for the next call. The first offset is 0."""
     records = []
     for line in read_lines(path, offset):
         records.append(_decode_at(kind, path, line))

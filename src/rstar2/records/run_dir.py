@@ -1,7 +1,7 @@
 """The run directory: what every verb writes, and the only thing that a run and its viewers share.
 
-Invariant: a folder is a run if and only if it holds `run.json`; all that is in it was written by `RunDirectory`, one
-process at a time, and can be read by `RunView` at any moment, also while the run goes on and after it was killed.
+Invariant: a folder is a run if and only if it holds `run.json`. Everything in it was written by `RunDirectory`, one
+process at a time. `RunView` can read it at any moment, also while the run is being written and after it was killed.
 """
 
 import json
@@ -101,7 +101,7 @@ class RunDirectory:
         clock: Callable[[], float] = time.time,
         before_writing: Callable[[], None] = lambda: None,
     ) -> Self:
-        """Go on with a run that ended in whatever way; what a kill left unfinished is cut off and reported.
+        """Continue a run, however it ended. What a kill left unfinished is cut off and reported.
         `before_writing` is called when the run is ours alone and before its records are opened."""
         info = RunView(path).info
         if info.verb != verb:
@@ -121,7 +121,7 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """The trainer's own folder: what lies in it is its business."""
+        """The trainer's own folder."""
         return self.layout.checkpoints
 
     def write_metrics(self, step: int, stage: str, values: Mapping[str, SupportsFloat]) -> None:
@@ -150,18 +150,12 @@ class RunDirectory:
         self._schedule.append(record.step, record)
 
     def sync(self) -> None:
-        """Everything written so far is on the disk itself."""
+        """Return when everything written so far is on the disk itself."""
         for writer in (self._traces, self._groups, self._schedule, self._metrics, self._events):
             writer.sync()
 
-    def write_report(self, html: str) -> None:
-        replace_file(self.layout.report, html.encode("utf-8", errors="replace"))
-
-    def write_figure(self, name: str, content: bytes) -> None:
-        replace_file(self.layout.figures / name, content)
-
     def finish(self, status: RunStatus, note: str = "") -> None:
-        """Say how it ended and close every file."""
+        """Record how the run ended and close every file."""
         assert status is not RunStatus.RUNNING
         try:
             self.write_event(status.value, note or f"{self.info.verb} {status}")

@@ -10,7 +10,7 @@ RUN_SCHEMA_VERSION = 1
 
 
 class RunStatus(StrEnum):
-    """How a run stands."""
+    """Whether a run is going, and how it ended."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -55,12 +55,12 @@ class RunInfo:
     started: str
     status: RunStatus = RunStatus.RUNNING
     resumed: tuple[str, ...] = ()
-    """When it was taken up again, each time."""
+    """When the run was resumed, each time."""
     ended: str | None = None
     note: str = ""
-    """Why it ended as it did, where the status alone does not say."""
+    """Why the run ended as it did, where the status alone does not say."""
     schema_version: int = RUN_SCHEMA_VERSION
-    """Of the directory's layout and of every row in it that has no version of its own."""
+    """The version of the directory's layout, and of every row in it that has no version of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The reading side of a run directory: for viewers, reports and analysis. It never writes.
 
-Everything may be read while the run goes on. The `read_*_from` methods take the offset that the last call returned and
-give what came since, so a viewer follows a run by calling them again.
+Everything may be read while the run is being written. The `read_*_from` methods take the offset that the last call
+returned and give what was written since, so a viewer follows a run with them.
 """
 
 from collections.abc import Iterator

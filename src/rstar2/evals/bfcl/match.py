@@ -173,7 +173,7 @@ def _item_type(details: Mapping[str, Any]) -> str | None:
 
 def _has_type(value: Any, right_values: Sequence[Any], expected: type | None, inner: type | None) -> tuple[bool, bool]:
     """Whether the type is right; and whether the right values are of another type than the schema says, as where the
-    name of a variable stands for a value."""
+    name of a variable is given for a value."""
     example = next((type(right) for right in right_values if right != OPTIONAL), None)
     is_variable = example is not None and example is not expected
     if type(value) is expected:

@@ -1,4 +1,4 @@
-"""The judge of IFEval. The score is prompt-level strict accuracy; the other three of the task stand beside it.
+"""The judge of IFEval. The score is prompt-level strict accuracy; the task's other three are details.
 
 The instruction-level ones are shares of all instructions: a prompt counts as often as it has instructions.
 """

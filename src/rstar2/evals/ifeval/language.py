@@ -61,7 +61,7 @@ def require_langdetect() -> Any:
 
 
 def is_in_language(text: str, code: str) -> bool:
-    """A text whose language cannot be told (digits, signs) passes, as in the original. The detector draws random
+    """A text whose language cannot be detected (digits, signs) passes, as in the original. The detector draws random
     numbers; a fixed seed makes it say the same every time."""
     langdetect = require_langdetect()
     langdetect.DetectorFactory.seed = 0
