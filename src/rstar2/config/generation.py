@@ -13,14 +13,14 @@ class EngineSection(Section):
 
     kind: Literal["embedded", "vllm"] = Field(
         "embedded",
-        description="embedded: our own engine, CPU or GPU; on one machine it reads the trainer's very weights. vllm: "
-        "vLLM, started by the run and sent new weights after each step; only with [cluster].",
+        description="The engine. embedded: our own, on CPU or GPU; on one machine it reads the trainer's own weights. "
+        "vllm: vLLM, started by the run and sent new weights after each step; only with [cluster].",
     )
     kv_cache_tokens: int | None = Field(
         None,
         ge=1,
-        description="Size of the KV cache of one engine, in tokens of all its rollouts together. Left out, what "
-        "gpu_memory_share leaves room for; on a CPU, give it.",
+        description="Size of the KV cache of one engine, in tokens of all its rollouts together. If left out, it takes "
+        "what gpu_memory_share leaves room for; on a CPU it must be given.",
     )
     gpu_memory_share: float = Field(
         0.6,
@@ -32,13 +32,14 @@ class EngineSection(Section):
     max_batch: int = Field(
         1024,
         ge=1,
-        description="Rollouts that one engine decodes in the same step. High, since the KV cache is the real limit.",
+        description="Rollouts that one engine decodes in the same step. The default is high, because the KV cache is "
+        "the real limit.",
     )
     prefill_chunk_tokens: int = Field(
         4096,
         ge=1,
-        description="Prompt tokens read in one step. Longer prompts are read in pieces, so that running rollouts never "
-        "wait long for a new one.",
+        description="Prompt tokens prefilled in one step. Longer prompts are prefilled in chunks, so that running "
+        "rollouts never wait long for a new one.",
     )
 
 
@@ -47,7 +48,7 @@ class AgentSection(Section):
 
     tool: Literal["execute_python_code_with_standard_io", "jupyter_code"] = Field(
         "execute_python_code_with_standard_io",
-        description="The tool that the model is given. The first is the report's: a fresh program with its stdin at "
+        description="The tool that the model may call. The first is the report's: a fresh program with its stdin at "
         "each call. jupyter_code is a notebook that keeps its variables between calls.",
     )
     template: Literal["model", "qwen"] = Field(
@@ -57,15 +58,15 @@ class AgentSection(Section):
     )
     system_text: str | None = Field(
         None,
-        description="The system text before the question, in place of the report's; the tool's schema "
-        "follows it. Empty, there is no system turn at all: for a model that knows its one tool from the warm-up.",
+        description="The system text before the question, in place of the report's; the tool's schema follows it. If "
+        "empty, there is no system turn at all, for a model that knows its one tool from the warm-up.",
     )
     tool_tags: Literal["token", "text"] | None = Field(
         None,
         description="How <tool_call> and the other tags of a call become tokens. token: as the tokenizer has them, one "
         "each where it knows them. text: spelled in ordinary tokens, for models that have a token for them which was "
-        "never trained, such as Qwen2.5-Coder; adapters cannot teach it. Left out, as the model was trained, else "
-        "token.",
+        "never trained, such as Qwen2.5-Coder; adapters cannot teach it. If left out, the tags are as the model was "
+        "trained, or else token.",
     )
     max_tool_output_tokens: int = Field(
         1024,
@@ -80,20 +81,21 @@ class RolloutSection(Section):
 
     scheduler: Literal["kv-aware", "least-requests", "worst-case", "round-robin", "static"] = Field(
         "kv-aware",
-        description="How rollouts are given to engines. kv-aware: as many as each KV cache is expected to hold, each "
+        description="How rollouts are placed on engines. kv-aware: as many as each KV cache is expected to hold, each "
         "staying where its cache is. least-requests, worst-case (full reservation), round-robin and static (even split "
         "up front) are the baselines that it is measured against.",
     )
     max_concurrent: int | None = Field(
         None,
         ge=1,
-        description="Rollouts in flight at one time over all engines. Left out, the scheduler alone decides.",
+        description="Rollouts in flight at one time over all engines. If left out, the scheduler alone decides.",
     )
     num_workers: int | None = Field(
         None,
         ge=0,
-        description="Processes of this machine that hold the conversations; 0: the trainer's own does. Left out, one "
-        "for every two cores beside a GPU, at most 8, and none without. On a cluster it says nothing.",
+        description="Processes of this machine that hold the conversations. With 0, the trainer's own process does. If "
+        "left out, there is one for every two cores beside a GPU, at most 8, and none without a GPU. It has no effect "
+        "on a cluster.",
     )
     max_prompt_tokens: int = Field(
         2048,
@@ -104,14 +106,14 @@ class RolloutSection(Section):
     temperature: float = Field(
         1.0,
         gt=0,
-        description="Sampling temperature in training. 1.0 is the report's; other values train on another distribution "
+        description="Sampling temperature in training. The report uses 1.0; other values train on another distribution "
         "than the one sampled from.",
     )
     max_fault_retries: int = Field(
         2,
         ge=0,
-        description="How often a call or a turn that failed through our fault is retried before its rollout is "
-        "left out of training.",
+        description="How often a call or a turn that failed through our fault is retried before its rollout is left "
+        "out of training.",
     )
 
 
@@ -122,10 +124,10 @@ class SandboxLimits(Section):
     """`[sandbox.limits]`: what one execution may use, all its child processes included."""
 
     wall_s: float = Field(
-        10.0, gt=0, description="Seconds on the clock. An honest calculation of a rollout takes well under one."
+        10.0, gt=0, description="Wall-clock seconds. A usual calculation of a rollout takes well under one."
     )
     cpu_s: float = Field(
-        10.0, gt=0, description="Seconds of processor time. Equal to wall_s: one busy core all the time."
+        10.0, gt=0, description="Seconds of processor time. The default equals wall_s: one busy core all the time."
     )
     memory_bytes: int = Field(1 * GIB, ge=1, description="Memory in bytes. 1 GiB holds numpy, scipy, sympy and pandas.")
     num_processes: int = Field(
@@ -134,8 +136,8 @@ class SandboxLimits(Section):
     output_bytes: int = Field(
         1 * MIB,
         ge=1,
-        description="Bytes of stdout, of stderr and of the last value, each. Far above what "
-        "agent.max_tool_output_tokens lets through, so that head and tail of long output are both there to show.",
+        description="Bytes of stdout, of stderr and of the last value, each. The default is far above "
+        "agent.max_tool_output_tokens, so that head and tail of long output are both there to show.",
     )
     file_bytes: int = Field(32 * MIB, ge=1, description="Largest single file in the scratch directory, in bytes.")
 
@@ -146,26 +148,26 @@ class SandboxSection(Section):
     base_url: str | None = Field(
         None,
         pattern=r"^https?://\S+$",
-        description="Address of a running `rstar2 sandbox serve`. Left out, programs run on this machine's own cores.",
+        description="Address of a running `rstar2 sandbox serve`. If left out, programs run on this machine's own "
+        "cores.",
     )
     token_env: str | None = Field(
         None,
         min_length=1,
-        description="Name of the environment variable that holds the service's bearer token; the token itself is "
-        "never in a recipe. Left out, the token of a service of this user on this machine is found. Only with "
-        "base_url.",
+        description="Name of the environment variable that holds the service's bearer token; the token itself is never "
+        "in a recipe. If left out, the token of this user's service on this machine is found. Only with base_url.",
     )
     num_slots: int | None = Field(
         None,
         ge=1,
         description="Programs younger than a tenth of a second that run at the same time on this machine; older ones "
-        "get less of the cores and do not count. Left out, four for each core: one that waits must not idle it. Not "
-        "with base_url, where the service decides.",
+        "get less of the cores and do not count. If left out, there are four for each core, so that a program that "
+        "waits leaves no core idle. Not with base_url, where the service decides.",
     )
     queue_s: float = Field(
         120.0,
         gt=0,
-        description="Seconds a program may wait for a free slot before the call counts as an infrastructure fault. "
-        "Long, because a training step sends its calls in bursts.",
+        description="Seconds a program may wait for a free slot before the call counts as an infrastructure fault. The "
+        "default is long, because a training step sends its calls in bursts.",
     )
     limits: SandboxLimits = Field(SandboxLimits(), description="What one execution may use.")
