@@ -14,7 +14,7 @@ from rstar2.agent.chat_template import ChatFormat, tool_responses
 from rstar2.agent.end_rules import AgentLimits, End, after_calls, after_turn
 from rstar2.agent.events import Ended, Observer, nobody
 from rstar2.agent.generate import TurnRequest, generate_turn, sampling_of_turn
-from rstar2.agent.incremental import Transcript, append_to
+from rstar2.agent.incremental import Transcript, with_user_text
 from rstar2.agent.parse import ParsedCall, parse_calls
 from rstar2.agent.run_calls import run_calls
 from rstar2.agent.tool import Tool, by_name
@@ -107,12 +107,9 @@ class Agent:
         started = self.clock()
         results = await run_calls(parsed, tools, self.chat, self.limits, observer)
         turn = replace(turn, results=tuple(results), tool_s=self.clock() - started)
-        appendix = append_to(turn, self.chat, tool_responses([result.text for result in results]))
-        end = after_calls(results, len(appendix.token_ids), num_turns, num_tokens_left, self.limits)
-        if end is not None:
-            return transcript.with_turn(turn), end
-        turn = replace(turn, appended_ids=appendix.token_ids, appended_text=appendix.text)
-        return transcript.with_turn(turn), None
+        answered = with_user_text(turn, self.chat, tool_responses([result.text for result in results]))
+        end = after_calls(results, len(answered.appended_ids), num_turns, num_tokens_left, self.limits)
+        return transcript.with_turn(answered if end is None else turn), end
 
     def _calls_of(self, turn: Turn, tools: Mapping[str, Tool]) -> tuple[ParsedCall, ...]:
         """None of a turn that was cut off: a call that could not be finished is no malformed call."""

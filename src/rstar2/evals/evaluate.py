@@ -7,7 +7,7 @@ on before it is counted; a rollout that is lost through our fault is retried and
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rstar2.evals.metrics import BenchmarkResult, measure, scored_groups
@@ -54,11 +54,42 @@ async def evaluate(
     for name, problems in problems_by_benchmark.items():
         assert len({problem.id for problem in problems}) == len(problems), f"{name}: problem ids must be unique"
         started_s = time.monotonic()
-        run = _BenchmarkRun(roller, name, problems, settings, step, stage, seed, on_trace, history)
-        await run.finish()
+        labels = {BENCHMARK_KEY: name, STAGE_KEY: stage}
+
+        def hand_on(trace: Trace, labels: Mapping[str, str] = labels) -> None:
+            labelled = replace(trace, metadata={**trace.metadata, **labels})
+            on_trace(labelled)
+            history.add(labelled)
+
+        # The first sample of every problem, then the second: an interrupted evaluation has seen every problem.
+        keys = [
+            (SampleKey(name, problem.id, index), problem)
+            for index in range(settings.num_samples)
+            for problem in problems
+        ]
+        for _ in range(NUM_FAULT_ROUNDS + 1):
+            open_keys = [(key, problem) for key, problem in keys if history.is_open(key)]
+            if open_keys:
+                requests = [
+                    _request(key, problem, step, stage, seed, history.num_attempts[key]) for key, problem in open_keys
+                ]
+                await roller.run(requests, settings.limits, settings.sampling, hand_on)
         seconds = time.monotonic() - started_s
         results[name] = await history.measure(name, problems, settings.num_samples, same, seconds)
     return results
+
+
+def _request(key: SampleKey, problem: Problem, step: int, stage: str, seed: int, num_attempts: int) -> RolloutRequest:
+    group_id = f"{stage}/{step}/{key.benchmark}/{problem.id}"
+    return RolloutRequest(
+        problem=problem,
+        trace_id=f"{group_id}/{key.sample_index}" + (f"/retry-{num_attempts}" if num_attempts else ""),
+        group_id=group_id,
+        sample_index=key.sample_index,
+        step=step,
+        stage=stage,
+        seed=zlib.crc32(f"{seed}/eval/{key.benchmark}/{problem.id}/{key.sample_index}".encode()),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,49 +121,3 @@ class History:
         samples = self.of_benchmark(name, problems, num_samples)
         voted = await majority_at_k(scored_groups(samples), same)
         return measure(samples, len(problems), num_samples, seconds, voted)
-
-
-@dataclass(frozen=True, slots=True)
-class _BenchmarkRun:
-    roller: Rolls
-    name: str
-    problems: Sequence[Problem]
-    settings: EvalSettings
-    step: int
-    stage: str
-    seed: int
-    on_trace: Callable[[Trace], None]
-    history: History
-
-    async def finish(self) -> None:
-        for _ in range(NUM_FAULT_ROUNDS + 1):
-            if requests := [self._request(key, problem) for key, problem in self._keys() if self.history.is_open(key)]:
-                await self._roll(requests)
-
-    async def _roll(self, requests: Sequence[RolloutRequest]) -> None:
-        def hand_on(trace: Trace) -> None:
-            labels = {BENCHMARK_KEY: self.name, STAGE_KEY: self.stage}
-            labelled = replace(trace, metadata={**trace.metadata, **labels})
-            self.on_trace(labelled)
-            self.history.add(labelled)
-
-        await self.roller.run(requests, self.settings.limits, self.settings.sampling, hand_on)
-
-    def _keys(self) -> Iterator[tuple[SampleKey, Problem]]:
-        """The first sample of every problem, then the second: an interrupted evaluation has seen every problem."""
-        for index in range(self.settings.num_samples):
-            for problem in self.problems:
-                yield SampleKey(self.name, problem.id, index), problem
-
-    def _request(self, key: SampleKey, problem: Problem) -> RolloutRequest:
-        group_id = f"{self.stage}/{self.step}/{self.name}/{problem.id}"
-        num_attempts = self.history.num_attempts[key]
-        return RolloutRequest(
-            problem=problem,
-            trace_id=f"{group_id}/{key.sample_index}" + (f"/retry-{num_attempts}" if num_attempts else ""),
-            group_id=group_id,
-            sample_index=key.sample_index,
-            step=self.step,
-            stage=self.stage,
-            seed=zlib.crc32(f"{self.seed}/eval/{self.name}/{problem.id}/{key.sample_index}".encode()),
-        )

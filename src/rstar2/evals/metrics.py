@@ -73,6 +73,7 @@ def measure(
     clusters = [[(_score(sample), sample.weight) for sample in group] for group in groups]
     low, high = clustered_interval(clusters)
     num_own_calls = sum(sample.num_own_calls for sample in ended)
+    powers = [1 << exponent for exponent in range(num_samples.bit_length())]
     return BenchmarkResult(
         num_problems=num_problems,
         num_samples=num_samples,
@@ -86,7 +87,7 @@ def measure(
         accuracy_undecided_wrong=_weighted_mean([*scores, *((0.0, sample.weight) for sample in undecided)]),
         pass_at_k=_mean([_pass_at(group, num_samples) for group in groups]),
         majority_at_k=majority_at_k,
-        pass_at={k: _mean([_pass_at(group, k) for group in groups]) for k in _powers_up_to(num_samples)},
+        pass_at={k: _mean([_pass_at(group, k) for group in groups]) for k in powers},
         mean_response_tokens=_mean([sample.num_response_tokens for sample in ended]),
         mean_turns=_mean([sample.num_turns for sample in ended]),
         mean_tool_calls=_mean([sample.num_tool_calls for sample in ended]),
@@ -122,13 +123,10 @@ def _details(samples: Sequence[Sample]) -> dict[str, float]:
 
 def scored_groups(samples: Iterable[Sample]) -> list[list[Sample]]:
     """The samples that have a score, problem by problem."""
-    return _by_problem(sample for sample in samples if sample.score is not None and not sample.is_fault)
-
-
-def _by_problem(samples: Iterable[Sample]) -> list[list[Sample]]:
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
-        groups.setdefault(sample.problem_id, []).append(sample)
+        if sample.score is not None and not sample.is_fault:
+            groups.setdefault(sample.problem_id, []).append(sample)
     return list(groups.values())
 
 
@@ -144,7 +142,3 @@ def _mean(values: Sequence[float]) -> float:
 def _weighted_mean(values: Sequence[tuple[float, float]]) -> float:
     total = math.fsum(weight for _, weight in values)
     return math.fsum(value * weight for value, weight in values) / total if total else 0.0
-
-
-def _powers_up_to(number: int) -> list[int]:
-    return [1 << exponent for exponent in range(number.bit_length())]

@@ -74,26 +74,28 @@ def cost_table(results: Results) -> Table:
 
 
 def published_table(results: Results, model: str) -> Table | None:
-    """These results beside the report's; None if the report has none of these benchmarks."""
-    shared = [name for name in results if any(name in row.scores for row in PUBLISHED)]
-    if not shared:
-        return None
-    own = (f"{model} (here)", *(percent(results[name].accuracy) for name in shared))
-    others = tuple(
-        (row.name, *(f"{row.scores[name]:.1f}" if name in row.scores else "" for name in shared)) for row in PUBLISHED
-    )
-    return Table("side by side with the report", ("model", *shared), (own, *others))
+    """These scores beside the report's; None if the report has none of these benchmarks."""
+    own = {name: percent(result.accuracy) for name, result in results.items()}
+    others = {row.name: {name: f"{score:.1f}" for name, score in row.scores.items()} for row in PUBLISHED}
+    return _side_by_side("side by side with the report", own, others, model)
 
 
 def published_tokens_table(results: Results, model: str) -> Table | None:
-    shared = [name for name in results if any(name in row.response_tokens for row in PUBLISHED)]
+    own = {name: f"{result.mean_response_tokens:,.0f}" for name, result in results.items()}
+    others = {row.name: {name: f"{n:,}" for name, n in row.response_tokens.items()} for row in PUBLISHED}
+    return _side_by_side("mean response tokens", own, others, model)
+
+
+def _side_by_side(title: str, own: dict[str, str], others: Mapping[str, dict[str, str]], model: str) -> Table | None:
+    shared = [name for name in own if any(name in cells for cells in others.values())]
     if not shared:
         return None
-    own = (f"{model} (here)", *(f"{results[name].mean_response_tokens:,.0f}" for name in shared))
-    others = tuple(
-        (row.name, *(f"{row.response_tokens[name]:,}" for name in shared)) for row in PUBLISHED if row.response_tokens
+    rows = {f"{model} (here)": own} | {name: cells for name, cells in others.items() if cells}
+    return Table(
+        title,
+        ("model", *shared),
+        tuple((name, *(cells.get(key, "") for key in shared)) for name, cells in rows.items()),
     )
-    return Table("mean response tokens", ("model", *shared), (own, *others))
 
 
 def published_scores(results: Results) -> dict[str, dict[str, float]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from rstar2.agent import AgentLimits, ChatFormat, End, Transcript
 from rstar2.agent.chat_template import ASSISTANT_OPENING, tool_responses, with_tools
-from rstar2.agent.incremental import append_to
+from rstar2.agent.incremental import with_user_text
 from rstar2.agent.parse import parse_calls
 from rstar2.data import MultiTurnCallTask
 from rstar2.engine.tokenizer import Message
@@ -92,16 +92,9 @@ async def _user_turn(
             return transcript.with_turn(turn), None
         started_s = speaker.clock()
         results = await services.run(calls)
-        appendix = append_to(turn, chat, tool_responses([result.text for result in results]))
-        turn = replace(
-            turn,
-            calls=calls,
-            results=tuple(results),
-            appended_ids=appendix.token_ids,
-            appended_text=appendix.text,
-            tool_s=speaker.clock() - started_s,
-        )
-        transcript = transcript.with_turn(turn)
+        answered = with_user_text(turn, chat, tool_responses([result.text for result in results]))
+        seconds = speaker.clock() - started_s
+        transcript = transcript.with_turn(replace(answered, calls=calls, results=tuple(results), tool_s=seconds))
     return transcript, End(Outcome.TURN_LIMIT, f"it still made calls after {MAX_STEPS} steps of one turn")
 
 
