@@ -10,7 +10,7 @@ from rstar2.analysis.examine import HIGH_SHARE, Response
 from rstar2.analysis.kind_words import KindWords
 from rstar2.analysis.kinds import TokenKind
 from rstar2.analysis.over_training import CallCount, StepErrors
-from rstar2.analysis.svg import Plot, band, dot, label_at, legend, line, picture, polyline, rect, ticks
+from rstar2.analysis.svg import Plot, band, dot, label_at, legend, line, picture, polyline, rect
 
 WIDTH = 860
 MAX_SHOWN_WORDS, MAX_WORD_CHARS = 30, 24
@@ -81,17 +81,9 @@ def _by_class(entropy: EntropySummary, measure: str, caption: str) -> str:
     bottom = top + row_height * len(rows)
     parts.append(line(shares.x(HIGH_SHARE), top, shares.x(HIGH_SHARE), bottom, "axis", dashed=True))
     parts.append(label_at(shares.x(HIGH_SHARE), bottom + 16, "by chance", name="faint", size=11, anchor="middle"))
-    parts += _value_axis(values, bottom)
+    parts += values.x_axis(most_ticks=6)
     parts += [dot(values.left, bottom + 44, "b", 4), label_at(values.left + 10, bottom + 48, "mean", name="faint")]
     return picture(WIDTH, height, f"{measure.capitalize()} of each kind of token", caption, parts)
-
-
-def _value_axis(plot: Plot, bottom: float) -> list[str]:
-    parts = [line(plot.left, bottom, plot.left + plot.width, bottom, "axis")]
-    for value in ticks(*plot.x_range):
-        parts.append(line(plot.x(value), bottom, plot.x(value), bottom + 4, "axis"))
-        parts.append(label_at(plot.x(value), bottom + 18, f"{value:g}", name="faint", anchor="middle"))
-    return parts
 
 
 def _around(curves: Iterable[ResponseCurve], measure: str, caption: str) -> str:

@@ -138,16 +138,21 @@ class Plot:
     def y(self, value: float) -> float:
         return self.top + self.height * (1 - _share(value, self.y_range))
 
+    def x_axis(self, most_ticks: int = 10) -> list[str]:
+        bottom = self.top + self.height
+        parts = [line(self.left, bottom, self.left + self.width, bottom, "axis")]
+        for value in ticks(*self.x_range, most_ticks):
+            parts.append(line(self.x(value), bottom, self.x(value), bottom + 4, "axis"))
+            parts.append(label_at(self.x(value), bottom + 18, f"{value:g}", name="faint", anchor="middle"))
+        return parts
+
     def axes(self, x_label: str, y_label: str, show_y: Callable[[float], str] = "{:g}".format) -> list[str]:
         bottom, right = self.top + self.height, self.left + self.width
         parts = []
         for value in ticks(*self.y_range):
             parts.append(line(self.left, self.y(value), right, self.y(value), "grid"))
             parts.append(label_at(self.left - 8, self.y(value) + 4, show_y(value), name="faint", anchor="end"))
-        for value in ticks(*self.x_range, most=10):
-            parts.append(line(self.x(value), bottom, self.x(value), bottom + 4, "axis"))
-            parts.append(label_at(self.x(value), bottom + 18, f"{value:g}", name="faint", anchor="middle"))
-        parts.append(line(self.left, bottom, right, bottom, "axis"))
+        parts += self.x_axis()
         parts.append(label_at((self.left + right) / 2, bottom + 38, x_label, anchor="middle"))
         middle = self.top + self.height / 2
         turned = f'transform="rotate(-90 {self.left - 44:.1f} {middle:.1f})"'
