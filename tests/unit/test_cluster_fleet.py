@@ -15,7 +15,7 @@ from rstar2.cluster.actors import Process
 from rstar2.cluster.engine_actor import EnginePlan
 from rstar2.cluster.fleet import EngineFleet
 from rstar2.cluster.placement import place
-from rstar2.config.cluster import Cluster
+from rstar2.config.cluster import ClusterSection
 from rstar2.engine import EngineLoad
 from rstar2.engine.embedded import EmbeddedOptions
 from rstar2.rollout import EngineSpeed
@@ -111,7 +111,7 @@ async def make_fleet(
     fleet = EngineFleet(
         plan,
         group,
-        place(Cluster.model_validate(section)),
+        place(ClusterSection.model_validate(section)),
         any_driver,
         courier,
         EngineSpeed(1.0, 1.0, 1.0),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from rstar2.config import Recipe
-from rstar2.config.cluster import Cluster
+from rstar2.config.cluster import ClusterSection
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Placement:
     gpus_per_engine: float
 
 
-def place(cluster: Cluster) -> Placement:
+def place(cluster: ClusterSection) -> Placement:
     num_ranks = cluster.num_trainer_ranks or cluster.num_gpus
     num_engines = cluster.num_engines or cluster.num_gpus
     is_colocated = cluster.num_gpus > 0 and cluster.layout == "colocated"
@@ -50,7 +50,7 @@ def place(cluster: Cluster) -> Placement:
     )
 
 
-def transfer_backend(cluster: Cluster) -> "Backend":
+def transfer_backend(cluster: ClusterSection) -> "Backend":
     """How weights travel to vLLM engines: NCCL cannot join two processes on one GPU, and no GPU is no NCCL."""
     if cluster.num_gpus == 0:
         return "gloo"

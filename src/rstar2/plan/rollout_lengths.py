@@ -10,7 +10,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from rstar2.config import Recipe, Sft, Stage
+from rstar2.config import Recipe, SftSection, StageSection
 from rstar2.errors import UserError
 from rstar2.plan.assumptions import Assumptions, MeanLength
 from rstar2.rollout.simulator import SHAPES, PlannedRollout, Workload
@@ -26,7 +26,7 @@ _MAX_SHARE = 0.98
 """A mean closer to the limit would need lengths that are nearly all cut."""
 
 
-def mean_length(stage: Stage, index: int, given: Mapping[str, MeanLength]) -> MeanLength:
+def mean_length(stage: StageSection, index: int, given: Mapping[str, MeanLength]) -> MeanLength:
     found = given.get(stage.name) or given.get("")
     limit = stage.max_response_tokens
     if found is None:
@@ -44,7 +44,7 @@ def mean_prompt_tokens(recipe: Recipe, assumptions: Assumptions) -> float:
     return assumptions.mean_prompt_tokens or min(_MEAN_PROMPT_TOKENS, recipe.rollout.max_prompt_tokens / 2)
 
 
-def mean_conversation_tokens(sft: Sft, assumptions: Assumptions) -> float:
+def mean_conversation_tokens(sft: SftSection, assumptions: Assumptions) -> float:
     return assumptions.mean_conversation_tokens or min(_MEAN_CONVERSATION_TOKENS, sft.max_tokens / 2)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
-from rstar2.config import DataSet, Recipe, Stage
+from rstar2.config import DataSet, Recipe, StageSection
 from rstar2.data.catalog import CATALOG
 from rstar2.plan.assumptions import Assumptions, MeanLength
 from rstar2.plan.devices import Device
@@ -126,7 +126,7 @@ class Timer:
         stages = tuple(self._stage(stage, index) for index, stage in enumerate(self.recipe.stages))
         return RunTime(warm_up_s, stages, tuple(dict.fromkeys(self._left_out)))
 
-    def _stage(self, stage: Stage, index: int) -> StageTime:
+    def _stage(self, stage: StageSection, index: int) -> StageTime:
         length = mean_length(stage, index, self.assumptions.mean_response_tokens)
         algo, num_prompts = self.recipe.algo, self.recipe.train.prompts_per_step
         generations = [
@@ -156,7 +156,7 @@ class Timer:
         overlap_s = min(generation.makespan_s, train_s) if self.layout.runs_ahead else 0.0
         return StepTime(generation.generate_s, generation.tools_s, train_s, sync_s, overlap_s)
 
-    def _filter_s(self, stage: Stage, length: MeanLength) -> float:
+    def _filter_s(self, stage: StageSection, length: MeanLength) -> float:
         wanted = stage.difficulty_filter
         if wanted is None:
             return 0.0
@@ -166,7 +166,7 @@ class Timer:
         what = f"stage {stage.name}, difficulty filter"
         return self._generation(what, stage, length.first, num_problems, wanted.num_samples).makespan_s
 
-    def _num_evaluations(self, stage: Stage, index: int) -> int:
+    def _num_evaluations(self, stage: StageSection, index: int) -> int:
         """One after the stage, and one every so many steps of the run within it."""
         every = self.recipe.eval.every_steps
         if every is None:
@@ -199,7 +199,7 @@ class Timer:
         return update.train_s
 
     def _generation(
-        self, what: str, stage: Stage, mean_tokens: float, num_problems: int, num_samples: int
+        self, what: str, stage: StageSection, mean_tokens: float, num_problems: int, num_samples: int
     ) -> Generation:
         shape = workload_shape(self.recipe, self.assumptions, mean_tokens, stage.max_response_tokens, stage.max_turns)
         return self._estimated(what, RolloutBatch(shape, num_problems, num_samples))

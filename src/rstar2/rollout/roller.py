@@ -1,35 +1,18 @@
 """Many rollouts of many problems, each of them judged: agent, tools and judge put together on the driver."""
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from rstar2.agent import Agent, AgentLimits, ChatFormat, Tool, Transcript
 from rstar2.agent.events import AgentEvent, CallStarted, TurnStarted
 from rstar2.agent.tool import close_all
-from rstar2.algo import rollout_reward
 from rstar2.engine import Chunk, EngineLoad, Sampling
-from rstar2.errors import InfrastructureError
-from rstar2.grading import AnswerPlace, Grade, Grader, Method
-from rstar2.records import Outcome, Problem, StepRecord, Trace, Verdict
+from rstar2.records import Problem, StepRecord, Trace
 from rstar2.rollout.driver import Driver
+from rstar2.rollout.judge import Judge, judged
 from rstar2.rollout.placed_rollout import PlacedRollout
 from rstar2.rollout.request import OnTrace, RolloutRequest
 from rstar2.rollout.scheduler import RolloutSpec
-
-Judge = Callable[[Problem, Trace], Awaitable[Grade]]
-"""From a finished trace to its grade. InfrastructureError if it could not be judged through our fault."""
-
-MAX_JUDGE_ATTEMPTS = 3
-
-
-def math_judge(grader: Grader, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) -> Judge:
-    """The answer in the model's own words against the gold."""
-
-    async def judge(problem: Problem, trace: Trace) -> Grade:
-        return await grader.grade(*trace.turn_texts, gold=problem.answer, place=place)
-
-    return judge
 
 
 class Roller:
@@ -126,31 +109,7 @@ class Roller:
             step=request.step,
             model=self._model,
         )
-        return await self._judged(request.problem, trace)
-
-    async def _judged(self, problem: Problem, trace: Trace) -> Trace:
-        if trace.outcome is Outcome.INFRASTRUCTURE_FAULT:
-            return trace
-        if trace.outcome is Outcome.TRUNCATED:
-            return replace(trace, reward=rollout_reward(trace.outcome, None))
-        grade = await self._grade(problem, trace)
-        return replace(
-            trace,
-            answer=grade.answer,
-            verdict=grade.verdict,
-            reward=rollout_reward(trace.outcome, grade.verdict),
-            note=trace.note or (grade.message if grade.verdict is Verdict.UNDECIDED else ""),
-        )
-
-    async def _grade(self, problem: Problem, trace: Trace) -> Grade:
-        """A judge that stays out of order leaves the rollout undecided: left out and counted, never scored 0."""
-        for attempt in range(MAX_JUDGE_ATTEMPTS):
-            try:
-                return await self._judge(problem, trace)
-            except InfrastructureError as error:
-                reason = str(error)
-                await asyncio.sleep(0.1 * 2**attempt)
-        return Grade(Verdict.UNDECIDED, None, Method.EXTRACTION, f"grading failed {MAX_JUDGE_ATTEMPTS} times: {reason}")
+        return await judged(self._judge, request.problem, trace)
 
 
 class _SeatEngine:

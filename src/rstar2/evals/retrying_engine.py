@@ -1,8 +1,8 @@
-"""An engine that may fail now and then, as servers do, and one that is gone for good.
+"""An engine whose failed turns are retried, for evaluations.
 
-To the driver an engine that fails once is lost, and its rollouts go on elsewhere; an evaluation mostly has one engine
-and nowhere else to go. So a turn that fails is continued on the same engine after a pause. One that keeps failing ends
-the evaluation, which can be resumed when the engine is back: nothing is gained by losing every rollout that is left.
+The driver treats an engine that fails once as lost and moves its rollouts to another. An evaluation mostly has one
+engine, so a turn that fails continues on the same engine after a pause. An engine that keeps failing ends the
+evaluation, which can be resumed when the engine is back; otherwise every remaining rollout would be lost.
 """
 
 import asyncio
@@ -13,15 +13,15 @@ from rstar2.engine import Chunk, Engine, EngineLoad, Sampling
 from rstar2.errors import InfrastructureError
 
 PAUSES_S = (1.0, 5.0, 30.0)
-"""A server that restarts is back within these."""
+"""Long enough for a server to restart."""
 
 
 class EngineAwayError(Exception):
-    """Not an InfrastructureError, which whoever runs a rollout would take as a fault of that rollout alone."""
+    """Not an InfrastructureError, which would end only the rollout that met it."""
 
 
 @dataclass(slots=True)
-class PatientEngine:
+class RetryingEngine:
     """Satisfies `Engine`."""
 
     engine: Engine
@@ -31,7 +31,7 @@ class PatientEngine:
     async def generate(
         self, session: str, token_ids: Sequence[int], sampling: Sampling, max_tokens: int
     ) -> AsyncIterator[Chunk]:
-        """What came out before a failure stays; the turn goes on behind it."""
+        """Tokens made before a failure are kept, and the turn continues after them."""
         tokens, num_left = list(token_ids), max_tokens
         for pause_s in (*self.pauses_s, None):
             if self._away is not None:

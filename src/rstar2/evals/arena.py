@@ -1,21 +1,29 @@
-"""One response against the baseline's: two games, the places changed between them, so that a judge's preference for a
-place cancels out.
+"""Arena-Hard v0.1: a judge model of the user's compares each response with a baseline's response.
 
-The score is the share of points won, where a game that was decided clearly counts three times, as in Arena-Hard v0.1:
-with two players the share is the Bradley-Terry win rate that it reports, up to style control.
+Each pair is two games with the places exchanged, so that a judge's preference for a place cancels out. The score is the
+share of points won, where a clear win counts three times: with two players this share is the Bradley-Terry win rate
+that Arena-Hard reports, up to style control.
 """
 
 import asyncio
+import json
 import re
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import aiohttp
 
 from rstar2.engine.protocol import Message
 from rstar2.errors import InfrastructureError, UserError
-from rstar2.evals.arena.client import MAX_AT_ONCE
-from rstar2.evals.final_text import final_text
-from rstar2.evals.judgement import Judge, Judgement
+from rstar2.evals.plain_roller import final_text
 from rstar2.records import Problem, Trace, Verdict
+from rstar2.rollout.judge import Judge, Judgement
+
+MAX_AT_ONCE = 16
+"""Requests in flight: hosted judges refuse more."""
+_ID_COLUMNS = ("id", "uid", "question_id")
 
 SYSTEM_TEXT = """Please act as an impartial judge and evaluate the quality of the responses provided by two AI assistants to the user prompt displayed below. You will be given assistant A's answer and assistant B's answer. Your job is to evaluate which assistant's answer is better.
 
@@ -87,9 +95,79 @@ def game(question: str, first: str, second: str) -> list[Message]:
 
 def points_of_first(reply: str) -> tuple[float, float]:
     """Points of assistant A and the weight of the game, by the last label; a reply without one, or whose last label
-    says nothing (`[[A]]`), is asked for again."""
+    says nothing (`[[A]]`), is retried."""
     found = next(filter(None, (label.findall(reply.upper()) for label in _LABELS)), [""])
     points = _POINTS_OF_A.get(found[-1])
     if points is None:
         raise InfrastructureError(f"the judge gave no verdict such as [[A>B]], but {found[-1] or 'none at all'}")
     return points
+
+
+@dataclass(frozen=True, slots=True)
+class ChatClient:
+    base_url: str
+    model: str
+    api_key: str | None = None
+    deadline_s: float = 600.0
+    max_tokens: int = 4096
+
+    async def reply(self, messages: Sequence[Message]) -> str:
+        """InfrastructureError for what may pass, UserError for what will not."""
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        body = {"model": self.model, "messages": list(messages), "temperature": 0.0, "max_tokens": self.max_tokens}
+        url = f"{self.base_url.rstrip('/')}/chat/completions"
+        timeout = aiohttp.ClientTimeout(total=self.deadline_s)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+                session.post(url, json=body) as response,
+            ):
+                status, said = response.status, await response.text()
+        except (TimeoutError, aiohttp.ClientError) as error:
+            raise InfrastructureError(f"the judge at {self.base_url} cannot be reached: {error!r}") from error
+        if status in (400, 401, 403, 404):
+            raise UserError(f"the judge at {self.base_url} refuses (HTTP {status}): {said[:300]}")
+        if status != 200:
+            raise InfrastructureError(f"the judge at {self.base_url} answered HTTP {status}")
+        try:
+            content = json.loads(said)["choices"][0]["message"]["content"]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise InfrastructureError(f"the judge at {self.base_url} sent no chat completion: {error!r}") from error
+        if not isinstance(content, str):
+            raise InfrastructureError(f"the judge at {self.base_url} sent an empty reply")
+        return content
+
+
+def read_baseline(path: Path) -> dict[str, str]:
+    """JSON Lines with a question's id and an `answer`; Arena-Hard's own files of model answers are read as well."""
+    answers: dict[str, str] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--judge-baseline: {path} cannot be read: {error}") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            row_id = next(str(row[name]) for name in _ID_COLUMNS if name in row)
+            answers[row_id] = _answer(row)
+        except (ValueError, KeyError, IndexError, TypeError, StopIteration):
+            raise UserError(
+                f"--judge-baseline: {path}, line {number}, needs an id ({', '.join(_ID_COLUMNS)}) and an answer"
+            ) from None
+    return answers
+
+
+def _answer(row: dict[str, Any]) -> str:
+    if "choices" in row:
+        content = row["choices"][0]["turns"][0]["content"]
+    elif "messages" in row:
+        content = row["messages"][-1]["content"]
+    else:
+        content = row["answer"]
+    if isinstance(content, dict):
+        content = content["answer"]
+    if not isinstance(content, str):
+        raise TypeError("an answer is a text")
+    return content
