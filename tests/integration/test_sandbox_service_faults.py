@@ -15,7 +15,7 @@ import pytest
 
 from rstar2.sandbox import Execution, ExecutionStatus, Limits, Request
 from rstar2.sandbox.client import RemoteExecutor
-from rstar2.sandbox.http.tokens import find_token
+from rstar2.sandbox.http.access import find_token
 from rstar2.sandbox.isolation.guarantees import probe
 
 pytestmark = [

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.doctor import Check, Report, State
+from rstar2.doctor import Check, DoctorReport, State
 from rstar2.doctor.check import GIB
 from rstar2.doctor.gpu import Gpu, decide_gpu, gpu_check, parse_gpus, parse_torch_backend
 from rstar2.doctor.isolation import checks_of
@@ -161,8 +161,8 @@ def test_only_what_is_required_and_missing_makes_a_report_bad() -> None:
     limited = Check("machine", "memory", State.LIMITED, "2 GiB", "more", required=True)
     optional = Check("optional", "ray", State.MISSING, "not installed", "install it")
     missing = Check("machine", "platform", State.MISSING, "Windows", "use Linux", required=True)
-    assert Report("1", (fine, limited, optional)).ok
-    bad = Report("1", (fine, missing, optional))
+    assert DoctorReport("1", (fine, limited, optional)).ok
+    bad = DoctorReport("1", (fine, missing, optional))
     assert not bad.ok
     assert bad.blocking == (missing,)
     assert bad.as_json()["ok"] is False

@@ -4,9 +4,15 @@ import pytest
 
 from rstar2.sandbox import Execution, ExecutionStatus
 from rstar2.sandbox.http.compat_code_judge import ResultReason, Submission, judge
-from rstar2.sandbox.http.compat_sandbox_fusion import cell_result, code_response, limits_of
-from rstar2.sandbox.http.notebook_error import split_traceback
-from rstar2.sandbox.http.scratch_files import framed, new_mark, split_output
+from rstar2.sandbox.http.compat_sandbox_fusion import (
+    cell_result,
+    code_response,
+    framed,
+    limits_of,
+    new_mark,
+    split_output,
+    split_traceback,
+)
 
 pytestmark = pytest.mark.unit
 S = ExecutionStatus

@@ -5,7 +5,7 @@ finding; it never fails the report.
 May import: sandbox, models, engine.
 """
 
-from rstar2.doctor.check import Check, Report, State
+from rstar2.doctor.check import Check, DoctorReport, State
 from rstar2.doctor.examine import examine
 
-__all__ = ["Check", "Report", "State", "examine"]
+__all__ = ["Check", "DoctorReport", "State", "examine"]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import rstar2
-from rstar2.doctor.check import Report
+from rstar2.doctor.check import DoctorReport
 from rstar2.doctor.gpu import gpu_check
 from rstar2.doctor.hub import begin_hub_check
 from rstar2.doctor.isolation import isolation_checks
@@ -11,7 +11,7 @@ from rstar2.doctor.machine import machine_checks
 from rstar2.doctor.software import package_checks, sandbox_software_checks
 
 
-def examine(run_folder: Path, *, offline: bool) -> Report:
+def examine(run_folder: Path, *, offline: bool) -> DoctorReport:
     """Look at this machine. With `offline` nothing is asked over the network, and nothing said about it."""
     from rstar2.models import data_home
 
@@ -25,4 +25,4 @@ def examine(run_folder: Path, *, offline: bool) -> Report:
     ]
     if hub_finding is not None:
         checks.append(hub_finding())
-    return Report(rstar2.__version__, tuple(checks))
+    return DoctorReport(rstar2.__version__, tuple(checks))

@@ -6,7 +6,7 @@ May import: records, sandbox.
 """
 
 from rstar2.grading.choice import choice_letter
-from rstar2.grading.decide import Comparison, decide
+from rstar2.grading.decide import SymbolicComparison, decide
 from rstar2.grading.extract import (
     AnswerPlace,
     count_answer_blocks,
@@ -21,10 +21,10 @@ from rstar2.grading.integers import parse_integer
 __all__ = [
     "GRADING_DEADLINE_S",
     "AnswerPlace",
-    "Comparison",
     "Grade",
     "Grader",
     "Method",
+    "SymbolicComparison",
     "choice_letter",
     "count_answer_blocks",
     "count_balanced_answer_blocks",

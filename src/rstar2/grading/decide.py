@@ -1,6 +1,6 @@
 """What can be decided without computer algebra: numbers, equal texts, words, choices, units, hostile answers.
 
-Pure and linear, so it runs in the caller's process at any load; what is left over comes back as a `Comparison`.
+Pure and linear, so it runs in the caller's process at any load; what is left over comes back as a `SymbolicComparison`.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from rstar2.records import Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class SymbolicComparison:
     """Two values, tidied and without units and percent signs, that only computer algebra can tell apart."""
 
     answer: str
@@ -36,7 +36,7 @@ class Comparison:
     """The sign itself is in neither text."""
 
 
-def decide(answer: str, gold: str, *, evaluated_only: bool = False) -> Grade | Comparison:
+def decide(answer: str, gold: str, *, evaluated_only: bool = False) -> Grade | SymbolicComparison:
     r"""Grade `answer`, or say what must be compared. With `evaluated_only`, an answer to an integer gold must be a
     number as such: `123 \cdot 456` is then wrong without being computed. Some sets put their golds in a box."""
 
@@ -82,14 +82,14 @@ def decide(answer: str, gold: str, *, evaluated_only: bool = False) -> Grade | C
     return comparison if is_same is None else graded(is_same, Method.NUMBERS)
 
 
-def _comparison(answer: str, gold: str) -> Comparison:
+def _comparison(answer: str, gold: str) -> SymbolicComparison:
     answer, answer_is_percent = split_percent(answer)
     gold, gold_is_percent = split_percent(gold)
     answer, gold = (with_both_signs(with_powers_of_ten(text)) for text in (answer, gold))
-    return Comparison(answer, gold, answer_is_percent, gold_is_percent)
+    return SymbolicComparison(answer, gold, answer_is_percent, gold_is_percent)
 
 
-def _same_numbers(comparison: Comparison) -> bool | None:
+def _same_numbers(comparison: SymbolicComparison) -> bool | None:
     """None if one of them is no number as such."""
     answer, gold = read_number(comparison.answer), read_number(comparison.gold)
     if answer is None or gold is None:

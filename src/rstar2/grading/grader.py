@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 
 from rstar2.errors import InfrastructureError
-from rstar2.grading.decide import Comparison, decide
+from rstar2.grading.decide import SymbolicComparison, decide
 from rstar2.grading.extract import AnswerPlace, extract_answer
 from rstar2.grading.grade import Grade, Method
 from rstar2.records import Verdict
@@ -57,7 +57,7 @@ class Grader:
         verdict, message = await self._compare(decided)
         return Grade(verdict, answer, Method.MATH_VERIFY, message)
 
-    async def _compare(self, comparison: Comparison) -> tuple[Verdict, str]:
+    async def _compare(self, comparison: SymbolicComparison) -> tuple[Verdict, str]:
         limits = Limits(wall_s=self.deadline_s, cpu_s=self.deadline_s / 2, memory_bytes=GRADING_MEMORY_BYTES)
         request = Request(_PROGRAM, stdin=json.dumps(asdict(comparison)), limits=limits)
         execution = await self.executor.run(request)

@@ -1,9 +1,9 @@
 r"""Compares one answer with one gold by math-verify. It runs inside the sandbox and never in this process: `Grader`
 sends its source text behind that of `numerals`.
 
-stdin is a `Comparison` as JSON; stdout is one JSON object a line: `{"stage": …}` each time a stage is passed, so that a
-run that was stopped says whose expression stopped it, and last `{"verdict": …}`. math-verify's own timeouts are off:
-they use SIGALRM, and the sandbox kills more surely.
+stdin is a `SymbolicComparison` as JSON; stdout is one JSON object a line: `{"stage": …}` at each stage, so that a run
+that was stopped says whose expression stopped it, and last `{"verdict": …}`. math-verify's own timeouts are off: they
+use SIGALRM, and the sandbox's kill is more reliable.
 """
 
 import json

@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -24,8 +23,8 @@ from rstar2.errors import InfrastructureError, UserError
 from rstar2.sandbox.execution import MIB, Execution, ExecutionStatus, Limits
 from rstar2.sandbox.executor import Overloaded, Request
 from rstar2.sandbox.http import schema
+from rstar2.sandbox.http.access import find_token
 from rstar2.sandbox.http.schema import SessionInfo
-from rstar2.sandbox.http.tokens import find_token
 
 T = TypeVar("T")
 MAX_CHUNK_RUNS = 512
@@ -130,9 +129,7 @@ class RemoteExecutor:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def call(self, method: str, path: str, body: bytes | None, deadline: float, parse: Callable[[bytes], T]) -> T:

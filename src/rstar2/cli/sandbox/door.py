@@ -30,7 +30,7 @@ class Door:
         self._kept: Path | None = None
 
     def open(self, address: str) -> None:
-        from rstar2.sandbox.http.tokens import keep_token
+        from rstar2.sandbox.http.access import keep_token
 
         if not self._is_made or self.token is None:
             return
@@ -42,21 +42,21 @@ class Door:
         note(f"token: {self.token} ({where})")
 
     def close(self) -> None:
-        from rstar2.sandbox.http.tokens import forget_token
+        from rstar2.sandbox.http.access import forget_token
 
         if self._kept is not None and self.token is not None:
             forget_token(self._kept, self.token)
 
 
 def with_token(given: str | None) -> Door:
-    from rstar2.sandbox.http.tokens import make_token
+    from rstar2.sandbox.http.access import make_token
 
     return Door(given) if given is not None else Door(make_token(), is_made=True)
 
 
 def of_node(given: str | None, gateway_url: str) -> Door:
     """A node has its gateway's token, which is found if the gateway runs here and made it."""
-    from rstar2.sandbox.http.tokens import find_token
+    from rstar2.sandbox.http.access import find_token
 
     token = given or find_token(gateway_url)
     if token is None:
@@ -66,7 +66,7 @@ def of_node(given: str | None, gateway_url: str) -> Door:
 
 def without_token(given: str | None, host: str, *, is_isolated: bool, gateway_url: str | None) -> Door:
     """UserError where that would let in others than this machine's users, or let callers out of the isolation."""
-    from rstar2.sandbox.http.browsers import is_loopback
+    from rstar2.sandbox.http.access import is_loopback
 
     if given is not None:
         raise UserError(f"--no-token: one is given, with --token-file or {TOKEN_ENV}; leave one of them out")

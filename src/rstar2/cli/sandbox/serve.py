@@ -58,7 +58,7 @@ def serve(
     from rstar2.sandbox.http import ServiceSettings
     from rstar2.sandbox.http.supervisor import ServeConfig
     from rstar2.sandbox.local import LocalConfig
-    from rstar2.sandbox.slots.host import HostConfig
+    from rstar2.sandbox.slots.slot_factory import SlotConfig
 
     if join is not None and unsafe:
         raise UserError("--join: a gateway takes no node that isolates nothing; leave --unsafe out")
@@ -79,7 +79,7 @@ def serve(
     settings = ServiceSettings(token=door.token, listening_host=host, max_in_flight=queue)
     defaults = LocalConfig()
     local = LocalConfig(
-        host=HostConfig(allow_weak_isolation=allow_weak_isolation),
+        slots=SlotConfig(allow_weak_isolation=allow_weak_isolation),
         num_young=num_young or defaults.num_young,
         max_slots=max_slots,
         queue_capacity=queue,
@@ -108,7 +108,7 @@ class _Standing:
     """What others are told of this service: its users at the start, its gateway, if it has one, from start to end."""
 
     def __init__(self, gateway_url: str | None, advertised_url: str | None, door: Door) -> None:
-        from rstar2.sandbox.pool.membership import Membership
+        from rstar2.sandbox.pool.remote_node import Membership
 
         self._door = door
         self._advertised_url = advertised_url
@@ -134,7 +134,7 @@ class _Standing:
 def run_server_process() -> None:
     """What each server process runs: the service with a grader that uses its own executor."""
     from rstar2.grading import Grader
-    from rstar2.sandbox.http.serving import run_server
+    from rstar2.sandbox.http.server_process import run_server
 
     run_server(Grader)
 

@@ -29,7 +29,7 @@ class Histogram:
         yield f"{name}_count {total}"
 
 
-class Metrics:
+class ServiceMetrics:
     def __init__(self) -> None:
         self.executions: Counter[str] = Counter()
         self.responses: Counter[int] = Counter()

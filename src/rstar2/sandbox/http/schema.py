@@ -37,17 +37,17 @@ IdempotencyKey = Annotated[
 ]
 
 
-class Wire(BaseModel):
+class StrictRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Lenient(BaseModel):
+class LenientRequest(BaseModel):
     """A request of the drop-in endpoints: fields that we do not know are their callers' business."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
 
-class LimitsModel(Wire):
+class LimitsModel(StrictRequest):
     """What one execution may use: the program and all its children together, but for the CPU time of each process."""
 
     wall_s: Seconds = Field(_DEFAULTS.wall_s, le=MAX_WALL_S)
@@ -66,7 +66,7 @@ class LimitsModel(Wire):
 _NO_LIMITS_GIVEN = LimitsModel()
 
 
-class RunRequest(Wire):
+class RunRequest(StrictRequest):
     code: Code
     stdin: Stdin = ""
     limits: LimitsModel = _NO_LIMITS_GIVEN
@@ -78,35 +78,35 @@ class RunRequest(Wire):
         return Request(self.code, self.stdin, limits, self.queue_s, flow)
 
 
-class BatchRequest(Wire):
+class BatchRequest(StrictRequest):
     runs: list[RunRequest] = Field(min_length=1, max_length=MAX_BATCH)
 
 
-class SessionRequest(Wire):
+class SessionRequest(StrictRequest):
     """An empty session; nothing to choose."""
 
 
-class CellRequest(Wire):
+class CellRequest(StrictRequest):
     code: Code
     stdin: Stdin = ""
     limits: LimitsModel = _NO_LIMITS_GIVEN
     idempotency_key: IdempotencyKey = None
 
 
-class ForkRequest(Wire):
+class ForkRequest(StrictRequest):
     idempotency_key: IdempotencyKey = None
 
 
-class RollbackRequest(Wire):
+class RollbackRequest(StrictRequest):
     num_cells: Whole = Field(1, ge=1, le=1_000_000)
     idempotency_key: IdempotencyKey = None
 
 
-class NodeRequest(Wire):
+class NodeRequest(StrictRequest):
     url: Annotated[str, Field(min_length=1, max_length=1024, description="Where the gateway reaches the node.")]
 
 
-class GradeRequest(Wire):
+class GradeRequest(StrictRequest):
     """An answer, or the text of a turn whose answer is to be found, against the gold answer."""
 
     model_config = ConfigDict(
@@ -189,7 +189,7 @@ class NodeInfo:
     message: str
 
 
-def digest(model: Wire) -> bytes:
+def digest(model: StrictRequest) -> bytes:
     """What "the same body" means for an idempotency key: equal fields, whatever the bytes looked like."""
     return hashlib.blake2b(model.model_dump_json(exclude={"idempotency_key"}).encode(), digest_size=16).digest()
 

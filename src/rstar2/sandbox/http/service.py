@@ -14,18 +14,46 @@ from typing import Protocol
 
 from pydantic import JsonValue
 
-from rstar2.errors import InfrastructureError
+from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import Verdict
-from rstar2.sandbox.execution import Execution, ExecutionStatus
+from rstar2.sandbox.execution import MIB, Execution, ExecutionStatus
 from rstar2.sandbox.executor import Executor, Overloaded, Request, Session
 from rstar2.sandbox.http.errors import ApiError, overloaded
 from rstar2.sandbox.http.idempotency import KeyConflict, OnceTable, Outcome
-from rstar2.sandbox.http.metrics import Metrics
+from rstar2.sandbox.http.metrics import ServiceMetrics
 from rstar2.sandbox.http.schema import EXECUTION, CellRequest, GradeRequest, GradeResult, RunRequest, digest
-from rstar2.sandbox.http.settings import ServiceSettings
 from rstar2.sandbox.local import usable_cores
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """What the operator decides. Every bound is here, so that nothing a caller sends can exceed memory."""
+
+    token: str | None = None
+    """Callers must send it as `Authorization: Bearer ...`; None: whoever reaches the address may use the service, but
+    for pages of other sites."""
+    listening_host: str = "127.0.0.1"
+    """The address that it is listened on. Without a token it decides which names the service answers to."""
+    max_request_bytes: int = 64 * MIB
+    max_in_flight: int = 65_536
+    """Executions admitted and not yet answered, over all callers. Beyond it the answer is 503, at once."""
+    max_sessions: int = 4_096
+    session_idle_s: float = 3600.0
+    """A session that nobody used for this long is closed: its caller has most likely died."""
+    transfer_timeout_s: float = 60.0
+    """For receiving one request body, and for a caller to accept a piece of a streamed answer."""
+    retry_after_s: float = 1.0
+    """What a caller is told to wait when the service is over capacity or is draining."""
+    retention_s: float = 600.0
+    """How long the result of an execution with an idempotency key is kept for a caller that asks again."""
+    max_retained: int = 100_000
+    max_retained_bytes: int = 64 * MIB
+
+    def __post_init__(self) -> None:
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
+            raise UserError("token: it must be printable ASCII, and not empty: it is sent in a header")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +77,7 @@ class Graded(Protocol):
     def message(self) -> str: ...
 
 
-class Grader(Protocol):
+class AnswerGrader(Protocol):
     """Tells whether an answer is the gold one, by a deadline of its own. Grading knows the sandbox, not the sandbox
     grading: whoever starts the service brings the grader."""
 
@@ -68,7 +96,7 @@ class Service:
         executor: Executor,
         settings: ServiceSettings,
         *,
-        grader: Grader | None = None,
+        grader: AnswerGrader | None = None,
         guarantees: Guarantees = tuple,
         load: Callable[[], Load] | None = None,
     ) -> None:
@@ -76,7 +104,7 @@ class Service:
         self.settings = settings
         self.grader = grader
         self.guarantees = guarantees
-        self.metrics = Metrics()
+        self.metrics = ServiceMetrics()
         self.once = OnceTable(settings.max_retained, settings.max_retained_bytes, settings.retention_s)
         self.draining = False
         self.num_in_flight = 0

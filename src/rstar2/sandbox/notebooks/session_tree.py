@@ -23,7 +23,7 @@ import time
 from dataclasses import dataclass, field
 
 from rstar2.sandbox.isolation import confine
-from rstar2.sandbox.slots import inside, wire
+from rstar2.sandbox.slots import interpreter, wire
 from rstar2.sandbox.slots.wire import Flag, RequestHeader
 
 try:
@@ -76,7 +76,7 @@ class _Cell:
     cut: set[int] = field(default_factory=set)
 
     def limit_of(self, stream: int) -> int:
-        return self.header.output_bytes + (stream + 1 == inside.VALUE_FD)  # the value has a tag before it
+        return self.header.output_bytes + (stream + 1 == interpreter.VALUE_FD)  # the value has a tag before it
 
 
 # ---- the controller ----
@@ -131,8 +131,8 @@ class _Controller:
                 ours.close()
                 self._caller.close()
                 _confine_root(limits, self._uid, base_data_bytes, base_address_bytes)
-                inside.reseed()
-                _state_loop(theirs, inside.new_main().__dict__)
+                interpreter.reseed()
+                _state_loop(theirs, interpreter.new_main().__dict__)
             finally:
                 os._exit(117)
         theirs.close()
@@ -507,23 +507,23 @@ def _state_loop(channel: socket.socket, namespace: dict[str, object]) -> None:
         )
         number += 1
         if sys.stdin is sys.__stdin__:  # what an earlier cell left unread in its buffer was not for this one
-            inside.open_stdin()
+            interpreter.open_stdin()
         _setrlimit(resource.RLIMIT_CPU, (header.cpu_s, resource.RLIM_INFINITY))
-        code = inside.run_cell(source, namespace, f"<cell {number}>")
+        code = interpreter.run_cell(source, namespace, f"<cell {number}>")
         _setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
         used = _getrusage(resource.RUSAGE_SELF)
-        code = code if code >= 0 else inside.EXIT_RAISED
+        code = code if code >= 0 else interpreter.EXIT_RAISED
         channel.send(_DONE.pack(1, code, int((used.ru_utime + used.ru_stime) * 1e6), used.ru_maxrss))
 
 
 def _take_descriptors(fds: "array.array[int]") -> socket.socket:
     """Streams to 0..3, the channel above them, nothing else open but what earlier cells opened themselves."""
     for target, fd in enumerate(fds[1:]):
-        _dup2(fd, target, inheritable=target != inside.VALUE_FD)
+        _dup2(fd, target, inheritable=target != interpreter.VALUE_FD)
     for fd in fds[1:]:
-        if fd > inside.VALUE_FD:
+        if fd > interpreter.VALUE_FD:
             _close(fd)
     return socket.socket(fileno=fds[0])

@@ -6,8 +6,8 @@ nodes adds them.
 """
 
 from rstar2.sandbox.pool.executor import PoolExecutor
-from rstar2.sandbox.pool.health import HealthConfig, NodeReport, NodeState
-from rstar2.sandbox.pool.remote import RemoteNode
-from rstar2.sandbox.pool.sessions import PoolSession
+from rstar2.sandbox.pool.node import HealthConfig, NodeReport, NodeState
+from rstar2.sandbox.pool.pool_session import PoolSession
+from rstar2.sandbox.pool.remote_node import RemoteNode
 
 __all__ = ["HealthConfig", "NodeReport", "NodeState", "PoolExecutor", "PoolSession", "RemoteNode"]

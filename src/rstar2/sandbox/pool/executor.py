@@ -14,18 +14,16 @@ import random
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.sandbox.execution import Execution, ExecutionStatus
 from rstar2.sandbox.executor import Executor, Overloaded, Request
+from rstar2.sandbox.fair_queue import FairQueue
 from rstar2.sandbox.http.schema import NodeInfo
-from rstar2.sandbox.pool.health import HealthConfig, Probe
-from rstar2.sandbox.pool.node import Call, Group, Node
+from rstar2.sandbox.pool.node import CallGroup, HealthConfig, Node, PoolCall, Probe
 from rstar2.sandbox.pool.nodes import NodeTable
-from rstar2.sandbox.pool.sessions import PoolSession
-from rstar2.sandbox.slots.fair_queue import FairQueue
+from rstar2.sandbox.pool.pool_session import PoolSession
 
 logger = logging.getLogger(__name__)
 MAX_TRIES = 4
@@ -46,7 +44,7 @@ class PoolExecutor:
         rng: random.Random | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._queue: FairQueue[Call] = FairQueue(max_queued)
+        self._queue: FairQueue[PoolCall] = FairQueue(max_queued)
         self._flows = itertools.count()
         self._next_expiry = math.inf
         self._will_pump = False
@@ -99,7 +97,7 @@ class PoolExecutor:
         """As many at a time as the queue has room for; Overloaded if it has none while nothing of these is in it."""
         flow = self._new_flow()
         finished: asyncio.Queue[tuple[int, asyncio.Future[Execution]]] = asyncio.Queue()
-        calls: dict[int, Call] = {}
+        calls: dict[int, PoolCall] = {}
 
         async def next_finished() -> tuple[int, Execution]:
             index, future = await finished.get()
@@ -131,19 +129,17 @@ class PoolExecutor:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # ---- from the queue to a node ----
 
-    def _submit(self, request: Request, flow: str) -> Call:
+    def _submit(self, request: Request, flow: str) -> PoolCall:
         if self._is_closed:
             raise InfrastructureError("the pool is closed")
         if not self._queue.room:
             raise Overloaded(retry_after_s=1.0)
-        call = Call(request, flow or self._new_flow(), self._loop.create_future())
+        call = PoolCall(request, flow or self._new_flow(), self._loop.create_future())
         self._queue.push(call.flow, call)
         self._next_expiry = min(self._next_expiry, call.expires_at)
         self._pump_soon()
@@ -157,7 +153,7 @@ class PoolExecutor:
 
     def _pump(self) -> None:
         self._will_pump = False
-        together: dict[Node, list[Call]] = {}
+        together: dict[Node, list[PoolCall]] = {}
         while len(self._queue):
             call = self._queue.pop()
             node = self.table.choose(call.tried)
@@ -173,17 +169,17 @@ class PoolExecutor:
         for node, calls in together.items():
             self._give(node, calls)
 
-    def _give(self, node: Node, calls: list[Call]) -> None:
+    def _give(self, node: Node, calls: list[PoolCall]) -> None:
         now = time.monotonic()
         error = InfrastructureError(f"the sandbox node {node.name} ended a batch before all of it was answered")
-        group = Group(node, dict(enumerate(calls)), error)
+        group = CallGroup(node, dict(enumerate(calls)), error)
         for call in calls:
             call.group, call.given_at = group, now
         node.groups.add(group)
         group.task = asyncio.create_task(self._run_group(group), name=f"calls on {node.name}")
         group.task.add_done_callback(lambda _: self._end_group(group))
 
-    async def _run_group(self, group: Group) -> None:
+    async def _run_group(self, group: CallGroup) -> None:
         node = group.node
         requests = [_with_time_left(call) for call in group.calls.values()]
         try:
@@ -200,13 +196,13 @@ class PoolExecutor:
             logger.exception("the executor of the sandbox node %s raised", node.name)
             group.error = InfrastructureError(f"the sandbox node {node.name} failed: {error!r}")
 
-    def _end_group(self, group: Group) -> None:
+    def _end_group(self, group: CallGroup) -> None:
         group.node.groups.discard(group)
         for call in group.take_all():
             self._rerun(call, group.node, group.error)
         self._pump_soon()
 
-    def _take_answer(self, group: Group, index: int, execution: Execution) -> None:
+    def _take_answer(self, group: CallGroup, index: int, execution: Execution) -> None:
         call = group.take(index)
         if call is None:
             return
@@ -221,7 +217,7 @@ class PoolExecutor:
 
     # ---- what goes wrong ----
 
-    def _rerun(self, call: Call, node: Node, error: Exception) -> None:
+    def _rerun(self, call: PoolCall, node: Node, error: Exception) -> None:
         """The node failed the call: another one gets it, if there is time and it has not failed too often."""
         if call.future.done():
             return
@@ -245,7 +241,7 @@ class PoolExecutor:
             for call in calls:
                 self._rerun(call, node, error)
 
-    def _let_rest(self, group: Group, retry_after_s: float) -> None:
+    def _let_rest(self, group: CallGroup, retry_after_s: float) -> None:
         """The node has no room: it did not fail, and its calls wait here, where any node can take them."""
         group.node.rests_until = time.monotonic() + retry_after_s
         group.node.wake.set()
@@ -254,7 +250,7 @@ class PoolExecutor:
             if not call.future.done():
                 self._queue.push_front(call.flow, call)
 
-    def _fail(self, call: Call, error: Exception) -> None:
+    def _fail(self, call: PoolCall, error: Exception) -> None:
         if isinstance(error, UserError):
             if not call.future.done():
                 call.future.set_exception(error)
@@ -264,7 +260,7 @@ class PoolExecutor:
         )
         _settle(call, fault)
 
-    def _abandon(self, call: Call) -> None:
+    def _abandon(self, call: PoolCall) -> None:
         """The caller has its answer, or went away. What nobody waits for is ended: at once where the call is alone,
         else with the last of its group."""
         if call.future.done() and not call.future.cancelled():
@@ -297,10 +293,10 @@ class PoolExecutor:
         return node
 
 
-def _with_time_left(call: Call) -> Request:
+def _with_time_left(call: PoolCall) -> Request:
     return replace(call.request, queue_s=max(call.expires_at - time.monotonic(), SHORTEST_QUEUE_S))
 
 
-def _settle(call: Call, execution: Execution) -> None:
+def _settle(call: PoolCall, execution: Execution) -> None:
     if not call.future.done():
         call.future.set_result(execution)

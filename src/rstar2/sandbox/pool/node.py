@@ -1,22 +1,72 @@
-"""One node as the pool knows it: where it runs code, how it is, and what it has been given."""
+"""One node as the pool knows it: where it runs code, whether it can be given work, and the calls that it has."""
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from rstar2.sandbox.execution import Execution
 from rstar2.sandbox.executor import Executor, Request
 from rstar2.sandbox.http.schema import NodeInfo
+from rstar2.sandbox.isolation.guarantees import Guarantee
 from rstar2.sandbox.pool.choice import Candidate
-from rstar2.sandbox.pool.health import NodeReport, NodeState, Probe
 
 NUM_CALLS_PER_SLOT = 128
 """A node is given far more than it has slots: programs that sleep leave their core to others, and it has a fair queue
 of its own. The bound keeps the rest here, where it can still go to another node."""
 
 
+class NodeState(StrEnum):
+    JOINING = "joining"
+    """Known, and not heard from yet."""
+    READY = "ready"
+    """The only state in which it is given calls."""
+    SUSPECT = "suspect"
+    """It failed a call or did not answer. What it has, it keeps; it is asked again before it is given more."""
+    LOST = "lost"
+    """It failed to answer too often. What it had is rerun elsewhere. One answer brings it back."""
+    DRAINING = "draining"
+    """It is leaving. What it has, it finishes."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """What a node says of itself."""
+
+    is_draining: bool
+    num_slots: int
+    guarantees: Sequence[Guarantee] = ()
+
+
+Probe = Callable[[], Awaitable[NodeReport]]
+"""Asks a node how it is. It raises if the node does not answer; how long that may take is the asker's business."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthConfig:
+    period_s: float = 1.0
+    """Between an answer and the next question. A failed call asks at once."""
+    deadline_s: float = 3.0
+    """A node that hangs (stopped, swapping, cut off) is one that does not answer by then. Far above what a node under
+    full load needs, because to take a slow one for lost is to do its work twice."""
+    num_failures_to_lose: int = 3
+    """Unanswered questions in a row; a restart of a node's server takes less."""
+    forget_after_s: float = 600.0
+    """A node that joined by itself and has been lost for so long will not come back under this name."""
+
+
+def state_after(report: NodeReport | None, num_failures: int, config: HealthConfig, state: NodeState) -> NodeState:
+    """The state that follows an answer, or the lack of one; `num_failures` counts those in a row, this one included."""
+    if report is not None:
+        return NodeState.DRAINING if report.is_draining else NodeState.READY
+    if num_failures >= config.num_failures_to_lose:
+        return NodeState.LOST
+    return state if state in (NodeState.JOINING, NodeState.LOST, NodeState.DRAINING) else NodeState.SUSPECT
+
+
 @dataclass(eq=False, slots=True)
-class Call:
+class PoolCall:
     """One request of one caller, who is answered once: by `future`."""
 
     request: Request
@@ -27,7 +77,7 @@ class Call:
     tried: set[str] = field(default_factory=set)
     """Nodes that failed it."""
     num_failed_tries: int = 0
-    group: "Group | None" = None
+    group: "CallGroup | None" = None
     """What it is in flight with; None while it waits."""
 
     @property
@@ -36,24 +86,24 @@ class Call:
 
 
 @dataclass(eq=False, slots=True)
-class Group:
+class CallGroup:
     """Calls that were given to a node in one message. A call that is taken out is no longer the node's to answer: what
     the node may still say to it is dropped."""
 
     node: "Node"
-    calls: dict[int, Call]
+    calls: dict[int, PoolCall]
     error: Exception
     """Why those were not answered that are left when it ends."""
     task: "asyncio.Task[None] | None" = None
 
-    def take(self, index: int) -> Call | None:
+    def take(self, index: int) -> PoolCall | None:
         call = self.calls.pop(index, None)
         if call is not None:
             call.group = None
             self.node.num_outstanding -= 1
         return call
 
-    def take_all(self) -> list[Call]:
+    def take_all(self) -> list[PoolCall]:
         return [call for index in list(self.calls) if (call := self.take(index)) is not None]
 
     @property
@@ -83,7 +133,7 @@ class Node:
     message: str = ""
     """Why it is not ready, in its own or our words."""
     report: NodeReport | None = None
-    groups: set[Group] = field(default_factory=set)
+    groups: set[CallGroup] = field(default_factory=set)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Ask it now, and not at the end of the period."""
     lost: asyncio.Event = field(default_factory=asyncio.Event)

@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.sandbox.executor import Executor, Session
 from rstar2.sandbox.pool.choice import choose
-from rstar2.sandbox.pool.health import HealthConfig, NodeReport, NodeState, Probe, state_after
-from rstar2.sandbox.pool.node import Node
+from rstar2.sandbox.pool.node import HealthConfig, Node, NodeReport, NodeState, Probe, state_after
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

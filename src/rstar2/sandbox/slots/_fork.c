@@ -1,6 +1,6 @@
 /* The fast path of the sandbox: fork a warm interpreter in half a millisecond, collect what it prints.
  *
- * Beside `latest_pid`, a helper of sessions, two functions, of which the second has a twin in pure Python (`pyfork.py`)
+ * Beside `latest_pid`, a helper of sessions, two functions, of which the second has a twin in pure Python (`portable_fork.py`)
  * that behaves the same and is slower:
  *
  *   rebase(maps_fd)   Fork costs what its page tables cost. All private memory of the warm template is copied into one

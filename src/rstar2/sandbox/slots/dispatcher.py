@@ -21,13 +21,12 @@ from itertools import cycle
 from rstar2.errors import InfrastructureError
 from rstar2.sandbox.execution import Execution, ExecutionStatus
 from rstar2.sandbox.executor import Overloaded, Request
+from rstar2.sandbox.fair_queue import FairQueue
 from rstar2.sandbox.isolation.guarantees import FIRST_SESSION_NUMBER
 from rstar2.sandbox.slots import wire
-from rstar2.sandbox.slots.fair_queue import FairQueue
-from rstar2.sandbox.slots.host import Host
-from rstar2.sandbox.slots.proc_tasks import tasks_below
 from rstar2.sandbox.slots.slot import MemoryAccount, SlotChannel, kill_quietly, socket_pair
-from rstar2.sandbox.slots.starvation import WallClock
+from rstar2.sandbox.slots.slot_factory import SlotFactory
+from rstar2.sandbox.slots.starvation import WallClock, tasks_below
 from rstar2.sandbox.slots.wire import Flag
 
 YOUNG_S = 0.1
@@ -78,14 +77,16 @@ class _Slot:
 class Counters:
     num_started: int = 0
     num_retried: int = 0
+    num_starved: int = 0
+    """Of those retried: the ones restarted at full share."""
     num_slots_lost: int = 0
     num_slots_made: int = 0
     by_status: dict[str, int] = field(default_factory=dict)
 
 
 class Dispatcher:
-    def __init__(self, host: Host, *, num_young: int, max_slots: int, queue_capacity: int) -> None:
-        self._host = host
+    def __init__(self, factory: SlotFactory, *, num_young: int, max_slots: int, queue_capacity: int) -> None:
+        self._factory = factory
         self._loop = asyncio.get_running_loop()
         self._num_young_allowed = num_young
         self._max_slots = max_slots
@@ -101,7 +102,7 @@ class Dispatcher:
         """What the machine refused when a slot was last asked for."""
         self._next_expiry = math.inf
         self.counters = Counters()
-        host.on_template_ready = self._pump
+        factory.on_template_ready = self._pump
         self._ticker = asyncio.create_task(self._tick(), name="sandbox dispatcher clock")
         self._ticker.add_done_callback(self._on_clock_stopped)
         for _ in range(min(num_young, max_slots)):
@@ -183,7 +184,7 @@ class Dispatcher:
 
     def _add_slot(self) -> _Slot | None:
         try:
-            group = self._host.make_memory_group(f"slot-{len(self._slots)}")
+            group = self._factory.make_memory_group(f"slot-{len(self._slots)}")
         except OSError as error:
             self._refusal = f"no memory group: {error}"
             return None
@@ -209,7 +210,7 @@ class Dispatcher:
                 on_reply=lambda header, body: self._on_reply(slot, header, body),
                 on_lost=lambda: self._on_lost(slot),
             )
-            is_asked = self._host.fork_slot(
+            is_asked = self._factory.fork_slot(
                 wire.KIND_STATELESS,
                 slot.uid_number,
                 theirs,
@@ -313,6 +314,7 @@ class Dispatcher:
             self._release(slot)
             self._drop_process(slot)
             self.counters.num_retried += 1
+            self.counters.num_starved += 1
             self.queue.push_front(job.flow, job)
             self._pump()
             return
@@ -400,7 +402,7 @@ class Dispatcher:
         self._give_up("the sandbox was closed")
         for slot in self._slots:
             if slot.memory.group is not None:
-                self._host.retire_memory_group(slot.memory.group)
+                self._factory.retire_memory_group(slot.memory.group)
 
 
 def _with_waiting(execution: Execution, queue_s: float, num_attempts: int) -> Execution:

@@ -14,13 +14,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from rstar2.errors import InfrastructureError
-from rstar2.sandbox.isolation import confine
 from rstar2.sandbox.slots import wire
-from rstar2.sandbox.slots.template import Settings
+from rstar2.sandbox.slots.template_process import TemplateConfig
 
 READY_DEADLINE_S = 120.0
 _MAX_RESTART_DELAY_S = 5.0
@@ -39,15 +37,7 @@ _ENVIRONMENT = {
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateConfig:
-    layers: confine.Layers
-    fast: bool = True
-    warm: bool = True
-    service_group: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateProcess:
+class ReadyTemplate:
     """A template that is ready."""
 
     process: subprocess.Popen[bytes]
@@ -72,15 +62,9 @@ class TemplateProcess:
 
 def _spawn(config: TemplateConfig) -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    settings = Settings(
-        control_fd=theirs.fileno(),
-        layers=config.layers,
-        fast=config.fast,
-        service_group=str(config.service_group) if config.service_group else None,
-        warm=config.warm,
-    )
+    program = "from rstar2.sandbox.slots.template_process import main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", "from rstar2.sandbox.slots.template import main; main()", settings.to_argument()],
+        [sys.executable, "-c", program, str(theirs.fileno()), config.to_argument()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         env={**_ENVIRONMENT, "HOME": config.layers.scratch, "TMPDIR": config.layers.scratch},
@@ -93,7 +77,7 @@ def _spawn(config: TemplateConfig) -> tuple[subprocess.Popen[bytes], socket.sock
     return process, ours
 
 
-async def start_template(config: TemplateConfig) -> TemplateProcess:
+async def start_template(config: TemplateConfig) -> ReadyTemplate:
     process, ours = _spawn(config)
     try:
         async with asyncio.timeout(READY_DEADLINE_S):
@@ -109,7 +93,7 @@ async def start_template(config: TemplateConfig) -> TemplateProcess:
         ours.close()
         code = process.wait(timeout=10)
         raise InfrastructureError(f"the sandbox template ended while starting, with exit code {code}; see its stderr")
-    return TemplateProcess(process, ours, json.loads(message))
+    return ReadyTemplate(process, ours, json.loads(message))
 
 
 class Template:
@@ -179,14 +163,14 @@ class TemplateSource(Protocol):
     async def close(self) -> None: ...
 
 
-class Nursery:
-    """Starts template processes in the background until there are as many as wanted; whatever dies is replaced."""
+class TemplateKeeper:
+    """Starts template processes in the background until there are as many as wanted, and replaces those that die."""
 
-    def __init__(self, config: TemplateConfig, num_wanted: int, on_born: Callable[[TemplateProcess], None]) -> None:
+    def __init__(self, config: TemplateConfig, num_wanted: int, on_start: Callable[[ReadyTemplate], None]) -> None:
         self._config = config
         self._num_wanted = num_wanted
-        self._on_born = on_born
-        self._alive: list[TemplateProcess] = []
+        self._on_start = on_start
+        self._alive: list[ReadyTemplate] = []
         self._starting: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -195,15 +179,15 @@ class Nursery:
         self._add(await start_template(self._config))
         self._replenish()
 
-    def bury(self, born: TemplateProcess) -> None:
-        if born in self._alive:
-            self._alive.remove(born)
-            born.kill()
+    def replace(self, dead: ReadyTemplate) -> None:
+        if dead in self._alive:
+            self._alive.remove(dead)
+            dead.kill()
             self._replenish()
 
-    def _add(self, born: TemplateProcess) -> None:
-        self._alive.append(born)
-        self._on_born(born)
+    def _add(self, started: ReadyTemplate) -> None:
+        self._alive.append(started)
+        self._on_start(started)
 
     def _replenish(self) -> None:
         is_busy = self._starting is not None and not self._starting.done()
@@ -225,16 +209,16 @@ class Nursery:
             self._starting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._starting
-        for born in self._alive:
-            await born.stop()
+        for template in self._alive:
+            await template.stop()
         self._alive.clear()
 
 
 class OwnTemplates:
     """Templates that are children of this process."""
 
-    def __init__(self, config: TemplateConfig, *, spare: bool) -> None:
-        self._nursery = Nursery(config, 2 if spare else 1, self._on_born)
+    def __init__(self, config: TemplateConfig) -> None:
+        self._keeper = TemplateKeeper(config, 1, self._on_start)
         self._ready: list[Template] = []
         self._is_closed = False
         self.num_deaths = 0
@@ -245,16 +229,16 @@ class OwnTemplates:
         return self._ready[0] if self._ready else None
 
     async def start(self) -> None:
-        await self._nursery.start_first()
+        await self._keeper.start_first()
 
-    def _on_born(self, born: TemplateProcess) -> None:
+    def _on_start(self, started: ReadyTemplate) -> None:
         def on_death(template: Template) -> None:
             self._ready.remove(template)
             if not self._is_closed:
                 self.num_deaths += 1
-                self._nursery.bury(born)
+                self._keeper.replace(started)
 
-        self._ready.append(Template(born.control, born.facts, on_death))
+        self._ready.append(Template(started.control, started.facts, on_death))
         if len(self._ready) == 1:
             self.on_ready()
 
@@ -263,4 +247,4 @@ class OwnTemplates:
         for template in self._ready:
             template.detach()
         self._ready.clear()
-        await self._nursery.close()
+        await self._keeper.close()

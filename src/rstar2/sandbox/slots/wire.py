@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntFlag
 
 from rstar2.sandbox.execution import GIB, MIB, Execution, ExecutionStatus, Limits
-from rstar2.sandbox.slots import inside
+from rstar2.sandbox.slots import interpreter
 from rstar2.sandbox.slots.starvation import ENOUGH_SHARE
 
 MAX_CODE_BYTES, MAX_STDIN_BYTES = 8 * MIB, 32 * MIB
@@ -122,8 +122,8 @@ def decode_reply(
     flags = Flag(bits)
     stdout, stderr = body[:out_len], body[out_len : out_len + err_len]
     value = body[out_len + err_len : out_len + err_len + value_len]
-    is_tagged = value[:1] in (inside.TAG_VALUE, inside.TAG_OUT_OF_MEMORY)
-    ran_out = value[:1] == inside.TAG_OUT_OF_MEMORY and os.WIFEXITED(wait_status)
+    is_tagged = value[:1] in (interpreter.TAG_VALUE, interpreter.TAG_OUT_OF_MEMORY)
+    ran_out = value[:1] == interpreter.TAG_OUT_OF_MEMORY and os.WIFEXITED(wait_status)
     value = value[1:] if is_tagged else value
     status, message, exit_code, signal_number = classify(
         wait_status, flags, limits, killed_for_memory=killed_for_memory or ran_out, cpu_s=cpu_us / 1e6

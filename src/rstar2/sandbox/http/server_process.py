@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.sandbox.http import Load, ServiceSettings, create_app, serve_forever
-from rstar2.sandbox.http.service import Grader
+from rstar2.sandbox.http.service import AnswerGrader
 from rstar2.sandbox.isolation import guarantees
 from rstar2.sandbox.isolation.cgroup import ServiceGroup
 from rstar2.sandbox.local import LocalConfig, LocalExecutor
-from rstar2.sandbox.slots.host import Host, HostConfig
+from rstar2.sandbox.slots.slot_factory import SlotConfig, SlotFactory
 from rstar2.sandbox.slots.templates import READY_DEADLINE_S, Template
 
 MAX_MESSAGE_BYTES = 1 << 16
@@ -47,7 +47,7 @@ class ServingConfig:
     @classmethod
     def from_message(cls, message: bytes) -> "ServingConfig":
         fields = json.loads(message)
-        local = LocalConfig(**{**fields["local"], "host": HostConfig(**fields["local"]["host"])})
+        local = LocalConfig(**{**fields["local"], "slots": SlotConfig(**fields["local"]["slots"])})
         return cls(**{**fields, "local": local, "service": ServiceSettings(**fields["service"])})
 
 
@@ -102,18 +102,18 @@ class LentTemplates:
 
 
 async def serve(
-    config: ServingConfig, supervisor: socket.socket, make_grader: Callable[[LocalExecutor], Grader] | None
+    config: ServingConfig, supervisor: socket.socket, make_grader: Callable[[LocalExecutor], AnswerGrader] | None
 ) -> None:
     supervisor.setblocking(False)
     templates = LentTemplates(supervisor)
     await templates.may_serve.wait()
 
-    def make_host(host_config: HostConfig) -> Host:
+    def make_factory(host_config: SlotConfig) -> SlotFactory:
         hierarchy = guarantees.detect().memory_groups
         group = ServiceGroup(hierarchy, Path(config.service_group)) if hierarchy and config.service_group else None
-        return Host(host_config, lent_templates=templates, lent_group=group)
+        return SlotFactory(host_config, lent_templates=templates, lent_group=group)
 
-    async with LocalExecutor(config.local, make_host) as executor:
+    async with LocalExecutor(config.local, make_factory) as executor:
 
         def load() -> Load:
             status = executor.status()
@@ -134,7 +134,7 @@ def _say_ready(supervisor: socket.socket) -> None:
     supervisor.send(b"ready")
 
 
-def run_server(make_grader: Callable[[LocalExecutor], Grader] | None) -> None:
+def run_server(make_grader: Callable[[LocalExecutor], AnswerGrader] | None) -> None:
     """The entry point of a server process; the one argument of its command line is the channel's descriptor."""
     supervisor = socket.socket(fileno=int(sys.argv[1]))
     message = supervisor.recv(MAX_MESSAGE_BYTES)

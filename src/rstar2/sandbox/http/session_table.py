@@ -10,7 +10,7 @@ from rstar2.sandbox.execution import MIB
 from rstar2.sandbox.executor import Session
 from rstar2.sandbox.http.errors import ApiError, overloaded
 from rstar2.sandbox.http.idempotency import OnceTable
-from rstar2.sandbox.http.settings import ServiceSettings
+from rstar2.sandbox.http.service import ServiceSettings
 
 NUM_REMEMBERED = 16
 """Results kept per session for a caller that lost its connection. They have no expiry but the session's own: as long

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rstar2.sandbox.execution import MAX_OUTPUT_BYTES
 from rstar2.sandbox.isolation import linux
-from rstar2.sandbox.slots import inside
+from rstar2.sandbox.slots import interpreter
 from rstar2.sandbox.slots.wire import (
     GOODBYE,
     MAX_CODE_BYTES,
@@ -261,7 +261,7 @@ def _run_child(slot: _Slot, header: RequestHeader, stdin_fd: int, write_ends: li
         if slot.uid >= 0:
             os.setresgid(slot.uid, slot.uid, slot.uid)
             os.setresuid(slot.uid, slot.uid, slot.uid)
-        inside.reseed()
+        interpreter.reseed()
         os._exit(slot.run(bytes(slot.code.view[: header.code_len])))
     finally:
         os._exit(117)

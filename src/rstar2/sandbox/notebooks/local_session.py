@@ -17,10 +17,9 @@ from rstar2.sandbox.execution import Execution, ExecutionStatus, Limits
 from rstar2.sandbox.isolation.guarantees import FIRST_SESSION_NUMBER, NUM_UIDS_PER_BLOCK
 from rstar2.sandbox.slots import wire
 from rstar2.sandbox.slots.dispatcher import GRACE_S
-from rstar2.sandbox.slots.host import Host
-from rstar2.sandbox.slots.proc_tasks import tasks_below
 from rstar2.sandbox.slots.slot import MemoryAccount, SlotChannel, kill_quietly, socket_pair
-from rstar2.sandbox.slots.starvation import WallClock
+from rstar2.sandbox.slots.slot_factory import SlotFactory
+from rstar2.sandbox.slots.starvation import WallClock, tasks_below
 
 _TEMPLATE_WAIT_S = 30.0
 _UID_NUMBERS = cycle(range(FIRST_SESSION_NUMBER, NUM_UIDS_PER_BLOCK))
@@ -131,8 +130,8 @@ class _Tree:
 class SessionKeeper:
     """Makes trees, one ahead of need, and takes the least recently used ones down when there are too many."""
 
-    def __init__(self, host: Host, *, max_live: int) -> None:
-        self._host = host
+    def __init__(self, factory: SlotFactory, *, max_live: int) -> None:
+        self._factory = factory
         self._max_live = max_live
         self._trees: set[_Tree] = set()
         self._spare: _Tree | None = None
@@ -189,10 +188,10 @@ class SessionKeeper:
         self._evict()
         number = next(_UID_NUMBERS)
         self._next_number += 1
-        group = self._host.make_memory_group(f"session-{self._next_number}")
+        group = self._factory.make_memory_group(f"session-{self._next_number}")
         with contextlib.ExitStack() as undo:
             if group is not None:
-                undo.callback(self._host.retire_memory_group, group)
+                undo.callback(self._factory.retire_memory_group, group)
             memory = MemoryAccount(group)
             memory.begin(limits.memory_bytes)
             ours, theirs = socket_pair()
@@ -206,7 +205,7 @@ class SessionKeeper:
 
             with theirs:
                 deadline = time.monotonic() + _TEMPLATE_WAIT_S
-                while not self._host.fork_slot(wire.KIND_SESSION, number, theirs, group, on_answer):
+                while not self._factory.fork_slot(wire.KIND_SESSION, number, theirs, group, on_answer):
                     if time.monotonic() > deadline:
                         raise _LostError
                     await asyncio.sleep(0.02)
@@ -233,7 +232,7 @@ class SessionKeeper:
         if tree in self._trees:
             self._trees.remove(tree)
             if tree.memory.group is not None:
-                self._host.retire_memory_group(tree.memory.group)
+                self._factory.retire_memory_group(tree.memory.group)
         for session in tree.sessions:
             session.tree = None
         tree.sessions.clear()
@@ -336,6 +335,16 @@ class LocalSession:
         self._leave_tree()
         most = max((cell.limits.memory_bytes for cell in self._cells), default=0)
         tree = await self._keeper.take_tree(replace(limits, memory_bytes=max(limits.memory_bytes, most)))
+        try:
+            await self._replay(tree)
+        except BaseException:
+            self._keeper.end_tree(tree)
+            raise
+        self.tree = tree
+        tree.sessions.add(self)
+        return tree
+
+    async def _replay(self, tree: _Tree) -> None:
         rebuilt: list[_Cell] = []
         async with tree.lock:
             state = 0
@@ -343,19 +352,14 @@ class LocalSession:
                 try:
                     execution, new = await tree.run(state, cell.code, cell.stdin, cell.limits)
                 except _DamagedError:
-                    self._keeper.end_tree(tree)
                     self._cells = (*self._cells[: max(0, index - 1)], *self._cells[index:])
                     raise
                 if execution.status.is_ours:
-                    self._keeper.end_tree(tree)
                     raise _LostError
                 if new is not None:
                     state = new
                 rebuilt.append(replace(cell, state=state, fingerprint=tree.fingerprint))
         self._cells = tuple(rebuilt)
-        self.tree = tree
-        tree.sessions.add(self)
-        return tree
 
     def _leave_tree(self) -> None:
         tree, self.tree = self.tree, None

@@ -19,17 +19,15 @@ from aiohttp.typedefs import Handler, Middleware
 
 from rstar2.errors import InfrastructureError
 from rstar2.sandbox.executor import Executor, Overloaded
-from rstar2.sandbox.http import openapi
-from rstar2.sandbox.http.browsers import is_of_another_site, may_ask
+from rstar2.sandbox.http.access import is_of_another_site, may_ask
 from rstar2.sandbox.http.compat_code_judge import CodeJudgeApi
 from rstar2.sandbox.http.compat_sandbox_fusion import SandboxFusionApi
 from rstar2.sandbox.http.errors import ApiError, from_http_exception, overloaded, response_to
 from rstar2.sandbox.http.native import NativeApi
-from rstar2.sandbox.http.nodes import Nodes, NodesApi
-from rstar2.sandbox.http.service import Grader, Guarantees, Load, Service
-from rstar2.sandbox.http.sessions import SessionTable
-from rstar2.sandbox.http.settings import ServiceSettings
-from rstar2.sandbox.http.system import SystemApi
+from rstar2.sandbox.http.operations import openapi_document
+from rstar2.sandbox.http.service import AnswerGrader, Guarantees, Load, Service, ServiceSettings
+from rstar2.sandbox.http.session_table import SessionTable
+from rstar2.sandbox.http.system import Nodes, SystemApi
 
 logger = logging.getLogger(__name__)
 protocol_logger = logging.getLogger(f"{__name__}.protocol")
@@ -46,7 +44,7 @@ def create_app(
     executor: Executor,
     settings: ServiceSettings | None = None,
     *,
-    grader: Grader | None = None,
+    grader: AnswerGrader | None = None,
     guarantees: Guarantees = tuple,
     load: Callable[[], Load] | None = None,
     nodes: Nodes | None = None,
@@ -55,15 +53,14 @@ def create_app(
     settings = settings or ServiceSettings()
     service = Service(executor, settings, grader=grader, guarantees=guarantees, load=load)
     sessions = SessionTable(settings)
-    system = SystemApi(service, sessions, nodes.nodes if nodes else tuple)
+    system = SystemApi(service, sessions, nodes)
     operations = [
         *system.operations(),
         *NativeApi(service, sessions).operations(),
         *CodeJudgeApi(service).operations(),
         *SandboxFusionApi(service).operations(),
-        *(NodesApi(service, nodes).operations() if nodes else ()),
     ]
-    document = openapi.document(operations, has_token=settings.token is not None)
+    document = openapi_document(operations, has_token=settings.token is not None)
     system.publish(document)
     open_paths = {operation.path for operation in operations if operation.extra.get("security") == []}
     app = web.Application(

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.sandbox.execution import Execution, ExecutionStatus, Limits
 from rstar2.sandbox.executor import Session
-from rstar2.sandbox.pool.health import NodeState
-from rstar2.sandbox.pool.node import Node
+from rstar2.sandbox.pool.node import Node, NodeState
 from rstar2.sandbox.pool.nodes import CLOSE_DEADLINE_S, POLL_S, NodeTable
 
 MAX_TRIES = 4

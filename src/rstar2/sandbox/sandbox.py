@@ -10,7 +10,6 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rstar2.sandbox.execution import Execution, Limits
@@ -76,9 +75,7 @@ class Sandbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def _opened(self) -> Executor:
@@ -135,9 +132,7 @@ class SyncSession:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
