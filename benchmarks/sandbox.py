@@ -79,7 +79,7 @@ async def measure_mixed(bench: Bench) -> list[BenchRow]:
                 short_s.append(time.perf_counter() - started)
         if expected is not None:
             bench.check(execution, expected)
-        elif execution.status.is_ours:
+        elif execution.status.is_sandbox_fault:
             bench.num_failures += 1
 
     started = time.perf_counter()

@@ -54,7 +54,7 @@ async def absurd_limits(mode: Mode) -> list[str]:
             try:
                 async with asyncio.timeout(30):
                     run = await executor.run(Request("print(1)", limits=Limits(**fields)))
-                if run.status.is_ours:
+                if run.status.is_sandbox_fault:
                     wrong.append(f"{fields}: {run.status}")
             except (UserError, ValueError):
                 pass

@@ -1,4 +1,4 @@
-"""the remote executor and `Sandbox`: one interface, typed results, retries of what is ours and of nothing else."""
+"""The remote executor and `Sandbox`: one interface, typed results, retries of what is ours and of nothing else."""
 
 import asyncio
 import itertools

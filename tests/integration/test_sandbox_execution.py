@@ -528,7 +528,7 @@ async def test_queue_timeout() -> None:
         await until(lambda: executor.status()["running"] == 1)
         waited = await executor.run(Request("print(1)", queue_s=0.3))
         assert (waited.status, waited.exit_code, waited.stdout) == (S.QUEUE_TIMEOUT, None, "")
-        assert waited.status.is_ours
+        assert waited.status.is_sandbox_fault
         assert waited.fault is Fault.INFRASTRUCTURE
         assert waited.queue_s >= 0.3
         patient = asyncio.create_task(run(executor, "print(2)"))

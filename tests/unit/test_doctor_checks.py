@@ -7,8 +7,8 @@ import pytest
 
 from rstar2.doctor import Check, DoctorReport, State
 from rstar2.doctor.check import GIB
+from rstar2.doctor.examine import isolation_checks
 from rstar2.doctor.gpu import Gpu, decide_gpu, gpu_check, parse_gpus, parse_torch_backend
-from rstar2.doctor.isolation import checks_of
 from rstar2.doctor.machine import cores_check, disk_check, machine_checks, memory_check, platform_check, python_check
 from rstar2.doctor.software import OPTIONAL_PACKAGES, compiler_check, fast_path_check, package_check, package_checks
 from rstar2.sandbox.isolation.guarantees import Guarantee
@@ -144,7 +144,7 @@ def test_a_driver_tool_that_fails_is_a_finding(tmp_path: Path, monkeypatch: pyte
 
 
 def test_guarantees_become_checks() -> None:
-    provided, weaker, lacking = checks_of(
+    provided, weaker, lacking = isolation_checks(
         [
             Guarantee("no network", True, "network namespace", "not needed", required=True),
             Guarantee("memory", False, "", "run as root", required=False),

@@ -116,7 +116,7 @@ def test_honest_answers_pass_the_screen(answer: str) -> None:
     [
         (r"11\text{ cm}^2", "11", "cm2"),
         ("11 km", "11", "km"),
-        (r"\frac{1}{2}\text{ hours}", r"\frac{1}{2}", "h"),
+        (r"\frac{1}{2}\text{ hours}", r"\frac{1}{2}", "hr"),
         ("20 students", "20", ""),
         ("3t", "3t", ""),
         ("5 m", "5 m", ""),

@@ -39,7 +39,7 @@ def submission(expected: str | None = None) -> Submission:
 def test_code_judges_reasons(status: S, run_success: bool, reason: ResultReason) -> None:
     result = judge(submission(), Execution(status, stdout="out\n", stderr="err"))
     assert (result.run_success, result.success, result.reason) == (run_success, run_success, reason)
-    if status.is_ours:
+    if status.is_sandbox_fault:
         assert (result.stdout, result.stderr) == (None, None)
     elif status is S.TIMEOUT:
         assert result.stdout == "out\nSuicide from timeout.\n"

@@ -1,7 +1,7 @@
 """What this machine can do, and what to do about what it cannot.
 
-Promise: looking changes nothing, takes seconds, and imports nothing heavy. A probe that cannot find out says so as a
-finding; it never fails the report.
+Promise: looking changes nothing, takes seconds, and imports nothing heavy. A probe that finds nothing out reports
+that; it never fails the report.
 May import: sandbox, models, engine.
 """
 

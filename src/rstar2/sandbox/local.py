@@ -17,7 +17,7 @@ from rstar2.sandbox.slots.slot_factory import SlotConfig, SlotFactory
 
 
 def usable_cores() -> int:
-    """By the affinity mask and the control groups; part of a core counts as one."""
+    """Cores by the affinity mask and the control groups; part of a core counts as one."""
     num_allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = core_quota()
     return num_allowed if quota is None else max(1, min(num_allowed, math.ceil(quota)))
@@ -28,7 +28,7 @@ class LocalConfig:
     slots: SlotConfig = field(default_factory=SlotConfig)
     num_young: int = field(default_factory=lambda: 4 * usable_cores())
     """Executions younger than a tenth of a second at one time; older ones do not count. More than the cores, because
-    a program that sleeps or waits must not idle one."""
+    a program that sleeps or waits must not leave one idle."""
     max_slots: int = 256
     """Executions at one time, old and young."""
     queue_capacity: int = 100_000
@@ -110,7 +110,7 @@ class LocalExecutor:
         return self._factory.guarantees if self._factory else []
 
     def status(self) -> dict[str, Any]:
-        """What an operator wants to see; plain values."""
+        """Counters and levels for operators, as plain values."""
         if self._factory is None or self._dispatcher is None or self._sessions is None:
             return {"started": False}
         template = self._factory.templates.current

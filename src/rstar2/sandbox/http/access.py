@@ -70,7 +70,7 @@ def forget_token(path: Path, token: str) -> None:
 
 
 def find_token(address: str) -> str | None:
-    """What a service of this user on this machine keeps for the address, under any name that the loopback has."""
+    """The token that a service of this user on this machine stored for the address, under any name of the loopback."""
     try:
         host, port = _host_and_port(address)
     except ValueError:  # not a URL

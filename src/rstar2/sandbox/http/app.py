@@ -1,6 +1,6 @@
-"""The application, and its life on a listening socket: serve, drain, stop.
+"""The application, and how it is served on a listening socket: serve, drain, stop.
 
-The executor belongs to the caller: it is there before the application and is closed after it.
+The executor belongs to the caller, who opens it before and closes it after the application.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ def create_app(
     load: Callable[[], Load] | None = None,
     nodes: Nodes | None = None,
 ) -> web.Application:
-    """`nodes`: whoever keeps the machines that the executor spreads its work over; they may join and leave here."""
+    """`nodes`: of a gateway, the machines that the executor uses; they may join and leave here."""
     settings = settings or ServiceSettings()
     service = Service(executor, settings, grader=grader, guarantees=guarantees, load=load)
     sessions = SessionTable(settings)
@@ -106,8 +106,8 @@ def _guard(service: Service, open_paths: frozenset[str]) -> Middleware:
 
 
 def _check_caller(request: web.Request, settings: ServiceSettings, *, needs_token: bool) -> None:
-    """No page of another site; and with the token, or, where none is asked for, by a name that only this service has.
-    Who has the token is no page, whatever name the service was reached by: a proxy's, a cluster's."""
+    """Refuses pages of other sites, and callers without the token or, where there is none, without a name that only
+    this service has. With the token any name will do, such as a proxy's or a cluster's."""
     host = request.headers.get("Host", "")
     if is_of_another_site(request.headers.get("Origin"), host):
         raise ApiError(403, "forbidden", "this was asked for by a page of another site")
@@ -123,7 +123,7 @@ def _check_caller(request: web.Request, settings: ServiceSettings, *, needs_toke
 
 
 def _token_in(authorization: str) -> bytes:
-    """Bearer, or the password of Basic: what clients send that can only be told a URL, http://:TOKEN@host:port."""
+    """Bearer, or the password of Basic, which clients send that take only a URL: http://:TOKEN@host:port."""
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "bearer":
         return value.encode(errors="surrogateescape")
@@ -177,7 +177,7 @@ async def serve_forever(
     *,
     drain_s: float = 30.0,
     stop: asyncio.Event | None = None,
-    on_ready: Callable[[], None] = lambda: None,
+    on_ready: Callable[[], object] = lambda: None,
 ) -> bool:
     """Serve until `stop` is set, or SIGTERM or SIGINT comes if there is none given; then drain. A second signal
     ends the draining. Returns whether all that was in flight was answered."""

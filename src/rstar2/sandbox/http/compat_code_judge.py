@@ -65,14 +65,9 @@ class JudgeResult:
 
 
 @dataclass(frozen=True, slots=True)
-class SubmissionResult:
-    sub_id: str
-    success: bool
-    run_success: bool
-    cost: float
+class SubmissionResult(JudgeResult):
     stdout: str | None
     stderr: str | None
-    reason: ResultReason
 
     def without_output(self) -> JudgeResult:
         return JudgeResult(self.sub_id, self.success, self.run_success, self.cost, self.reason)
@@ -113,7 +108,7 @@ _REASONS = {
 
 
 def judge(submission: Submission, execution: Execution) -> SubmissionResult:
-    """code-judge's account of an execution."""
+    """An execution as code-judge reports it."""
     expected, stdout = submission.expected_output, execution.stdout
     if execution.status is ExecutionStatus.TIMEOUT:
         stdout += TIMEOUT_NOTE
@@ -123,8 +118,8 @@ def judge(submission: Submission, execution: Execution) -> SubmissionResult:
         success=execution.ok and is_as_expected,
         run_success=execution.ok,
         cost=execution.wall_s,
-        stdout=None if execution.status.is_ours else stdout[:MAX_OUTPUT_CHARS],
-        stderr=None if execution.status.is_ours else execution.stderr[:MAX_OUTPUT_CHARS],
+        stdout=None if execution.status.is_sandbox_fault else stdout[:MAX_OUTPUT_CHARS],
+        stderr=None if execution.status.is_sandbox_fault else execution.stderr[:MAX_OUTPUT_CHARS],
         reason=_REASONS.get(execution.status, ResultReason.UNSPECIFIED),
     )
 
@@ -132,7 +127,7 @@ def judge(submission: Submission, execution: Execution) -> SubmissionResult:
 def refuse_language(submission: Submission) -> SubmissionResult:
     message = f"type {submission.type!r} cannot be run here: this service runs only 'python'"
     sub_id = submission.sub_id or str(uuid.uuid4())
-    return SubmissionResult(sub_id, False, False, 0.0, "", message, ResultReason.INVALID_INPUT)
+    return SubmissionResult(sub_id, False, False, 0.0, ResultReason.INVALID_INPUT, stdout="", stderr=message)
 
 
 class CodeJudgeApi:
@@ -205,4 +200,4 @@ class CodeJudgeApi:
         if submission.type != "python":
             return refuse_language(submission)
         to_run = Request(submission.solution, submission.input or "", queue_s=queue_s)
-        return judge(submission, await self._service.run_patiently(to_run))
+        return judge(submission, await self._service.run_when_possible(to_run))

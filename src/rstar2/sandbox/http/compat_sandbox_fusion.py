@@ -1,6 +1,6 @@
 """SandboxFusion's `/run_code` and `/run_jupyter`, so that verl's and ReTool's recipes can point here.
 
-Fields and statuses are SandboxFusion's: `Success`, `Failed` (the program's doing) and `SandboxError` (ours, or a
+Fields and statuses are SandboxFusion's: `Success`, `Failed` (by the program) and `SandboxError` (by the sandbox, or a
 language that is not here), with 200 whenever the body is valid. Being over capacity is 504: the one code on which
 verl's client retries.
 
@@ -28,13 +28,13 @@ from rstar2.sandbox.execution import MAX_OUTPUT_BYTES, MIB, Execution, Execution
 from rstar2.sandbox.executor import Overloaded, Request, Session
 from rstar2.sandbox.http.errors import overloaded
 from rstar2.sandbox.http.operations import Answer, Operation, json_response, read_body
-from rstar2.sandbox.http.schema import MAX_WALL_S, Code, LenientRequest, Stdin, Whole
+from rstar2.sandbox.http.schema import MAX_WALL_S, Code, Integer, LenientRequest, Stdin
 from rstar2.sandbox.http.service import Service
 
 MAX_FILES = 1024
 MAX_CELLS = 4096
 FILES_OUTPUT_BYTES = MAX_OUTPUT_BYTES
-"""Fetched files come back through stdout, so there must be room for them."""
+"""Fetched files are sent through stdout, so it must hold them."""
 MIN_MEMORY_BYTES = 64 * MIB
 """Below this no interpreter with numpy runs; SandboxFusion's callers mean the program's own use."""
 
@@ -88,7 +88,7 @@ class CommandRunStatus(StrEnum):
 class RunCodeRequest(LenientRequest):
     compile_timeout: Timeout = Field(10, description="Accepted; Python is not compiled.")
     run_timeout: Timeout = 10
-    memory_limit_MB: Whole = Field(-1, description="Not positive: the service's default.")
+    memory_limit_MB: Integer = Field(-1, description="Not positive: the service's default.")
     code: Code
     stdin: Stdin | None = None
     language: Language = Field("python", description="Only `python` is run; others get `SandboxError`.")
@@ -100,7 +100,7 @@ class RunJupyterRequest(LenientRequest):
     cells: list[Code] = Field(max_length=MAX_CELLS)
     cell_timeout: Timeout = Field(0, description="Not positive: none of its own.")
     total_timeout: Timeout = 45
-    memory_limit_MB: Whole = -1
+    memory_limit_MB: Integer = -1
     kernel: Literal["python3"] = "python3"
     files: dict[str, str] = Field(default={}, max_length=MAX_FILES)
     fetch_files: Paths = Field(default=[])
@@ -158,8 +158,8 @@ def limits_of(timeout_s: float, memory_limit_mb: int) -> Limits:
 
 
 def code_response(execution: Execution, files: dict[str, str]) -> RunCodeResponse:
-    """SandboxFusion's account of an execution."""
-    if execution.status.is_ours:
+    """An execution as SandboxFusion reports it."""
+    if execution.status.is_sandbox_fault:
         failed = CommandRunResult(CommandRunStatus.ERROR, stderr=execution.message)
         return RunCodeResponse(FusionStatus.SANDBOX_ERROR, execution.message, run_result=failed)
     if execution.status is ExecutionStatus.TIMEOUT:
@@ -316,7 +316,7 @@ class SandboxFusionApi:
         for code in body.cells:
             timeout_s = min(left_s(), body.cell_timeout) if body.cell_timeout > 0 else left_s()
             execution = await run(code, limits_of(timeout_s, body.memory_limit_MB))
-            if execution.status.is_ours:
+            if execution.status.is_sandbox_fault:
                 return RunJupyterResponse(FusionStatus.SANDBOX_ERROR, execution.message)
             if left_s() <= 0:
                 driver = CommandRunResult(CommandRunStatus.TIME_LIMIT_EXCEEDED, time.monotonic() - started)

@@ -74,7 +74,7 @@ class NativeApi:
                 num_left = len(runs)
                 while num_left:
                     ready = [await lines.get()]
-                    # Under load the next ones are a moment away, and one write for several is what a batch is for.
+                    # Under load more lines follow at once: one write for several.
                     if num_left > COALESCE_ABOVE:
                         await asyncio.sleep(COALESCE_S)
                     while not lines.empty():
@@ -84,7 +84,7 @@ class NativeApi:
                     num_left -= len(ready)
                 await response.write_eof()
             except TimeoutError:
-                # The caller stopped reading in the middle of the answer: there is nobody to tell.
+                # The caller stopped reading in the middle of the answer.
                 if request.transport is not None:
                     request.transport.abort()
             finally:
@@ -100,7 +100,7 @@ class NativeApi:
         begun = []
         for index, run in enumerate(runs):
             try:
-                task = self._service.begin(run, self._service.run_patiently, flow)
+                task = self._service.begin(run, self._service.run_when_possible, flow)
             except ApiError as error:
                 lines.put_nowait(json_line(index, error))
                 continue
@@ -130,7 +130,7 @@ class NativeApi:
             async with self._sessions.turn(held) as session:
                 execution = await self._service.run_cell(session, cell)
                 result = CellResult(session.num_cells, execution)
-            return schema.CELL_RESULT.dump_json(result), not execution.status.is_ours
+            return schema.CELL_RESULT.dump_json(result), not execution.status.is_sandbox_fault
 
         return json_response(await self._once(request, schema.CELL, run))
 
@@ -168,8 +168,8 @@ class NativeApi:
         act: Callable[[HeldSession, T], Awaitable[tuple[bytes, bool]]],
         if_empty: bytes | None = None,
     ) -> bytes:
-        """One change of a session. With a key it goes on when its caller is lost, who may come back for the result:
-        a change that was half reported must not be made a second time."""
+        """One change of a session. With a key it continues when its caller is lost, who may ask again for the result:
+        a change must not be made twice."""
         held = self._held(request)
         body = await read_body(self._service, request, adapter, if_empty)
 

@@ -22,12 +22,12 @@ MAX_QUEUE_S = 7200.0
 _DEFAULTS = Limits()
 
 
-def _whole(value: object) -> object:
-    """JSON does not tell 2.0 from 2; strict validation would."""
+def _to_integer(value: object) -> object:
+    """JSON does not distinguish 2.0 from 2; strict validation would."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+Integer = Annotated[int, BeforeValidator(_to_integer)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Code = Annotated[str, Field(max_length=MAX_CODE_CHARS)]
 Stdin = Annotated[str, Field(max_length=MAX_STDIN_CHARS)]
@@ -52,10 +52,10 @@ class LimitsModel(StrictRequest):
 
     wall_s: Seconds = Field(_DEFAULTS.wall_s, le=MAX_WALL_S)
     cpu_s: Seconds = Field(_DEFAULTS.cpu_s, le=MAX_WALL_S)
-    memory_bytes: Whole = Field(_DEFAULTS.memory_bytes, ge=MIN_MEMORY_BYTES, le=1024 * GIB)
-    num_processes: Whole = Field(_DEFAULTS.num_processes, ge=1, le=4096)
-    output_bytes: Whole = Field(_DEFAULTS.output_bytes, ge=1, le=MAX_OUTPUT_BYTES)
-    file_bytes: Whole = Field(_DEFAULTS.file_bytes, ge=1, le=16 * GIB)
+    memory_bytes: Integer = Field(_DEFAULTS.memory_bytes, ge=MIN_MEMORY_BYTES, le=1024 * GIB)
+    num_processes: Integer = Field(_DEFAULTS.num_processes, ge=1, le=4096)
+    output_bytes: Integer = Field(_DEFAULTS.output_bytes, ge=1, le=MAX_OUTPUT_BYTES)
+    file_bytes: Integer = Field(_DEFAULTS.file_bytes, ge=1, le=16 * GIB)
 
     def to_limits(self) -> Limits:
         return Limits(
@@ -98,7 +98,7 @@ class ForkRequest(StrictRequest):
 
 
 class RollbackRequest(StrictRequest):
-    num_cells: Whole = Field(1, ge=1, le=1_000_000)
+    num_cells: Integer = Field(1, ge=1, le=1_000_000)
     idempotency_key: IdempotencyKey = None
 
 

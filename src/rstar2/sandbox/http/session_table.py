@@ -1,4 +1,4 @@
-"""The notebooks that callers hold: found by id, used by one request at a time, closed when nobody comes back."""
+"""The open sessions: found by id, used by one request at a time, closed when idle for long."""
 
 import asyncio
 import time
@@ -53,7 +53,7 @@ class SessionTable:
 
     @asynccontextmanager
     async def turn(self, held: HeldSession) -> AsyncIterator[Session]:
-        """The session, to oneself: the second of two requests waits for the first."""
+        """The session, exclusively: the second of two requests waits for the first."""
         held.num_users += 1
         try:
             async with held.lock:

@@ -1,5 +1,5 @@
-"""The process that a service consists of, from outside: it owns the listening socket and the templates, and keeps one
-server serving and one standing by.
+"""The parent process of a service: it owns the listening socket and the templates, and keeps one server serving and one
+on standby.
 
 Nothing that callers send reaches this process, so nothing they send can end it. If it is killed all the same, its
 servers end with it, the slots see their sockets close, and the last template removes the cgroups.
@@ -49,7 +49,7 @@ class _Server:
     is_serving: bool = False
     started_at: float = field(default_factory=time.monotonic)
 
-    def tell(self, content: dict[str, object], fds: list[int] | None = None) -> None:
+    def send(self, content: dict[str, object], fds: list[int] | None = None) -> None:
         with contextlib.suppress(OSError):  # if it is gone, its end is noticed on its own
             socket.send_fds(self.channel, [json.dumps(content).encode()], fds or [])
 
@@ -123,7 +123,7 @@ class Supervisor:
     def _lend(self, server: _Server, started: ReadyTemplate) -> None:
         # A standby must not hold a template's socket as if it used it: answers would go to the wrong reader.
         if server.is_serving:
-            server.tell({"kind": "template", "facts": started.facts}, [started.control.fileno()])
+            server.send({"kind": "template", "facts": started.facts}, [started.control.fileno()])
 
     # ---- servers ----
 
@@ -151,11 +151,11 @@ class Supervisor:
         self._watch(process.pid, lambda: self._on_server_death(server))
 
     def _promote(self) -> None:
-        """Let the first server that stands by serve, if none does."""
+        """Let the first standby server serve, if none does."""
         if self._servers and not any(server.is_serving for server in self._servers):
             server = self._servers[0]
             server.is_serving = True
-            server.tell({"kind": "serve"})
+            server.send({"kind": "serve"})
             for started in self._templates:
                 self._lend(server, started)
 
@@ -200,7 +200,7 @@ class Supervisor:
     # ---- the end ----
 
     def _on_signal(self) -> None:
-        """First: drain. Again: hand the signal on, which ends the draining."""
+        """The first signal starts to drain; the second is passed on and ends the draining."""
         if not self._stopping.is_set():
             self._on_stopping()
         self._stopping.set()
@@ -250,9 +250,3 @@ def listen(host: str, port: int) -> socket.socket:
 def address_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-async def supervise(
-    config: ServeConfig, on_ready: Callable[[str], None], on_stopping: Callable[[], None] = lambda: None
-) -> None:
-    await Supervisor(config, on_ready=on_ready, on_stopping=on_stopping).run()

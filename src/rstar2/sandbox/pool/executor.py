@@ -1,9 +1,8 @@
-"""Many sandboxes as one: every call goes to a node with room, and comes back once.
+"""Many sandboxes as one: every call goes to a node with room, and is answered once.
 
 Invariants: a call is in the queue, or with one node, or answered; a node's answer counts only while the call is with
-that node, so a caller gets exactly one answer whatever dies. Rerun is only what a node failed by its own fault, a
-bounded number of times and not beyond the caller's queue deadline; what the program did is never rerun. The queue is
-bounded: who finds it full is told at once.
+that node, so a caller gets exactly one answer whatever dies. A call is rerun only if its node failed, a bounded number
+of times and not beyond the caller's queue deadline; what the program did is never rerun. A full queue refuses at once.
 """
 
 import asyncio
@@ -22,12 +21,12 @@ from rstar2.sandbox.executor import Executor, Overloaded, Request
 from rstar2.sandbox.fair_queue import FairQueue
 from rstar2.sandbox.http.schema import NodeInfo
 from rstar2.sandbox.pool.node import CallGroup, HealthConfig, Node, PoolCall, Probe
-from rstar2.sandbox.pool.nodes import NodeTable
+from rstar2.sandbox.pool.node_table import NodeTable
 from rstar2.sandbox.pool.pool_session import PoolSession
 
 logger = logging.getLogger(__name__)
 MAX_TRIES = 4
-"""More nodes than that do not fail one after another by chance: it is the call that brings them down."""
+"""If that many nodes fail one after another, the call is most likely the cause."""
 TICK_S = 0.05
 LEAVE_DEADLINE_S = 60.0
 SHORTEST_QUEUE_S = 1e-3
@@ -62,7 +61,7 @@ class PoolExecutor:
     def add_node(
         self, name: str, executor: Executor, num_slots: int, probe: Probe | None = None, *, is_fixed: bool = True
     ) -> None:
-        """With a probe it is given calls when it has answered, and is watched; without one it is trusted until
+        """With a probe it gets calls once it has answered, and is probed from then on; without one it is trusted until
         `lose_node`. One that is not fixed is forgotten when it has been lost for long."""
         self.table.add(name, executor, num_slots, probe, is_fixed=is_fixed)
 
@@ -84,7 +83,7 @@ class PoolExecutor:
     def num_queued(self) -> int:
         return len(self._queue)
 
-    # ---- what callers do ----
+    # ---- callers ----
 
     async def run(self, request: Request) -> Execution:
         call = self._submit(request, request.flow)
@@ -94,7 +93,7 @@ class PoolExecutor:
             self._abandon(call)
 
     async def run_many(self, requests: Iterable[Request]) -> AsyncIterator[tuple[int, Execution]]:
-        """As many at a time as the queue has room for; Overloaded if it has none while nothing of these is in it."""
+        """As many at a time as the queue has room for; Overloaded if it is full and holds none of these."""
         flow = self._new_flow()
         finished: asyncio.Queue[tuple[int, asyncio.Future[Execution]]] = asyncio.Queue()
         calls: dict[int, PoolCall] = {}
@@ -146,7 +145,7 @@ class PoolExecutor:
         return call
 
     def _pump_soon(self) -> None:
-        """After all that happens in this moment: calls that come together go to a node in one message."""
+        """At the end of this event-loop step, so that calls submitted together go to a node in one message."""
         if not self._will_pump and not self._is_closed:
             self._will_pump = True
             self._loop.call_soon(self._pump)
@@ -161,7 +160,7 @@ class PoolExecutor:
                 self._queue.push_front(call.flow, call)
                 break
             node.num_outstanding += 1
-            # What failed once goes alone, so that it takes no others down with it if it was the cause.
+            # What failed once is sent alone: if it was the cause, it must not fail others.
             if call.num_failed_tries:
                 self._give(node, [call])
             else:
@@ -181,7 +180,10 @@ class PoolExecutor:
 
     async def _run_group(self, group: CallGroup) -> None:
         node = group.node
-        requests = [_with_time_left(call) for call in group.calls.values()]
+        now = time.monotonic()
+        requests = [
+            replace(call.request, queue_s=max(call.expires_at - now, SHORTEST_QUEUE_S)) for call in group.calls.values()
+        ]
         try:
             if len(requests) == 1:
                 self._take_answer(group, 0, await node.executor.run(requests[0]))
@@ -215,7 +217,7 @@ class PoolExecutor:
             _settle(call, replace(execution, queue_s=queue_s, num_attempts=num_attempts))
         self._pump_soon()
 
-    # ---- what goes wrong ----
+    # ---- failures ----
 
     def _rerun(self, call: PoolCall, node: Node, error: Exception) -> None:
         """The node failed the call: another one gets it, if there is time and it has not failed too often."""
@@ -232,7 +234,7 @@ class PoolExecutor:
             self._pump_soon()
 
     def _take_back(self, node: Node) -> None:
-        """The node is lost: nothing that it may still say counts."""
+        """The node is lost: its later answers do not count."""
         error = InfrastructureError(f"the sandbox node {node.name} was lost: {node.message}")
         for group in list(node.groups):
             calls = group.take_all()
@@ -261,7 +263,7 @@ class PoolExecutor:
         _settle(call, fault)
 
     def _abandon(self, call: PoolCall) -> None:
-        """The caller has its answer, or went away. What nobody waits for is ended: at once where the call is alone,
+        """The caller has its answer, or is gone. A call that nobody waits for is cancelled: at once if it is alone,
         else with the last of its group."""
         if call.future.done() and not call.future.cancelled():
             return
@@ -291,10 +293,6 @@ class PoolExecutor:
         if node is None:
             raise UserError(f"node: there is none named {name}")
         return node
-
-
-def _with_time_left(call: PoolCall) -> Request:
-    return replace(call.request, queue_s=max(call.expires_at - time.monotonic(), SHORTEST_QUEUE_S))
 
 
 def _settle(call: PoolCall, execution: Execution) -> None:

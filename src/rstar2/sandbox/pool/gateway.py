@@ -65,7 +65,7 @@ class Gateway:
         )
 
     def guarantees(self) -> list[Mapping[str, JsonValue]]:
-        """What holds wherever a program may land: on every node that was heard from."""
+        """What every node guarantees that has answered."""
         tables = [node.report.guarantees for node in self._pool.table if node.report]
         return [asdict(row) for row in guarantees.weakest(tables)]
 

@@ -13,26 +13,26 @@ from rstar2.sandbox.isolation.guarantees import Guarantee
 from rstar2.sandbox.pool.choice import Candidate
 
 NUM_CALLS_PER_SLOT = 128
-"""A node is given far more than it has slots: programs that sleep leave their core to others, and it has a fair queue
+"""A node gets far more calls than it has slots: programs that sleep leave their core to others, and it has a fair queue
 of its own. The bound keeps the rest here, where it can still go to another node."""
 
 
 class NodeState(StrEnum):
     JOINING = "joining"
-    """Known, and not heard from yet."""
+    """Known, but it has not answered yet."""
     READY = "ready"
     """The only state in which it is given calls."""
     SUSPECT = "suspect"
-    """It failed a call or did not answer. What it has, it keeps; it is asked again before it is given more."""
+    """It failed a call or did not answer. It keeps its calls, and is probed before it gets more."""
     LOST = "lost"
-    """It failed to answer too often. What it had is rerun elsewhere. One answer brings it back."""
+    """It did not answer too often. Its calls are rerun elsewhere. One answer makes it ready again."""
     DRAINING = "draining"
-    """It is leaving. What it has, it finishes."""
+    """It is leaving, and finishes the calls that it has."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What a node says of itself."""
+    """What a node reports."""
 
     is_draining: bool
     num_slots: int
@@ -40,20 +40,20 @@ class NodeReport:
 
 
 Probe = Callable[[], Awaitable[NodeReport]]
-"""Asks a node how it is. It raises if the node does not answer; how long that may take is the asker's business."""
+"""Asks a node for its report. It raises if the node does not answer; the caller sets the deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthConfig:
     period_s: float = 1.0
-    """Between an answer and the next question. A failed call asks at once."""
+    """Between an answer and the next probe. A failed call probes at once."""
     deadline_s: float = 3.0
     """A node that hangs (stopped, swapping, cut off) is one that does not answer by then. Far above what a node under
-    full load needs, because to take a slow one for lost is to do its work twice."""
+    full load needs, because the calls of a slow node that is taken for lost run twice."""
     num_failures_to_lose: int = 3
-    """Unanswered questions in a row; a restart of a node's server takes less."""
+    """Unanswered probes in a row; a restart of a node's server takes less."""
     forget_after_s: float = 600.0
-    """A node that joined by itself and has been lost for so long will not come back under this name."""
+    """A node that joined by itself is forgotten when it has been lost for this long."""
 
 
 def state_after(report: NodeReport | None, num_failures: int, config: HealthConfig, state: NodeState) -> NodeState:
@@ -78,7 +78,7 @@ class PoolCall:
     """Nodes that failed it."""
     num_failed_tries: int = 0
     group: "CallGroup | None" = None
-    """What it is in flight with; None while it waits."""
+    """The calls that were sent with it; None while it waits."""
 
     @property
     def expires_at(self) -> float:
@@ -87,13 +87,13 @@ class PoolCall:
 
 @dataclass(eq=False, slots=True)
 class CallGroup:
-    """Calls that were given to a node in one message. A call that is taken out is no longer the node's to answer: what
-    the node may still say to it is dropped."""
+    """Calls that were given to a node in one message. A call that is taken out is no longer the node's: a later
+    answer to it is dropped."""
 
     node: "Node"
     calls: dict[int, PoolCall]
     error: Exception
-    """Why those were not answered that are left when it ends."""
+    """Why the calls that are left at its end were not answered."""
     task: "asyncio.Task[None] | None" = None
 
     def take(self, index: int) -> PoolCall | None:
@@ -128,14 +128,14 @@ class Node:
     """Calls that were rerun because of it."""
     last_seen: float = field(default_factory=time.monotonic)
     rests_until: float = 0.0
-    """It said that it is full: until then it is left alone."""
+    """It reported that it is full: until then it gets no calls."""
     is_leaving: bool = False
     message: str = ""
-    """Why it is not ready, in its own or our words."""
+    """Why it is not ready."""
     report: NodeReport | None = None
     groups: set[CallGroup] = field(default_factory=set)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    """Ask it now, and not at the end of the period."""
+    """Probe it now, and not at the end of the period."""
     lost: asyncio.Event = field(default_factory=asyncio.Event)
 
     def candidate(self) -> Candidate:

@@ -45,8 +45,8 @@ class RemoteNode(RemoteExecutor):
     than the minimum counts as one that does not answer: it must not get programs."""
 
     def __init__(self, base_url: str, token: str | None = None) -> None:
-        super().__init__(base_url, token, is_patient=False)
-        self._prober = RemoteExecutor(base_url, token, is_patient=False, max_connections=1)
+        super().__init__(base_url, token, retries=False)
+        self._prober = RemoteExecutor(base_url, token, retries=False, max_connections=1)
 
     async def probe(self) -> NodeReport:
         deadline = time.monotonic() + PROBE_DEADLINE_S
@@ -64,7 +64,7 @@ class Membership:
     def __init__(self, gateway_url: str, token: str, say: Callable[[str], None]) -> None:
         self._gateway_url = gateway_url
         self._own_url = ""
-        self._client = RemoteExecutor(gateway_url, token, is_patient=False, max_connections=1)
+        self._client = RemoteExecutor(gateway_url, token, retries=False, max_connections=1)
         self._say = say
         self._joining: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
@@ -80,7 +80,7 @@ class Membership:
             self._leaving = asyncio.create_task(self._leave(), name="leave the gateway")
 
     async def end(self) -> None:
-        """Left, or the gateway could not be told: it will notice by itself."""
+        """Returns when it has left, or the gateway did not answer; it then finds out by its probes."""
         self.start_leaving()
         if self._leaving is not None:
             await self._leaving

@@ -1,16 +1,13 @@
-"""The portable twin of `_fork.c`: the same loops in Python, for machines without a compiler.
+"""The loops of `_fork.c` in Python, for machines without a compiler.
 
-Slower (an ordinary fork copies the page tables of the warm interpreter) and otherwise the same, which the tests hold
-it to: the whole attack suite runs on both.
+Slower (an ordinary fork copies the page tables of the warm interpreter) and otherwise the same: the attack suite runs
+on both.
 """
 
 import array
 import contextlib
-import math
-import mmap
 import os
 import resource
-import select
 import signal
 import socket
 import time
@@ -22,24 +19,30 @@ from pathlib import Path
 from rstar2.sandbox.execution import MAX_OUTPUT_BYTES
 from rstar2.sandbox.isolation import linux
 from rstar2.sandbox.slots import interpreter
+from rstar2.sandbox.slots.watch import (
+    Buffer,
+    Stream,
+    Watch,
+    close_streams,
+    cut_flags,
+    new_streams,
+    receive_into,
+    start_streams,
+)
 from rstar2.sandbox.slots.wire import (
     GOODBYE,
     MAX_CODE_BYTES,
     MAX_STDIN_BYTES,
-    MORE_TIME,
     REPLY,
     REQUEST,
     SLOT_ANSWER,
     SLOT_MESSAGE,
     Flag,
     RequestHeader,
-    question,
 )
 
 _OLD_NICE = 19
-_VALUE_FD = 3
 _MAX_FDS = 4
-_CUT_FLAGS = (Flag.STDOUT_CUT, Flag.STDERR_CUT, Flag.VALUE_CUT)
 
 
 SlotFacts = tuple[int, int, bool, int, int]
@@ -57,8 +60,8 @@ def park(
     run: Callable[[bytes], int],
     twisters: tuple[tuple[int, int], ...],  # noqa: ARG001 - here their own seed functions are called
 ) -> bool:
-    """Fork a slot for each message, as the init of a new process namespace if so asked. Returns whether it was told to
-    end, or found itself abandoned."""
+    """Fork a slot for each message, as the init of a new process namespace if `new_namespaces`. Returns True if it was
+    asked to end, False if its host is gone."""
     control = socket.socket(fileno=control_fd)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # slots are reaped by nobody; their end is seen on their sockets
 
@@ -102,49 +105,6 @@ def park(
             return False
 
 
-class _Buffer:
-    """Memory that is not part of Python's heap. Unless `inherited`, forks do not have it at all."""
-
-    def __init__(self, num_bytes: int, *, inherited: bool) -> None:
-        self._map = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if not inherited:
-            self._map.madvise(mmap.MADV_DONTFORK)
-        self.view = memoryview(self._map)
-
-    def clear(self) -> None:
-        self._map.madvise(mmap.MADV_DONTNEED)
-
-
-@dataclass
-class _Stream:
-    buffer: _Buffer
-    fd: int = -1
-    limit: int = 0
-    length: int = 0
-    cut: bool = False
-
-    def start(self, fd: int, limit: int) -> None:
-        self.fd, self.limit, self.length, self.cut = fd, limit, 0, False
-
-    def drain(self) -> bool:
-        """Read what is there; False when the writers are all gone."""
-        while True:
-            room = self.limit - self.length
-            try:
-                if room:
-                    got = os.readv(self.fd, [self.buffer.view[self.length : self.limit]])
-                else:
-                    got = len(os.read(self.fd, 1))
-            except BlockingIOError:
-                return True
-            if not got:
-                return False
-            if not room:
-                self.cut = True
-                return True
-            self.length += got
-
-
 @dataclass(frozen=True)
 class _Slot:
     caller: socket.socket
@@ -154,13 +114,13 @@ class _Slot:
     base_data_bytes: int
     base_address_bytes: int
     scratch: tuple[int, ...]
-    code: _Buffer
-    stdin: _Buffer
-    streams: tuple[_Stream, ...]
+    code: Buffer
+    stdin: Buffer
+    streams: tuple[Stream, ...]
 
 
 def _serve(facts: SlotFacts, run: Callable[[bytes], int]) -> None:
-    """Answer requests until the caller is gone or the scratch directory is no longer as it was. Never returns.
+    """Answer requests until the caller is gone or the scratch directory has changed. Never returns.
 
     A later child inherits this interpreter's heap and frames, so nothing of a request or a reply ever enters them."""
     socket_fd, uid, pid_namespace, base_data_bytes, base_address_bytes = facts
@@ -168,23 +128,25 @@ def _serve(facts: SlotFacts, run: Callable[[bytes], int]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it has the uid of its programs, they could send it
     slot = _Slot(
         *(caller, run, uid, pid_namespace, base_data_bytes, base_address_bytes, _scratch_state()),
-        code=_Buffer(MAX_CODE_BYTES, inherited=True),
-        stdin=_Buffer(MAX_STDIN_BYTES, inherited=False),
-        streams=tuple(_Stream(_Buffer(MAX_OUTPUT_BYTES + 1, inherited=False)) for _ in range(3)),
+        code=Buffer(MAX_CODE_BYTES, inherited=True),
+        stdin=Buffer(MAX_STDIN_BYTES, inherited=False),
+        streams=new_streams(),
     )
     header_bytes = bytearray(REQUEST.size)
     with contextlib.suppress(OSError, EOFError):
         while True:
-            _receive(caller, memoryview(header_bytes))
+            receive_into(caller, memoryview(header_bytes))
             header = RequestHeader.unpack(bytes(header_bytes))
             if header.code_len > MAX_CODE_BYTES or header.stdin_len > MAX_STDIN_BYTES:
                 os._exit(122)
             if header.output_bytes > MAX_OUTPUT_BYTES:
                 os._exit(122)
-            _receive(caller, slot.code.view[: header.code_len])
-            _receive(caller, slot.stdin.view[: header.stdin_len])
+            receive_into(caller, slot.code.view[: header.code_len])
+            receive_into(caller, slot.stdin.view[: header.stdin_len])
             numbers, flags = _execute(slot, header)
-            _send(caller, numbers, slot.streams)
+            caller.sendall(numbers)
+            for stream in slot.streams:
+                caller.sendall(stream.content)
             for buffer in (slot.stdin, *(stream.buffer for stream in slot.streams)):
                 buffer.clear()
             if Flag.SCRATCH_DIRTY in flags:
@@ -192,22 +154,8 @@ def _serve(facts: SlotFacts, run: Callable[[bytes], int]) -> None:
     os._exit(0)
 
 
-def _receive(caller: socket.socket, place: memoryview) -> None:
-    while place:
-        got = caller.recv_into(place)
-        if not got:
-            raise EOFError
-        place = place[got:]
-
-
-def _send(caller: socket.socket, numbers: bytes, streams: tuple[_Stream, ...]) -> None:
-    caller.sendall(numbers)
-    for stream in streams:
-        caller.sendall(stream.buffer.view[: stream.length])
-
-
 def _scratch_state() -> tuple[int, ...]:
-    """Empty where it cannot even be looked at, which equals no state that a slot starts with."""
+    """Empty where it cannot be read, which equals no state that a slot starts with."""
     try:
         usage, facts = os.statvfs("."), Path().stat()
     except OSError:
@@ -217,10 +165,8 @@ def _scratch_state() -> tuple[int, ...]:
 
 def _execute(slot: _Slot, header: RequestHeader) -> tuple[bytes, Flag]:
     input_read, input_write = os.pipe()
-    pipes = [os.pipe() for _ in range(3)]
-    for (read_end, _), stream in zip(pipes, slot.streams, strict=True):
-        os.set_blocking(read_end, False)
-        stream.start(read_end, header.output_bytes + (stream is slot.streams[-1]))  # the value has a tag before it
+    pipes = [os.pipe() for _ in slot.streams]
+    start_streams(slot.streams, [read_end for read_end, _ in pipes], header.output_bytes)
     started, cpu_before = time.monotonic(), _children_cpu_s()
     child = os.fork()
     if child == 0:
@@ -229,21 +175,32 @@ def _execute(slot: _Slot, header: RequestHeader) -> tuple[bytes, Flag]:
     os.close(input_read)
     for _, write_end in pipes:
         os.close(write_end)
-    flags = _collect(slot, header, child, input_write, started)
-    _kill_all(slot, child)
+    child_fd = os.pidfd_open(child)
+
+    def lower_share() -> None:
+        kind, who = (os.PRIO_USER, slot.uid) if slot.uid >= 0 else (os.PRIO_PGRP, child)
+        with contextlib.suppress(OSError):
+            os.setpriority(kind, who, _OLD_NICE)
+
+    stdin = slot.stdin.view[: header.stdin_len]
+    watch = Watch(slot.caller, header, slot.streams, stdin, input_write, (child_fd,), on_old=lower_share)
+    try:
+        flags = watch.until_end(started)
+    finally:
+        _kill_all(slot, child)
     _, status, used = os.wait4(child, 0)
     if slot.pid_namespace:
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.wait()
-    for stream, flag in zip(slot.streams, _CUT_FLAGS, strict=True):
-        if not stream.cut:
-            stream.drain()
-        os.close(stream.fd)
-        if stream.cut:
-            flags |= flag
+    watch.close_stdin()
+    os.close(child_fd)
+    close_streams(slot.streams)
+    flags |= cut_flags(slot.streams)
     if _scratch_state() != slot.scratch:
         flags |= Flag.SCRATCH_DIRTY
+    if watch.is_asking:  # the program's end has overtaken the answer
+        watch.receive_more_time()
     lengths = [stream.length for stream in slot.streams]
     wall_us, cpu_us = (time.monotonic() - started) * 1e6, (_children_cpu_s() - cpu_before) * 1e6
     return REPLY.pack(status, flags, *lengths, used.ru_maxrss, int(wall_us), int(cpu_us)), flags
@@ -255,8 +212,8 @@ def _run_child(slot: _Slot, header: RequestHeader, stdin_fd: int, write_ends: li
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.dup2(stdin_fd, 0)
         for number, write_end in enumerate(write_ends, start=1):
-            os.dup2(write_end, number, inheritable=number != _VALUE_FD)
-        os.closerange(_VALUE_FD + 1, 1 << 16)
+            os.dup2(write_end, number, inheritable=number != interpreter.VALUE_FD)
+        os.closerange(interpreter.VALUE_FD + 1, 1 << 16)
         apply_limits(header, slot.base_data_bytes, slot.base_address_bytes)
         if slot.uid >= 0:
             os.setresgid(slot.uid, slot.uid, slot.uid)
@@ -279,94 +236,9 @@ def apply_limits(header: RequestHeader, base_data_bytes: int, base_address_bytes
         pairs[resource.RLIMIT_AS] = (base_address_bytes + header.address_bytes,) * 2
     for kind, (soft, hard) in pairs.items():
         _, most = resource.getrlimit(kind)
-        if most != resource.RLIM_INFINITY:  # a lower one of the machine's own holds
+        if most != resource.RLIM_INFINITY:  # a lower limit of the machine stays
             soft, hard = min(soft, most), min(hard, most)
         resource.setrlimit(kind, (soft, hard))
-
-
-def _collect(
-    slot: _Slot,
-    header: RequestHeader,
-    child: int,
-    input_write: int,
-    started: float,
-) -> Flag:
-    """Feed stdin and drain output until the child ends, a limit is hit or the caller is gone."""
-    child_fd = os.pidfd_open(child)
-    os.set_blocking(input_write, False)
-    poller = select.poll()
-    poller.register(child_fd, select.POLLIN)
-    poller.register(slot.caller, select.POLLIN | select.POLLRDHUP)
-    poller.register(input_write, select.POLLOUT)
-    open_streams = {stream.fd: stream for stream in slot.streams}
-    for fd in open_streams:
-        poller.register(fd, select.POLLIN)
-    pending: memoryview | None = slot.stdin.view[: header.stdin_len]
-    last, old_at = started + header.longest_ms / 1000, started + header.young_ms / 1000
-    ask_at, is_asking = started + header.wall_ms / 1000, False
-    try:
-        while True:
-            now = time.monotonic()
-            if now >= last:
-                return Flag.TIMED_OUT
-            if now >= ask_at:
-                slot.caller.sendall(question(now - started))
-                ask_at, is_asking = math.inf, True
-            if now >= old_at:
-                kind, who = (os.PRIO_USER, slot.uid) if slot.uid >= 0 else (os.PRIO_PGRP, child)
-                with contextlib.suppress(OSError):
-                    os.setpriority(kind, who, _OLD_NICE)
-                old_at = math.inf
-            for fd, _ in poller.poll((min(last, ask_at, old_at) - now) * 1000 + 1):
-                if fd == slot.caller.fileno():
-                    more_ms = _receive_more_time(slot) if is_asking else None
-                    if more_ms is None:
-                        _kill_all(slot, child)
-                        os._exit(0)
-                    ask_at, is_asking = time.monotonic() + more_ms / 1000, False
-                    if not more_ms:
-                        return Flag.TIMED_OUT
-                if fd == input_write and pending is not None:
-                    pending = _feed(input_write, pending)
-                    if pending is None:
-                        poller.unregister(input_write)
-                        os.close(input_write)
-                elif fd in open_streams and not open_streams[fd].drain():
-                    poller.unregister(fd)
-                    del open_streams[fd]
-                elif fd == child_fd:
-                    return Flag(0)
-            if any(stream.cut for stream in slot.streams):
-                return Flag(0)
-    finally:
-        os.close(child_fd)
-        if pending is not None:
-            os.close(input_write)
-        if is_asking:  # the program's end has overtaken the answer
-            _kill_all(slot, child)
-            _receive_more_time(slot)
-
-
-def _receive_more_time(slot: _Slot) -> int | None:
-    """None if the caller is gone."""
-    answer = bytearray(MORE_TIME.size)
-    try:
-        _receive(slot.caller, memoryview(answer))
-    except (OSError, EOFError):
-        return None
-    more_ms: int = MORE_TIME.unpack(answer)[0]
-    return more_ms
-
-
-def _feed(fd: int, pending: memoryview) -> memoryview | None:
-    """Write what the pipe takes; None when all of it is written or nobody reads any more."""
-    try:
-        rest = pending[os.write(fd, pending) :] if pending else pending
-    except BlockingIOError:
-        return pending
-    except OSError:
-        return None
-    return rest if rest else None
 
 
 def _kill_all(slot: _Slot, child: int) -> None:

@@ -1,12 +1,12 @@
-"""Whether a program that is at its wall limit has had its time, or was kept waiting for a core by this machine.
+"""Whether a program at its wall limit has used its time, or was starved: kept waiting for a core by this machine.
 
-The wall limit is for programs that sleep, wait or compute. Time in which a program could run and was not run is the
-machine's doing and does not count. So a program has had its time once its tasks together have had the limit in CPU
-time, or the limit has passed but for the time that they waited for a core. Whatever it does, it is stopped at a bound
-(`Limits.longest_s`). If it has hardly been run by then, that is an infrastructure fault.
+The wall limit is for programs that sleep, wait or compute. Time in which a program was runnable and did not run does
+not count. So a program has used its time once its tasks together have used the limit in CPU time, or the limit has
+passed without the time that they waited for a core. In any case it is stopped at a bound (`Limits.longest_s`). If it
+has hardly run by then, that is an infrastructure fault.
 
 The times come from /proc. Where the kernel does not count the waits (no schedstat), a runnable task that rarely gave up
-its core of its own accord counts as waiting whenever it did not run.
+its core voluntarily counts as waiting whenever it did not run.
 """
 
 import os
@@ -20,8 +20,8 @@ STEP_S = 0.02
 """The least time between two looks: longer than a tick of the kernel's clock, by which it counts CPU time."""
 
 ENOUGH_SHARE = 0.25
-"""Of the wall limit, in CPU time: whoever has had less by the bound has hardly been run. Programs that crowd each other
-out, as endless loops do, have had more, and are stopped for what they do."""
+"""A share of the wall limit, in CPU time: a program that used less by the bound has hardly run. Programs that crowd
+each other out, as endless loops do, have used more, and are stopped as timeouts."""
 
 
 _PROC = Path("/proc")
@@ -38,7 +38,7 @@ class Task:
     id: int
     cpu_s: float
     delay_s: float
-    """How long it could run and was not run; without the wait that it is in, which is added when that ends."""
+    """How long it was runnable and did not run, without the current wait, which is added when it ends."""
     is_runnable: bool
 
 
@@ -50,9 +50,9 @@ class WallClock:
         self.bound_s = bound_s
         self._in_doubt: frozenset[Task] | None = None
         self.had_s = 0.0
-        """Of its time, by the last look."""
+        """The time that it has used, at the last look."""
         self.is_starved = False
-        """By the last look; stays so where the bound then ended it."""
+        """At the last look; stays true where the bound then ended it."""
 
     def more_s(self, elapsed_s: float, tasks: Iterable[Task]) -> float:
         """How much longer it may run before the next look; 0: stop it."""
@@ -75,8 +75,7 @@ class WallClock:
 
 
 def tasks_below(pid: int, proc: Path = _PROC) -> list[Task]:
-    """Of all processes that descend from `pid`, as far as they can be looked at, but for stopped ones: so a session
-    parks its states."""
+    """Of all descendants of `pid` that can be read and are not stopped, as the parked states of a session are."""
     found = []
     for child in _children(pid, proc):
         with suppress(OSError):  # it may end while we look
@@ -87,7 +86,7 @@ def tasks_below(pid: int, proc: Path = _PROC) -> list[Task]:
 
 
 def _children(pid: int, proc: Path) -> list[int]:
-    """In one file where the kernel has it; else by asking every process for its parent."""
+    """From one file where the kernel has it; else by reading every process's parent."""
     threads = proc / str(pid) / "task"
     with suppress(OSError):
         return [int(word) for thread in threads.iterdir() for word in (thread / "children").read_text().split()]

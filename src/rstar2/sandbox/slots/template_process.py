@@ -74,14 +74,14 @@ def main() -> None:
     if num_threads > 1:
         print(f"sandbox: a library started {num_threads - 1} threads; programs will start slowly", file=sys.stderr)
     confine.enter_template(config.layers)
-    tempfile.tempdir = None  # what it found outside does not hold inside
+    tempfile.tempdir = None  # found outside the sandbox, invalid inside
     sys.path[:] = [path for path in sys.path if Path(path).exists()]
     program = confine.seccomp_program(config.layers) if seccomp.is_supported() else b""
     implementation: Any = fast_fork if config.fast and fast_fork is not None else portable_fork
 
     def slot_main(message: bytes, fds: tuple[int, ...]) -> tuple[int, int, bool, int, int]:
-        """In a new slot: give up everything that it need not have. The filter is put on by whoever parks, after the
-        rehearsal; a session's slot does not return."""
+        """In a new slot: give up all rights that it does not need. `park` installs the filter after the rehearsal; a
+        session's slot does not return."""
         kind, uid, _ = wire.SLOT_MESSAGE.unpack(message)
         if group_fd >= 0:
             os.close(group_fd)
@@ -89,7 +89,7 @@ def main() -> None:
         try:
             confine.enter_slot(config.layers, fds[1] if len(fds) > 1 else None, proc_fd)
         except OSError:
-            if _is_abandoned(fds[0]):  # before it was born: its host has taken away what it needs, its memory group
+            if _is_abandoned(fds[0]):  # its host is gone, and with it the memory group that it needs
                 os._exit(0)
             raise
         facts = (fds[0], uid, config.layers.namespaces, base_data_bytes, base_address_bytes)
@@ -131,8 +131,8 @@ def _leave_abandoned(config: TemplateConfig, group_fd: int) -> NoReturn:
 
 
 def _forget_inherited_signals() -> None:
-    """Whoever started us may ignore some, as `nohup` and a shell's background do, or block some. Programs must find
-    what they would find in a shell of their own."""
+    """Our parent may ignore signals, as `nohup` and a shell's background do, or block them. Programs must start with
+    the defaults."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in signal.valid_signals() - _IGNORED_BY_PYTHON:
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -140,7 +140,7 @@ def _forget_inherited_signals() -> None:
 
 
 def _take_control_socket(number: int) -> int:
-    """Move it out of the way of the low numbers, which are a program's own streams later, and keep those taken."""
+    """Move it above the low numbers, which are a program's own streams later, and keep those taken."""
     moved = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 64)
     os.close(number)
     os.dup2(0, interpreter.VALUE_FD, inheritable=False)
@@ -148,7 +148,7 @@ def _take_control_socket(number: int) -> int:
 
 
 def _remove_group(parent_fd: int, name: str) -> None:
-    """The host was killed and could not clean up: remove its cgroup as soon as the last slot has noticed and gone."""
+    """The host was killed and could not clean up: remove its cgroup as soon as the last slot has ended."""
     deadline = time.monotonic() + _JANITOR_DEADLINE_S
     while time.monotonic() < deadline:
         try:

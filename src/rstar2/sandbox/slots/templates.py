@@ -1,7 +1,7 @@
 """The host's side of the template processes: start them, ask them for slots, replace what dies.
 
 Slots do not depend on the template that forked them; only the making of new slots does. A template that dies is
-replaced: at once by a spare where one is kept, else as soon as a new one has loaded its libraries.
+replaced: at once where a supervisor keeps a spare, else as soon as a new one has loaded its libraries.
 """
 
 import array
@@ -12,9 +12,10 @@ import random
 import socket
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from rstar2.errors import InfrastructureError
 from rstar2.sandbox.slots import wire
@@ -50,7 +51,7 @@ class ReadyTemplate:
         self.process.wait()
 
     async def stop(self) -> None:
-        """Let it end by itself. Without the goodbye it would take us for dead and clean up after us."""
+        """Ask it to end. Without the goodbye it would assume that its host was killed and clean up after it."""
         with contextlib.suppress(OSError):
             self.control.send(wire.GOODBYE)
         self.control.close()
@@ -97,14 +98,14 @@ async def start_template(config: TemplateConfig) -> ReadyTemplate:
 
 
 class Template:
-    """The way to ask a ready template for slots. Whoever else holds its control socket must not read from it."""
+    """Asks a ready template for slots. No other holder of its control socket may read from it."""
 
     def __init__(self, control: socket.socket, facts: dict[str, Any], on_death: Callable[["Template"], None]) -> None:
         self.facts = facts
         self._control = control
         self._on_death = on_death
         self._waiting: dict[int, Callable[[int], None]] = {}
-        # An earlier holder of the socket may have left answers in it: serial numbers tell them apart.
+        # An earlier holder of the socket may have left answers in it: serial numbers distinguish them.
         self._serial = random.getrandbits(32)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(control.fileno(), self._on_readable)
@@ -144,23 +145,27 @@ class Template:
                 on_answer(-1)
 
 
-class TemplateSource(Protocol):
-    """Where a host gets its templates from."""
+class TemplateSource(ABC):
+    """Where a host gets its templates from: it starts them itself, or a supervisor lends them."""
 
-    on_ready: Callable[[], None]
-    """Called whenever there is a template again after there was none."""
+    def __init__(self) -> None:
+        self._ready: list[Template] = []
+        self.num_deaths = 0
+        self.on_ready: Callable[[], None] = lambda: None
+        """Called whenever there is a template again after there was none."""
 
     @property
-    def current(self) -> Template | None: ...
+    def current(self) -> Template | None:
+        return self._ready[0] if self._ready else None
 
-    @property
-    def num_deaths(self) -> int: ...
-
+    @abstractmethod
     async def start(self) -> None:
         """Returns when there is a first template."""
-        ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        for template in self._ready:
+            template.detach()
+        self._ready.clear()
 
 
 class TemplateKeeper:
@@ -214,19 +219,13 @@ class TemplateKeeper:
         self._alive.clear()
 
 
-class OwnTemplates:
+class OwnTemplates(TemplateSource):
     """Templates that are children of this process."""
 
     def __init__(self, config: TemplateConfig) -> None:
+        super().__init__()
         self._keeper = TemplateKeeper(config, 1, self._on_start)
-        self._ready: list[Template] = []
         self._is_closed = False
-        self.num_deaths = 0
-        self.on_ready: Callable[[], None] = lambda: None
-
-    @property
-    def current(self) -> Template | None:
-        return self._ready[0] if self._ready else None
 
     async def start(self) -> None:
         await self._keeper.start_first()
@@ -244,7 +243,5 @@ class OwnTemplates:
 
     async def close(self) -> None:
         self._is_closed = True
-        for template in self._ready:
-            template.detach()
-        self._ready.clear()
+        await super().close()
         await self._keeper.close()

@@ -1,9 +1,9 @@
 """The executor without isolation, for machines that cannot give any (macOS), and never chosen silently.
 
-It keeps the interface and the deadlines, not the promise: the code runs as the user, sees the user's files and the
+It keeps the interface and the deadlines, but isolates nothing: the code runs as the user, sees the user's files and the
 network, and its limits are those that an honest program respects. Each execution is one plain interpreter in its own
-process group and scratch directory; a session is one that lives on, and is rebuilt by replay after a crash, a fork
-or a rollback.
+process group and scratch directory; a session is one that keeps running, and is rebuilt by replay after a crash, a
+fork or a rollback.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ REPLY_BYTES = 256 * MIB
 
 
 class ChildInterpreter:
-    """One interpreter, its process group and its scratch directory; gone, all three, after `kill`."""
+    """One interpreter, its process group and its scratch directory; `kill` removes all three."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
         self._process = process
@@ -78,7 +78,7 @@ class ChildInterpreter:
             raise InfrastructureError(f"the Python interpreter ended with {await self._process.wait()} as it started")
 
     async def run(self, code: str, stdin: str, limits: Limits) -> Execution:
-        """One cell. The child is still there to run the next one only if it says so: see `alive`."""
+        """Run one cell. The next one can be run only while `alive`."""
         for name in ("stdout", "stderr"):
             (self._folder / name).write_bytes(b"")
         started = time.monotonic()
