@@ -24,8 +24,8 @@ from rstar2.sandbox.bench import (
     NUMPY,
     PRINT,
     SYMPY,
-    Bench,
     BenchRow,
+    BenchRun,
     Measurement,
     measure,
     percentiles_ms,
@@ -38,7 +38,7 @@ from rstar2.sandbox.slots.slot_factory import SlotConfig
 NUM_IN_FLIGHT = 45_000
 
 
-async def measure_512_singles(bench: Bench) -> list[BenchRow]:
+async def measure_512_singles(bench: BenchRun) -> list[BenchRow]:
     """512 requests, each on a connection of its own, all at once."""
     body = {"code": PRINT}
     connector = aiohttp.TCPConnector(limit=0)
@@ -57,7 +57,7 @@ async def measure_512_singles(bench: Bench) -> list[BenchRow]:
     return [BenchRow("512 single requests at once, p99", p99, "ms", detail={"p50_ms": p50})]
 
 
-async def measure_mixed(bench: Bench) -> list[BenchRow]:
+async def measure_mixed(bench: BenchRun) -> list[BenchRow]:
     """What a training step sends: mostly short programs, among sleepers, endless loops, floods and errors."""
     kinds = [
         *[(PRINT, EXPECTED[PRINT])] * 55,
@@ -89,7 +89,7 @@ async def measure_mixed(bench: Bench) -> list[BenchRow]:
     return [BenchRow("mixed load, 64 at once", rate, "/s", detail={"print_p50_ms": p50, "print_p99_ms": p99})]
 
 
-async def measure_45000_in_flight(bench: Bench) -> list[BenchRow]:
+async def measure_45000_in_flight(bench: BenchRun) -> list[BenchRow]:
     """All of them accepted before the first is answered: each prints its own number, none is lost, none runs twice."""
     count = bench.count(NUM_IN_FLIGHT)
     steady_rate = await bench.rate(PRINT, 4000)
@@ -141,7 +141,7 @@ def memory_of_tree(root_pid: int) -> int:
     return total
 
 
-async def measure_isolation(bench: Bench) -> list[BenchRow]:
+async def measure_isolation(bench: BenchRun) -> list[BenchRow]:
     """Two in-process executors, with and without isolation, alternately."""
     on_rates, off_rates = [], []
     bare = LocalExecutor(LocalConfig(slots=SlotConfig(isolate=False)))
@@ -153,7 +153,7 @@ async def measure_isolation(bench: Bench) -> list[BenchRow]:
     return [BenchRow("print, isolated, in process", ours, "/s", theirs, "isolation off", ours / theirs)]
 
 
-async def measure_code_judge(bench: Bench, address: str) -> list[BenchRow]:
+async def measure_code_judge(bench: BenchRun, address: str) -> list[BenchRow]:
     rows = []
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
         for name, code, num_ours, num_theirs in (("print", PRINT, 3000, 128), ("sympy", SYMPY, 400, 24)):

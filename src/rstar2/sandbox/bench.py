@@ -59,7 +59,7 @@ class BenchReport:
 
 
 @dataclass
-class Bench:
+class BenchRun:
     """What the measurements share: the service, and a count of wrong or missing answers."""
 
     executor: Executor
@@ -90,15 +90,15 @@ class Bench:
         return time.perf_counter() - started
 
     @contextlib.asynccontextmanager
-    async def in_process(self, executor: LocalExecutor) -> AsyncIterator["Bench"]:
+    async def in_process(self, executor: LocalExecutor) -> AsyncIterator["BenchRun"]:
         """The same without a service, as in a trainer that has the sandbox in its own process."""
         async with executor:
-            inner = Bench(executor, "", 0, self.scale)
+            inner = BenchRun(executor, "", 0, self.scale)
             yield inner
             self.num_failures += inner.num_failures
 
 
-Measurement = Callable[[Bench], Awaitable[list[BenchRow]]]
+Measurement = Callable[[BenchRun], Awaitable[list[BenchRow]]]
 
 
 def percentiles_ms(times_s: Iterable[float]) -> tuple[float, float]:
@@ -126,7 +126,7 @@ def _subprocess_rate(code: str, count: int) -> float:
         return count / (time.perf_counter() - started)
 
 
-async def _measure_batch(bench: Bench, name: str, code: str, num_ours: int, num_theirs: int) -> list[BenchRow]:
+async def _measure_batch(bench: BenchRun, name: str, code: str, num_ours: int, num_theirs: int) -> list[BenchRow]:
     ours, theirs = [], []
     for _ in range(3):
         ours.append(await bench.rate(code, num_ours))
@@ -134,12 +134,12 @@ async def _measure_batch(bench: Bench, name: str, code: str, num_ours: int, num_
     return [versus(name, "python -c", ours, theirs)]
 
 
-async def _measure_in_process(bench: Bench) -> list[BenchRow]:
+async def _measure_in_process(bench: BenchRun) -> list[BenchRow]:
     async with bench.in_process(LocalExecutor()) as inner:
         return await _measure_batch(inner, "print, batch, in process", PRINT, 4000, 150)
 
 
-async def _measure_latency(bench: Bench) -> list[BenchRow]:
+async def _measure_latency(bench: BenchRun) -> list[BenchRow]:
     """One call at a time, each on a kept connection."""
     times_s = []
     for number in range(bench.count(600)):
@@ -154,7 +154,7 @@ async def _measure_latency(bench: Bench) -> list[BenchRow]:
     return [BenchRow("print, one at a time, p50", p50, "ms", theirs, "python -c", theirs / p50, {"p99_ms": p99})]
 
 
-async def _measure_session(bench: Bench) -> list[BenchRow]:
+async def _measure_session(bench: BenchRun) -> list[BenchRow]:
     """Ten cells on kept state, against running all cells so far in a new interpreter for each."""
     times_s = []
     for _ in range(max(3, bench.count(10))):
@@ -186,7 +186,7 @@ MEASUREMENTS: dict[str, Measurement] = {
 async def measure(chosen: Mapping[str, Measurement], *, quick: bool, say: Callable[[str], None]) -> BenchReport:
     rows: list[BenchRow] = []
     async with _service() as (address, pid), RemoteExecutor(address) as executor:
-        bench = Bench(executor, address, pid, 0.05 if quick else 1.0)
+        bench = BenchRun(executor, address, pid, 0.05 if quick else 1.0)
         for name, run in chosen.items():
             say(f"measuring {name} ...")
             rows += await run(bench)

@@ -42,10 +42,8 @@ class NativeApi:
         one, many = "Execute one program.", "Execute many programs; one JSON line each, as soon as it has ended."
         cell, back = "Run a cell on the state that the last good cell left.", "Forget the last cells."
         fork = "Open a second notebook that starts from this one's state."
-        close, grade = (
-            "Close a notebook, after the running cell.",
-            "Compare an answer, or that in a text, with the gold.",
-        )
+        close = "Close a notebook, after the running cell."
+        grade = "Compare an answer, or the answer in a text, with the gold answer."
         return [
             post("/v1/run", self.run, one, executed, schema.RUN, refusals=(409,)),
             post("/v1/batch", self.batch, many, streamed, schema.BATCH),
