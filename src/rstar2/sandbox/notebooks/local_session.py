@@ -1,8 +1,8 @@
-"""Notebook sessions, the host's side: which cells a session consists of, and where its state lives, if anywhere.
+"""Notebook sessions, the host's side: the cells of a session, and the process tree that holds its state, if any.
 
 A session is its list of cells. A tree is a live slot that holds the states of some of them. Whenever a session's last
-state is not to be had as it was (its tree was evicted or killed, or files in the shared scratch directory changed
-under it), the cells are run again in a new tree before anything else happens; the caller notices nothing but time.
+state is gone or changed (its tree was evicted or killed, or files in the shared scratch directory changed), the cells
+are replayed in a new tree before anything else happens; the caller notices nothing but the delay.
 """
 
 import asyncio
@@ -17,14 +17,13 @@ from rstar2.sandbox.execution import Execution, ExecutionStatus, Limits
 from rstar2.sandbox.isolation.guarantees import FIRST_SESSION_NUMBER, NUM_UIDS_PER_BLOCK
 from rstar2.sandbox.slots import wire
 from rstar2.sandbox.slots.dispatcher import GRACE_S
-from rstar2.sandbox.slots.host import Host
-from rstar2.sandbox.slots.proc_tasks import tasks_below
 from rstar2.sandbox.slots.slot import MemoryAccount, SlotChannel, kill_quietly, socket_pair
-from rstar2.sandbox.slots.starvation import WallClock
+from rstar2.sandbox.slots.slot_factory import SlotFactory
+from rstar2.sandbox.slots.starvation import WallClock, tasks_below
 
 _TEMPLATE_WAIT_S = 30.0
 _UID_NUMBERS = cycle(range(FIRST_SESSION_NUMBER, NUM_UIDS_PER_BLOCK))
-"""Of this process and not of one executor: two that share a uid would share its limit of processes."""
+"""Shared by all executors of this process: two slots with one uid would share its process limit."""
 _STATE_LOST = -1
 _MAX_STATES, _MAX_SESSIONS_IN_TREE = 40, 8
 """Well below the processes that `session_tree` allows for parked states."""
@@ -40,7 +39,7 @@ class _Cell:
     limits: Limits
     state: int
     fingerprint: int
-    """Of the scratch directory when the cell had ended."""
+    """Of the scratch directory at the end of the cell."""
 
 
 _ROOT = _Cell("", "", Limits(), state=0, fingerprint=0)
@@ -51,7 +50,7 @@ class _LostError(Exception):
 
 
 class _DamagedError(Exception):
-    """The tree is there, but a state in it no longer does what a parked interpreter does: its own cells' doing."""
+    """The tree runs, but a state in it no longer answers: one of its cells damaged it."""
 
 
 @dataclass(eq=False)
@@ -60,7 +59,6 @@ class _Tree:
 
     channel: SlotChannel
     memory: MemoryAccount
-    number: int
     pid: int = 0
     next_state: int = 1
     fingerprint: int = 0
@@ -129,10 +127,10 @@ class _Tree:
 
 
 class SessionKeeper:
-    """Makes trees, one ahead of need, and takes the least recently used ones down when there are too many."""
+    """Makes trees, one ahead of need, and ends the least recently used ones when there are too many."""
 
-    def __init__(self, host: Host, *, max_live: int) -> None:
-        self._host = host
+    def __init__(self, factory: SlotFactory, *, max_live: int) -> None:
+        self._factory = factory
         self._max_live = max_live
         self._trees: set[_Tree] = set()
         self._spare: _Tree | None = None
@@ -157,14 +155,11 @@ class SessionKeeper:
         self._open.discard(session)
 
     async def take_tree(self, limits: Limits) -> _Tree:
-        """The spare, if its limits allow for what is asked; the next spare is made while the caller works."""
+        """The spare, if its limits suffice; the next spare is made in the background."""
         spare, self._spare = self._spare, None
-        is_fit = (
-            limits.memory_bytes <= _SPARE_LIMITS.memory_bytes and limits.num_processes <= _SPARE_LIMITS.num_processes
-        )
-        if spare is not None and not (
-            is_fit and spare.channel.is_open and limits.file_bytes <= _SPARE_LIMITS.file_bytes
-        ):
+        names = ("memory_bytes", "num_processes", "file_bytes")
+        is_fit = all(getattr(limits, name) <= getattr(_SPARE_LIMITS, name) for name in names)
+        if spare is not None and not (is_fit and spare.channel.is_open):
             self.end_tree(spare)
             spare = None
         tree = spare or await self._make_tree(limits)
@@ -185,14 +180,14 @@ class SessionKeeper:
             self.end_tree(making.result())
 
     async def _make_tree(self, limits: Limits) -> _Tree:
-        """OSError where the machine refuses what it needs; nothing of it is left then."""
+        """OSError where the machine refuses what it needs; nothing is left behind then."""
         self._evict()
         number = next(_UID_NUMBERS)
         self._next_number += 1
-        group = self._host.make_memory_group(f"session-{self._next_number}")
+        group = self._factory.make_memory_group(f"session-{self._next_number}")
         with contextlib.ExitStack() as undo:
             if group is not None:
-                undo.callback(self._host.retire_memory_group, group)
+                undo.callback(self._factory.retire_memory_group, group)
             memory = MemoryAccount(group)
             memory.begin(limits.memory_bytes)
             ours, theirs = socket_pair()
@@ -206,7 +201,7 @@ class SessionKeeper:
 
             with theirs:
                 deadline = time.monotonic() + _TEMPLATE_WAIT_S
-                while not self._host.fork_slot(wire.KIND_SESSION, number, theirs, group, on_answer):
+                while not self._factory.fork_slot(wire.KIND_SESSION, number, theirs, group, on_answer):
                     if time.monotonic() > deadline:
                         raise _LostError
                     await asyncio.sleep(0.02)
@@ -218,7 +213,7 @@ class SessionKeeper:
                 on_reply=lambda header, body: _resolve(tree, lambda waiting: waiting.set_result((header, body))),
                 on_lost=lambda: self._on_lost(tree),
             )
-            tree = _Tree(channel, memory, number)
+            tree = _Tree(channel, memory)
             self._trees.add(tree)
             undo.pop_all()
         channel.send(wire.encode_request(b"", b"", limits, has_memory_group=group is not None))
@@ -233,7 +228,7 @@ class SessionKeeper:
         if tree in self._trees:
             self._trees.remove(tree)
             if tree.memory.group is not None:
-                self._host.retire_memory_group(tree.memory.group)
+                self._factory.retire_memory_group(tree.memory.group)
         for session in tree.sessions:
             session.tree = None
         tree.sessions.clear()
@@ -314,7 +309,7 @@ class LocalSession:
         is_rebuilt = False
         while True:
             try:
-                tree = await self._materialize(limits)
+                tree = await self._tree_with_state(limits)
                 async with tree.lock:
                     execution, state = await tree.run(self.head_state, code, stdin, limits)
                 return execution, state, tree
@@ -327,7 +322,7 @@ class LocalSession:
                     self._cells = self._cells[:-1]
                 is_rebuilt = not is_rebuilt
 
-    async def _materialize(self, limits: Limits) -> _Tree:
+    async def _tree_with_state(self, limits: Limits) -> _Tree:
         """A tree in which this session's last state exists and its files are as that state left them."""
         tree = self.tree
         is_there = tree is not None and tree.channel.is_open and self.head_state in tree.states
@@ -336,6 +331,16 @@ class LocalSession:
         self._leave_tree()
         most = max((cell.limits.memory_bytes for cell in self._cells), default=0)
         tree = await self._keeper.take_tree(replace(limits, memory_bytes=max(limits.memory_bytes, most)))
+        try:
+            await self._replay(tree)
+        except BaseException:
+            self._keeper.end_tree(tree)
+            raise
+        self.tree = tree
+        tree.sessions.add(self)
+        return tree
+
+    async def _replay(self, tree: _Tree) -> None:
         rebuilt: list[_Cell] = []
         async with tree.lock:
             state = 0
@@ -343,19 +348,14 @@ class LocalSession:
                 try:
                     execution, new = await tree.run(state, cell.code, cell.stdin, cell.limits)
                 except _DamagedError:
-                    self._keeper.end_tree(tree)
                     self._cells = (*self._cells[: max(0, index - 1)], *self._cells[index:])
                     raise
-                if execution.status.is_ours:
-                    self._keeper.end_tree(tree)
+                if execution.status.is_sandbox_fault:
                     raise _LostError
                 if new is not None:
                     state = new
                 rebuilt.append(replace(cell, state=state, fingerprint=tree.fingerprint))
         self._cells = tuple(rebuilt)
-        self.tree = tree
-        tree.sessions.add(self)
-        return tree
 
     def _leave_tree(self) -> None:
         tree, self.tree = self.tree, None

@@ -27,8 +27,8 @@ from rstar2.sandbox import Sandbox, client
 from rstar2.sandbox.client import RemoteExecutor
 from rstar2.sandbox.executor import Request
 from rstar2.sandbox.http import Server, ServiceSettings
+from rstar2.sandbox.http.access import find_token, forget_token, keep_token
 from rstar2.sandbox.http.supervisor import listen
-from rstar2.sandbox.http.tokens import find_token, forget_token, keep_token
 from rstar2.sandbox.isolation import guarantees
 from rstar2.sandbox.isolation.guarantees import Guarantee
 from rstar2.sandbox.pool import HealthConfig, PoolExecutor

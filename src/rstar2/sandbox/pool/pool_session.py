@@ -1,8 +1,8 @@
 """Notebooks on a pool: a session is its list of cells, and the node that holds their state may change.
 
-A session stays on the node that holds it. When that node is lost, leaves or forgets it, the cells are run again on
-another before anything else happens; the caller notices nothing but time. A cell counts once: one that may have run on
-a node that failed is run again only on a state that is known not to have it.
+A session stays on the node that holds it. When that node is lost, leaves or forgets it, the cells are replayed on
+another before anything else happens; the caller notices nothing but the delay. A cell counts once: one that may have
+run on a failed node is rerun only on a state without it.
 """
 
 import asyncio
@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.sandbox.execution import Execution, ExecutionStatus, Limits
 from rstar2.sandbox.executor import Session
-from rstar2.sandbox.pool.health import NodeState
-from rstar2.sandbox.pool.node import Node
-from rstar2.sandbox.pool.nodes import CLOSE_DEADLINE_S, POLL_S, NodeTable
+from rstar2.sandbox.pool.node import Node, NodeState
+from rstar2.sandbox.pool.node_table import CLOSE_DEADLINE_S, POLL_S, NodeTable
 
 MAX_TRIES = 4
 NODE_WAIT_S = 120.0
-"""How long a cell waits for a node to be there; as long as a request waits for a worker unless it says otherwise."""
+"""How long a cell waits for a node to be ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,7 @@ class PoolSession:
         return execution
 
     async def _rebuilt(self, failed: set[str], until: float) -> _Place:
-        """The session's state on another node, made by running its cells again."""
+        """The session's state on another node, made by replaying its cells."""
         node = await self._wait_for_node(failed, until)
         try:
             session = await self._table.visit(node, node.executor.session())
@@ -161,13 +160,13 @@ class PoolSession:
         return node
 
     def _usable_place(self) -> _Place | None:
-        """Where the state is, if it can be used there; else it is left, and rebuilt when it is needed."""
+        """Where the state is, if it can be used there; otherwise it is dropped, and rebuilt when needed."""
         if self._place is not None and self._place.node.state in (NodeState.LOST, NodeState.DRAINING):
             self._leave_place()
         return self._place
 
     def _leave_place(self) -> _Place | None:
-        """The node closes what it holds of the session, if it is there; nobody waits for that."""
+        """The node closes its part of the session in the background."""
         place, self._place = self._place, None
         if place is not None:
             self._table.close_later(place.node, place.session)

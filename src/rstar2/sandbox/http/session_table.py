@@ -1,4 +1,4 @@
-"""The notebooks that callers hold: found by id, used by one request at a time, closed when nobody comes back."""
+"""The open sessions: found by id, used by one request at a time, closed when idle for long."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from rstar2.sandbox.execution import MIB
 from rstar2.sandbox.executor import Session
 from rstar2.sandbox.http.errors import ApiError, overloaded
 from rstar2.sandbox.http.idempotency import OnceTable
-from rstar2.sandbox.http.settings import ServiceSettings
+from rstar2.sandbox.http.service import ServiceSettings
 
 NUM_REMEMBERED = 16
 """Results kept per session for a caller that lost its connection. They have no expiry but the session's own: as long
@@ -53,7 +53,7 @@ class SessionTable:
 
     @asynccontextmanager
     async def turn(self, held: HeldSession) -> AsyncIterator[Session]:
-        """The session, to oneself: the second of two requests waits for the first."""
+        """The session, exclusively: the second of two requests waits for the first."""
         held.num_users += 1
         try:
             async with held.lock:

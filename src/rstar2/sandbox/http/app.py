@@ -1,6 +1,6 @@
-"""The application, and its life on a listening socket: serve, drain, stop.
+"""The application, and how it is served on a listening socket: serve, drain, stop.
 
-The executor belongs to the caller: it is there before the application and is closed after it.
+The executor belongs to the caller, who opens it before and closes it after the application.
 """
 
 import asyncio
@@ -19,17 +19,15 @@ from aiohttp.typedefs import Handler, Middleware
 
 from rstar2.errors import InfrastructureError
 from rstar2.sandbox.executor import Executor, Overloaded
-from rstar2.sandbox.http import openapi
-from rstar2.sandbox.http.browsers import is_of_another_site, may_ask
+from rstar2.sandbox.http.access import is_of_another_site, may_ask
 from rstar2.sandbox.http.compat_code_judge import CodeJudgeApi
 from rstar2.sandbox.http.compat_sandbox_fusion import SandboxFusionApi
 from rstar2.sandbox.http.errors import ApiError, from_http_exception, overloaded, response_to
 from rstar2.sandbox.http.native import NativeApi
-from rstar2.sandbox.http.nodes import Nodes, NodesApi
-from rstar2.sandbox.http.service import Grader, Guarantees, Load, Service
-from rstar2.sandbox.http.sessions import SessionTable
-from rstar2.sandbox.http.settings import ServiceSettings
-from rstar2.sandbox.http.system import SystemApi
+from rstar2.sandbox.http.operations import openapi_document
+from rstar2.sandbox.http.service import AnswerGrader, Guarantees, Load, Service, ServiceSettings
+from rstar2.sandbox.http.session_table import SessionTable
+from rstar2.sandbox.http.system import Nodes, SystemApi
 
 logger = logging.getLogger(__name__)
 protocol_logger = logging.getLogger(f"{__name__}.protocol")
@@ -46,24 +44,23 @@ def create_app(
     executor: Executor,
     settings: ServiceSettings | None = None,
     *,
-    grader: Grader | None = None,
+    grader: AnswerGrader | None = None,
     guarantees: Guarantees = tuple,
     load: Callable[[], Load] | None = None,
     nodes: Nodes | None = None,
 ) -> web.Application:
-    """`nodes`: whoever keeps the machines that the executor spreads its work over; they may join and leave here."""
+    """`nodes`: of a gateway, the machines that the executor uses; they may join and leave here."""
     settings = settings or ServiceSettings()
     service = Service(executor, settings, grader=grader, guarantees=guarantees, load=load)
     sessions = SessionTable(settings)
-    system = SystemApi(service, sessions, nodes.nodes if nodes else tuple)
+    system = SystemApi(service, sessions, nodes)
     operations = [
         *system.operations(),
         *NativeApi(service, sessions).operations(),
         *CodeJudgeApi(service).operations(),
         *SandboxFusionApi(service).operations(),
-        *(NodesApi(service, nodes).operations() if nodes else ()),
     ]
-    document = openapi.document(operations, has_token=settings.token is not None)
+    document = openapi_document(operations, has_token=settings.token is not None)
     system.publish(document)
     open_paths = {operation.path for operation in operations if operation.extra.get("security") == []}
     app = web.Application(
@@ -109,8 +106,8 @@ def _guard(service: Service, open_paths: frozenset[str]) -> Middleware:
 
 
 def _check_caller(request: web.Request, settings: ServiceSettings, *, needs_token: bool) -> None:
-    """No page of another site; and with the token, or, where none is asked for, by a name that only this service has.
-    Who has the token is no page, whatever name the service was reached by: a proxy's, a cluster's."""
+    """Refuses pages of other sites, and callers without the token or, where there is none, without a name that only
+    this service has. With the token any name will do, such as a proxy's or a cluster's."""
     host = request.headers.get("Host", "")
     if is_of_another_site(request.headers.get("Origin"), host):
         raise ApiError(403, "forbidden", "this was asked for by a page of another site")
@@ -126,7 +123,7 @@ def _check_caller(request: web.Request, settings: ServiceSettings, *, needs_toke
 
 
 def _token_in(authorization: str) -> bytes:
-    """Bearer, or the password of Basic: what clients send that can only be told a URL, http://:TOKEN@host:port."""
+    """Bearer, or the password of Basic, which clients send that take only a URL: http://:TOKEN@host:port."""
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "bearer":
         return value.encode(errors="surrogateescape")
@@ -180,7 +177,7 @@ async def serve_forever(
     *,
     drain_s: float = 30.0,
     stop: asyncio.Event | None = None,
-    on_ready: Callable[[], None] = lambda: None,
+    on_ready: Callable[[], object] = lambda: None,
 ) -> bool:
     """Serve until `stop` is set, or SIGTERM or SIGINT comes if there is none given; then drain. A second signal
     ends the draining. Returns whether all that was in flight was answered."""

@@ -1,4 +1,4 @@
-"""The sandbox for people: plain calls, no event loop to think of.
+"""The sandbox with blocking calls, for code without an event loop.
 
     with Sandbox() as sandbox:
         print(sandbox.run("print(1 + 1)").stdout)
@@ -10,19 +10,19 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rstar2.sandbox.execution import Execution, Limits
 from rstar2.sandbox.executor import Executor, Request, Session
+from rstar2.sandbox.local import LocalExecutor
 
 T = TypeVar("T")
 
 
 class Sandbox:
     """`address` None: executions in isolated children of this process. Else a service's URL, with its token; that of a
-    service of this user on this machine is found. A service that cannot be reached is said at once. `executor` makes
-    any other: `Sandbox(executor=UnsafeExecutor)` where no isolation is to be had."""
+    service of this user on this machine is found. A service that cannot be reached is an error at once. `executor`
+    makes any other executor: `Sandbox(executor=UnsafeExecutor)` where isolation is not possible."""
 
     def __init__(
         self,
@@ -76,18 +76,14 @@ class Sandbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def _opened(self) -> Executor:
         if self._make_executor is not None:
             return await self._make_executor().__aenter__()
         if self._address is not None:
-            return await _reached(self._address, self._token)
-        from rstar2.sandbox.local import LocalExecutor
-
+            return await _connect(self._address, self._token)
         return await LocalExecutor().__aenter__()
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -135,13 +131,11 @@ class SyncSession:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
-async def _reached(address: str, token: str | None) -> Executor:
+async def _connect(address: str, token: str | None) -> Executor:
     from rstar2.sandbox.client import RemoteExecutor
 
     executor = RemoteExecutor(address, token)

@@ -1,4 +1,4 @@
-"""What this process owns of the sandbox: the isolation in force, the templates, the memory groups."""
+"""Makes slots: decides which isolation is in force, and owns the templates that fork slots and their memory groups."""
 
 import os
 import socket
@@ -9,23 +9,24 @@ from rstar2.errors import UserError
 from rstar2.sandbox.isolation import guarantees
 from rstar2.sandbox.isolation.cgroup import ServiceGroup, SlotGroup
 from rstar2.sandbox.isolation.confine import Layers
-from rstar2.sandbox.isolation.guarantees import Guarantee
-from rstar2.sandbox.slots.templates import OwnTemplates, TemplateConfig, TemplateSource
+from rstar2.sandbox.slots.template_process import TemplateConfig
+from rstar2.sandbox.slots.templates import OwnTemplates, TemplateSource
 
 
 @dataclass(frozen=True, slots=True)
-class HostConfig:
+class SlotConfig:
     allow_weak_isolation: bool = False
     isolate: bool = True
     """False only to measure what isolation costs."""
     fast: bool = True
+    """Use the C extension if it is built."""
     warm: bool = True
-    spare_template: bool = False
+    """Load the libraries before the first program."""
     scratch_bytes: int = guarantees.SCRATCH_BYTES
 
 
-def decide_layers(config: HostConfig) -> Layers:
-    """What will be put on here. UserError below the minimum, unless the caller accepts that."""
+def decide_layers(config: SlotConfig) -> Layers:
+    """The isolation for this machine. UserError below the minimum, unless the caller accepts that."""
     capabilities = guarantees.detect()
     if not capabilities.is_linux:
         raise UserError(
@@ -42,22 +43,31 @@ def decide_layers(config: HostConfig) -> Layers:
             scratch_bytes=0,
             num_scratch_files=0,
         )
-    if not config.allow_weak_isolation:
-        _refuse_below_minimum(guarantees.describe(capabilities))
+    lacking = [row for row in guarantees.describe(capabilities) if row.required and not row.provided]
+    if lacking and not config.allow_weak_isolation:
+        lines = "".join(f"\n  {row.name}: {row.fix}" for row in lacking)
+        raise UserError(
+            f"this machine cannot give what the sandbox promises:{lines}\n"
+            "To run below that minimum, with code that you trust, pass --allow-weak-isolation."
+        )
     return guarantees.choose_layers(capabilities, scratch_bytes=config.scratch_bytes)
 
 
-def make_service_group(config: HostConfig) -> ServiceGroup | None:
+def make_service_group(config: SlotConfig) -> ServiceGroup | None:
     hierarchy = guarantees.detect().memory_groups
     return ServiceGroup(hierarchy) if config.isolate and hierarchy is not None else None
 
 
-class Host:
-    """Owns its templates and memory groups, or works with those that a supervisor lends it."""
+def template_config(config: SlotConfig, layers: Layers, group: ServiceGroup | None) -> TemplateConfig:
+    return TemplateConfig(layers, config.fast, config.warm, str(group.path) if group else None)
+
+
+class SlotFactory:
+    """Owns its templates and memory groups, or uses those that a supervisor lends it."""
 
     def __init__(
         self,
-        config: HostConfig,
+        config: SlotConfig,
         *,
         lent_templates: TemplateSource | None = None,
         lent_group: ServiceGroup | None = None,
@@ -67,13 +77,7 @@ class Host:
         self._owns_group = lent_templates is None
         self._service_group = make_service_group(config) if self._owns_group else lent_group
         self.templates: TemplateSource = lent_templates or OwnTemplates(
-            TemplateConfig(
-                layers=self.layers,
-                fast=config.fast,
-                warm=config.warm,
-                service_group=self._service_group.path if self._service_group else None,
-            ),
-            spare=config.spare_template,
+            template_config(config, self.layers, self._service_group)
         )
         self.on_template_ready: Callable[[], None] = lambda: None
 
@@ -117,13 +121,3 @@ class Host:
         if self._service_group is not None and self._owns_group:
             self._service_group.close()
         self._service_group = None
-
-
-def _refuse_below_minimum(guarantees: list[Guarantee]) -> None:
-    lacking = [guarantee for guarantee in guarantees if guarantee.required and not guarantee.provided]
-    if lacking:
-        lines = "".join(f"\n  {guarantee.name}: {guarantee.fix}" for guarantee in lacking)
-        raise UserError(
-            f"this machine cannot give what the sandbox promises:{lines}\n"
-            "To run below that minimum, with code that you trust, pass --allow-weak-isolation."
-        )

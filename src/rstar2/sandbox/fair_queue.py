@@ -1,6 +1,6 @@
 """A bounded queue that is fair between flows: pure, no clock, no I/O.
 
-A flow is whatever was handed in together (one request, one batch). Flows take turns, so a single call behind a batch of
+A flow is what was submitted together (one request, one batch). Flows take turns, so a single call behind a batch of
 45,000 waits for one turn, not for the batch. Within a flow the order is first come, first served.
 """
 
@@ -30,7 +30,7 @@ class FairQueue(Generic[Item]):
         return self.capacity - self._length
 
     def push(self, flow: str, item: Item) -> None:
-        """The caller has asked for `room` first: a full queue is refused at the door, never by dropping."""
+        """The caller has checked `room` first: a full queue is never cut by dropping items."""
         assert self.room > 0, "push to a full queue"
         if flow not in self._flows:
             self._flows[flow] = deque()
@@ -39,7 +39,7 @@ class FairQueue(Generic[Item]):
         self._length += 1
 
     def push_front(self, flow: str, item: Item) -> None:
-        """Give back an item that was taken and could not be served; it is next. It had its place, so no bound."""
+        """Return an item that was taken and could not be served; it is next. It had its place, so no bound."""
         if flow not in self._flows:
             self._flows[flow] = deque()
         else:
@@ -61,7 +61,7 @@ class FairQueue(Generic[Item]):
         return item
 
     def remove(self, flow: str, item: Item) -> None:
-        """Take one item out, if it is there."""
+        """Remove one item, if it is there."""
         items = self._flows.get(flow)
         if items is None or item not in items:
             return

@@ -1,7 +1,13 @@
-"""The token of a service that was given none: made at its start, and kept where only its user's clients find it.
+"""Who may call a service: not a page of another site in somebody's browser, and only with the service's token.
 
-One file for each address, `$XDG_STATE_HOME/rstar2/sandbox-tokens/MACHINE-HOST-PORT`, readable by its owner alone. A
-home folder may be shared by machines that all have a 127.0.0.1, hence the machine's name.
+A page of another site can send requests to a server on loopback, and by rebinding its own name to 127.0.0.1 it can even
+read the answers. It cannot choose two headers: Host is the name that the page was loaded from, and Origin, which every
+browser sends with all but a plain GET, names the page's site. So a request that names the server by an address, by
+localhost or by the name that it listens on was not rebound, and one without a foreign Origin was not sent by a page.
+
+A service that is given no token makes one and stores it for this user's clients, in one file for each address:
+`$XDG_STATE_HOME/rstar2/sandbox-tokens/MACHINE-HOST-PORT`, readable by its owner alone. The machine's name is part of it
+because machines that share a home folder all have a 127.0.0.1.
 """
 
 import contextlib
@@ -12,9 +18,32 @@ import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rstar2.sandbox.http.browsers import is_loopback
-
 EVERY_ADDRESS = ("0.0.0.0", "::")
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def may_ask(host_header: str, listening_host: str) -> bool:
+    """Whether the name in a Host header is one that only this server can have."""
+    try:
+        name = urlsplit(f"//{host_header}").hostname or ""
+        if is_loopback(name) or name == listening_host.lower():
+            return True
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    # A literal address cannot be rebound; but a server on loopback is never asked by another one.
+    return not is_loopback(listening_host)
+
+
+def is_of_another_site(origin: str | None, host_header: str) -> bool:
+    """Whether the Origin header says that a page of another server sent this."""
+    return origin is not None and origin != f"http://{host_header}"
 
 
 def make_token() -> str:
@@ -41,7 +70,7 @@ def forget_token(path: Path, token: str) -> None:
 
 
 def find_token(address: str) -> str | None:
-    """What a service of this user on this machine keeps for the address, under any name that the loopback has."""
+    """The token that a service of this user on this machine stored for the address, under any name of the loopback."""
     try:
         host, port = _host_and_port(address)
     except ValueError:  # not a URL

@@ -1,4 +1,4 @@
-"""The nodes of a pool: who is there, who may be given work, and what becomes of those that do not answer.
+"""The nodes of a pool: which may be given work, and what happens to those that do not answer.
 
 Invariant: only a ready node is chosen; the calls of a node that is lost or dropped are handed to `on_lost` before
 anything else happens.
@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.sandbox.executor import Executor, Session
 from rstar2.sandbox.pool.choice import choose
-from rstar2.sandbox.pool.health import HealthConfig, NodeReport, NodeState, Probe, state_after
-from rstar2.sandbox.pool.node import Node
+from rstar2.sandbox.pool.node import HealthConfig, Node, NodeReport, NodeState, Probe, state_after
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -25,7 +24,7 @@ CLOSE_DEADLINE_S = 5.0
 
 
 class NodeLost(InfrastructureError):  # noqa: N818
-    """The node went away while it worked for the caller."""
+    """The node was lost while it worked for the caller."""
 
     def __init__(self, node: Node) -> None:
         super().__init__(f"the sandbox node {node.name} was lost: {node.message}")
@@ -74,7 +73,7 @@ class NodeTable:
         return self._nodes[chosen.name] if chosen else None
 
     async def visit(self, node: Node, work: Coroutine[Any, Any, T]) -> T:
-        """What the work on the node gives; NodeLost as soon as the node is lost, whatever the work waits for."""
+        """The result of the work on the node; NodeLost as soon as the node is lost."""
         task, lost = asyncio.ensure_future(work), asyncio.ensure_future(node.lost.wait())
         node.num_outstanding += 1
         try:
@@ -89,7 +88,7 @@ class NodeTable:
             self._on_change()
 
     def suspect(self, node: Node, reason: str) -> None:
-        """It failed at something: it is asked how it is before it is given more."""
+        """It failed: it is probed before it is given more."""
         if node.probe is not None and node.state is NodeState.READY:
             node.state, node.message = NodeState.SUSPECT, reason
             node.wake.set()
@@ -119,7 +118,7 @@ class NodeTable:
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def close_later(self, node: Node, session: Session) -> None:
-        """Nobody waits for it: a node that is gone closes nothing, and one that is there forgets idle sessions."""
+        """Close a session in the background; a lost node closes nothing."""
         if node.state is not NodeState.LOST:
             self._start_closing(session)
 
@@ -164,7 +163,7 @@ class NodeTable:
         except TimeoutError:
             return None, f"it did not answer within {deadline_s:g} s"
         except Exception as error:
-            # Whatever it is that its client cannot cope with, the node did not answer.
+            # Whatever the error is, the node did not answer.
             return None, str(error) or repr(error)
 
     def _take(self, node: Node, report: NodeReport | None, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Who may use a service: the token that it asks for, where that comes from, and where none is needed."""
+"""The token of a service: where it comes from, where it is stored, and where none is needed."""
 
 import ipaddress
 import os
@@ -21,52 +21,52 @@ TokenFile = Annotated[
 ]
 
 
-class Door:
-    """The token of a service while it runs. One that was made here is shown once, and kept for this user's clients."""
+class ServiceToken:
+    """The token of a service while it runs. One made here is shown once, and stored for this user's clients."""
 
-    def __init__(self, token: str | None, *, is_made: bool = False) -> None:
-        self.token = token
+    def __init__(self, value: str | None, *, is_made: bool = False) -> None:
+        self.value = value
         self._is_made = is_made
         self._kept: Path | None = None
 
-    def open(self, address: str) -> None:
-        from rstar2.sandbox.http.tokens import keep_token
+    def publish(self, address: str) -> None:
+        from rstar2.sandbox.http.access import keep_token
 
-        if not self._is_made or self.token is None:
+        if not self._is_made or self.value is None:
             return
         try:
-            self._kept = keep_token(address, self.token)
+            self._kept = keep_token(address, self.value)
             where = f"kept in {self._kept}, where clients of this user on this machine find it"
         except OSError as error:
             where = f"not kept, so clients must be given it: {error}"
-        note(f"token: {self.token} ({where})")
+        note(f"token: {self.value} ({where})")
 
-    def close(self) -> None:
-        from rstar2.sandbox.http.tokens import forget_token
+    def withdraw(self) -> None:
+        from rstar2.sandbox.http.access import forget_token
 
-        if self._kept is not None and self.token is not None:
-            forget_token(self._kept, self.token)
-
-
-def with_token(given: str | None) -> Door:
-    from rstar2.sandbox.http.tokens import make_token
-
-    return Door(given) if given is not None else Door(make_token(), is_made=True)
+        if self._kept is not None and self.value is not None:
+            forget_token(self._kept, self.value)
 
 
-def of_node(given: str | None, gateway_url: str) -> Door:
+def with_token(given: str | None) -> ServiceToken:
+    from rstar2.sandbox.http.access import make_token
+
+    return ServiceToken(given) if given is not None else ServiceToken(make_token(), is_made=True)
+
+
+def of_node(given: str | None, gateway_url: str) -> ServiceToken:
     """A node has its gateway's token, which is found if the gateway runs here and made it."""
-    from rstar2.sandbox.http.tokens import find_token
+    from rstar2.sandbox.http.access import find_token
 
     token = given or find_token(gateway_url)
     if token is None:
         raise UserError(f"--join {gateway_url}: give the gateway's token with --token-file or {TOKEN_ENV}")
-    return Door(token)
+    return ServiceToken(token)
 
 
-def without_token(given: str | None, host: str, *, is_isolated: bool, gateway_url: str | None) -> Door:
-    """UserError where that would let in others than this machine's users, or let callers out of the isolation."""
-    from rstar2.sandbox.http.browsers import is_loopback
+def without_token(given: str | None, host: str, *, is_isolated: bool, gateway_url: str | None) -> ServiceToken:
+    """UserError where others than this machine's users could call, or where programs are not isolated."""
+    from rstar2.sandbox.http.access import is_loopback
 
     if given is not None:
         raise UserError(f"--no-token: one is given, with --token-file or {TOKEN_ENV}; leave one of them out")
@@ -76,7 +76,7 @@ def without_token(given: str | None, host: str, *, is_isolated: bool, gateway_ur
         raise UserError("--no-token: where programs are not isolated a caller could do anything here; leave it out")
     if gateway_url is not None:
         raise UserError("--no-token: a node has the token of its gateway; leave it out")
-    return Door(None)
+    return ServiceToken(None)
 
 
 def given_token(file: Path | None) -> str | None:
@@ -94,7 +94,7 @@ def given_token(file: Path | None) -> str | None:
 
 
 def is_every_address(host: str) -> bool:
-    """Such an address can be listened on, and not be called."""
+    """Whether it can be listened on but not called."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:

@@ -1,7 +1,7 @@
 """The process that answers: HTTP, queue and slots, with templates lent by its supervisor.
 
-A server is started ahead of need and waits, with everything imported, until the supervisor tells it to serve; so when
-the serving one dies, another answers within milliseconds. It ends when its supervisor does.
+A server is started ahead of need and waits on standby, with everything imported, until the supervisor lets it serve. So
+when the serving one dies, another answers within milliseconds. It ends when its supervisor does.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.sandbox.http import Load, ServiceSettings, create_app, serve_forever
-from rstar2.sandbox.http.service import Grader
+from rstar2.sandbox.http.service import AnswerGrader
 from rstar2.sandbox.isolation import guarantees
 from rstar2.sandbox.isolation.cgroup import ServiceGroup
 from rstar2.sandbox.local import LocalConfig, LocalExecutor
-from rstar2.sandbox.slots.host import Host, HostConfig
-from rstar2.sandbox.slots.templates import READY_DEADLINE_S, Template
+from rstar2.sandbox.slots.slot_factory import SlotConfig, SlotFactory
+from rstar2.sandbox.slots.templates import READY_DEADLINE_S, Template, TemplateSource
 
 MAX_MESSAGE_BYTES = 1 << 16
 _PR_SET_PDEATHSIG = 1
@@ -47,26 +47,20 @@ class ServingConfig:
     @classmethod
     def from_message(cls, message: bytes) -> "ServingConfig":
         fields = json.loads(message)
-        local = LocalConfig(**{**fields["local"], "host": HostConfig(**fields["local"]["host"])})
+        local = LocalConfig(**{**fields["local"], "slots": SlotConfig(**fields["local"]["slots"])})
         return cls(**{**fields, "local": local, "service": ServiceSettings(**fields["service"])})
 
 
-class LentTemplates:
-    """Templates that the supervisor started; satisfies `TemplateSource`. The first that is alive is used."""
+class LentTemplates(TemplateSource):
+    """Templates that the supervisor started. The first that is alive is used."""
 
     def __init__(self, supervisor: socket.socket) -> None:
+        super().__init__()
         self._supervisor = supervisor
-        self._ready: list[Template] = []
         self._controls: list[socket.socket] = []
         self._first = asyncio.Event()
         self.may_serve = asyncio.Event()
-        self.num_deaths = 0
-        self.on_ready: Callable[[], None] = lambda: None
         asyncio.get_running_loop().add_reader(supervisor.fileno(), self._on_message)
-
-    @property
-    def current(self) -> Template | None:
-        return self._ready[0] if self._ready else None
 
     async def start(self) -> None:
         async with asyncio.timeout(READY_DEADLINE_S):
@@ -94,26 +88,24 @@ class LentTemplates:
             self.on_ready()
 
     async def close(self) -> None:
-        for template in self._ready:
-            template.detach()
-        self._ready.clear()
+        await super().close()
         for control in self._controls:
             control.close()
 
 
 async def serve(
-    config: ServingConfig, supervisor: socket.socket, make_grader: Callable[[LocalExecutor], Grader] | None
+    config: ServingConfig, supervisor: socket.socket, make_grader: Callable[[LocalExecutor], AnswerGrader] | None
 ) -> None:
     supervisor.setblocking(False)
     templates = LentTemplates(supervisor)
     await templates.may_serve.wait()
 
-    def make_host(host_config: HostConfig) -> Host:
+    def make_factory(host_config: SlotConfig) -> SlotFactory:
         hierarchy = guarantees.detect().memory_groups
         group = ServiceGroup(hierarchy, Path(config.service_group)) if hierarchy and config.service_group else None
-        return Host(host_config, lent_templates=templates, lent_group=group)
+        return SlotFactory(host_config, lent_templates=templates, lent_group=group)
 
-    async with LocalExecutor(config.local, make_host) as executor:
+    async with LocalExecutor(config.local, make_factory) as executor:
 
         def load() -> Load:
             status = executor.status()
@@ -127,14 +119,10 @@ async def serve(
             load=load,
         )
         listener = socket.socket(fileno=config.listen_fd)
-        await serve_forever(app, [listener], drain_s=config.drain_s, on_ready=lambda: _say_ready(supervisor))
+        await serve_forever(app, [listener], drain_s=config.drain_s, on_ready=lambda: supervisor.send(b"ready"))
 
 
-def _say_ready(supervisor: socket.socket) -> None:
-    supervisor.send(b"ready")
-
-
-def run_server(make_grader: Callable[[LocalExecutor], Grader] | None) -> None:
+def run_server(make_grader: Callable[[LocalExecutor], AnswerGrader] | None) -> None:
     """The entry point of a server process; the one argument of its command line is the channel's descriptor."""
     supervisor = socket.socket(fileno=int(sys.argv[1]))
     message = supervisor.recv(MAX_MESSAGE_BYTES)
@@ -144,9 +132,9 @@ def run_server(make_grader: Callable[[LocalExecutor], Grader] | None) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != config.supervisor_pid:
         return
-    # While it stands by, a signal meant for the whole group is not for it: the supervisor tells it what to do.
+    # On standby it ignores signals to the process group: it follows its supervisor.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Tens of thousands of waiting requests are all reachable: looking through them again and again finds nothing.
+    # Garbage collection of tens of thousands of waiting requests, which are all reachable, would find nothing.
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
     asyncio.run(serve(config, supervisor, make_grader))

@@ -1,7 +1,7 @@
 """The template process: loads the libraries once, confines itself, then forks slots on demand until its host is gone.
 
-Started by `templates.py` with its settings as one JSON argument. Tells what it is on the control
-socket when it is ready, then answers each slot message there with the slot's process id.
+`templates.py` starts it, with the control socket and its configuration as arguments. When it is ready it sends its
+facts on the control socket; then it answers each slot message there with the slot's process id.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from rstar2.sandbox.isolation import confine, linux, seccomp
 from rstar2.sandbox.notebooks import session_tree
-from rstar2.sandbox.slots import inside, pyfork, warmup, wire
+from rstar2.sandbox.slots import interpreter, portable_fork, warmup, wire
 
 try:
     from rstar2.sandbox.slots import _fork as fast_fork  # type: ignore[attr-defined]
@@ -36,19 +36,18 @@ _SLOT_BUFFER_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    control_fd: int
+class TemplateConfig:
     layers: confine.Layers
-    fast: bool
-    service_group: str | None
-    """The service's cgroup, removed by this process if the host was killed and could not do it."""
-    warm: bool
+    fast: bool = True
+    warm: bool = True
+    service_group: str | None = None
+    """The service's cgroup, which this process removes if the host was killed and could not."""
 
     def to_argument(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_argument(cls, text: str) -> "Settings":
+    def from_argument(cls, text: str) -> "TemplateConfig":
         fields = json.loads(text)
         return cls(**{**fields, "layers": confine.Layers(**fields["layers"])})
 
@@ -58,39 +57,42 @@ def is_fast_path_built() -> bool:
 
 
 def main() -> None:
-    settings = Settings.from_argument(sys.argv[1])
+    config = TemplateConfig.from_argument(sys.argv[2])
     _forget_inherited_signals()
-    control = _take_control_socket(settings.control_fd)
-    missing = _load(settings)
+    control = _take_control_socket(int(sys.argv[1]))
+    missing: tuple[str, ...] = ()
+    if config.warm:
+        missing = warmup.load_libraries()
+        warmup.fill_caches()
     maps_fd = os.open("/proc/self/maps", os.O_RDONLY | os.O_CLOEXEC)
     proc_fd = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     group_fd = -1
-    if settings.service_group is not None:
-        group_fd = os.open(Path(settings.service_group).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if config.service_group is not None:
+        group_fd = os.open(Path(config.service_group).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     num_threads = len(list(Path("/proc/self/task").iterdir()))
-    can_rebase = settings.fast and fast_fork is not None and num_threads == 1
+    can_rebase = config.fast and fast_fork is not None and num_threads == 1
     if num_threads > 1:
         print(f"sandbox: a library started {num_threads - 1} threads; programs will start slowly", file=sys.stderr)
-    confine.enter_template(settings.layers)
-    tempfile.tempdir = None  # what it found outside does not hold inside
+    confine.enter_template(config.layers)
+    tempfile.tempdir = None  # found outside the sandbox, invalid inside
     sys.path[:] = [path for path in sys.path if Path(path).exists()]
-    program = confine.seccomp_program(settings.layers) if seccomp.is_supported() else b""
-    implementation: Any = fast_fork if settings.fast and fast_fork is not None else pyfork
+    program = confine.seccomp_program(config.layers) if seccomp.is_supported() else b""
+    implementation: Any = fast_fork if config.fast and fast_fork is not None else portable_fork
 
     def slot_main(message: bytes, fds: tuple[int, ...]) -> tuple[int, int, bool, int, int]:
-        """In a new slot: give up everything that it need not have. The filter is put on by whoever parks, after the
-        rehearsal; a session's slot does not return."""
+        """In a new slot: give up all rights that it does not need. `park` installs the filter after the rehearsal; a
+        session's slot does not return."""
         kind, uid, _ = wire.SLOT_MESSAGE.unpack(message)
         if group_fd >= 0:
             os.close(group_fd)
         base_data_bytes, base_address_bytes = _own_size(proc_fd)
         try:
-            confine.enter_slot(settings.layers, fds[1] if len(fds) > 1 else None, proc_fd)
+            confine.enter_slot(config.layers, fds[1] if len(fds) > 1 else None, proc_fd)
         except OSError:
-            if _is_abandoned(fds[0]):  # before it was born: its host has taken away what it needs, its memory group
+            if _is_abandoned(fds[0]):  # its host is gone, and with it the memory group that it needs
                 os._exit(0)
             raise
-        facts = (fds[0], uid, settings.layers.namespaces, base_data_bytes, base_address_bytes)
+        facts = (fds[0], uid, config.layers.namespaces, base_data_bytes, base_address_bytes)
         if kind == wire.KIND_SESSION:
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -100,37 +102,37 @@ def main() -> None:
         confine.limit_open_files()
         return facts
 
-    inside.prepare()
-    twisters = inside.find_twisters()
+    interpreter.prepare()
+    twisters = interpreter.find_twisters()
     gc.collect()
     gc.freeze()
     facts = {"missing": missing, "fast": can_rebase, "pid": os.getpid()}
     try:
         os.write(control, json.dumps(facts).encode())
     except BrokenPipeError:  # the host was killed while this loaded
-        _leave_abandoned(settings, group_fd)
+        _leave_abandoned(config, group_fd)
     if can_rebase:
         assert fast_fork is not None
         fast_fork.rebase(maps_fd)
     os.close(maps_fd)
-    run = inside.run_program if twisters else inside.run_reseeded
-    told_to_end = implementation.park(
-        control, proc_fd, settings.layers.namespaces, slot_main, program, inside.rehearse, run, twisters
+    run = interpreter.run_program if twisters else interpreter.run_reseeded
+    is_asked_to_end = implementation.park(
+        control, proc_fd, config.layers.namespaces, slot_main, program, interpreter.rehearse, run, twisters
     )
-    if not told_to_end:
-        _leave_abandoned(settings, group_fd)
+    if not is_asked_to_end:
+        _leave_abandoned(config, group_fd)
     os._exit(0)
 
 
-def _leave_abandoned(settings: Settings, group_fd: int) -> NoReturn:
-    if settings.service_group is not None:
-        _remove_group(group_fd, Path(settings.service_group).name)
+def _leave_abandoned(config: TemplateConfig, group_fd: int) -> NoReturn:
+    if config.service_group is not None:
+        _remove_group(group_fd, Path(config.service_group).name)
     os._exit(0)
 
 
 def _forget_inherited_signals() -> None:
-    """Whoever started us may ignore some, as `nohup` and a shell's background do, or block some. Programs must find
-    what they would find in a shell of their own."""
+    """Our parent may ignore signals, as `nohup` and a shell's background do, or block them. Programs must start with
+    the defaults."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in signal.valid_signals() - _IGNORED_BY_PYTHON:
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -138,23 +140,15 @@ def _forget_inherited_signals() -> None:
 
 
 def _take_control_socket(number: int) -> int:
-    """Move it out of the way of the low numbers, which are a program's own streams later, and keep those taken."""
+    """Move it above the low numbers, which are a program's own streams later, and keep those taken."""
     moved = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 64)
     os.close(number)
-    os.dup2(0, inside.VALUE_FD, inheritable=False)
+    os.dup2(0, interpreter.VALUE_FD, inheritable=False)
     return moved
 
 
-def _load(settings: Settings) -> tuple[str, ...]:
-    missing: tuple[str, ...] = ()
-    if settings.warm:
-        missing = warmup.load_libraries()
-        warmup.fill_caches()
-    return missing
-
-
 def _remove_group(parent_fd: int, name: str) -> None:
-    """The host was killed and could not clean up: remove its cgroup as soon as the last slot has noticed and gone."""
+    """The host was killed and could not clean up: remove its cgroup as soon as the last slot has ended."""
     deadline = time.monotonic() + _JANITOR_DEADLINE_S
     while time.monotonic() < deadline:
         try:

@@ -1,9 +1,9 @@
 """What runs in the sandboxed child: compile the program, run it, show the last expression, leave as Python would.
 
-This file is loaded before anything is confined and runs where nothing else of ours can be imported, so it needs the
-standard library alone. Its promise is fidelity: what a program prints, raises and returns is what a plain interpreter
-(for a program) or a notebook (for a cell) would show. Each object that it touches on the way costs a copied page, so
-the way of a program that ends well is kept short.
+This file is loaded before anything is confined and runs where nothing else of rstar2 can be imported, so it uses only
+the standard library. What a program prints, raises and returns is what a plain interpreter (for a program) or a
+notebook (for a cell) would show. Each object that it touches costs a copied page, so the path of a program that ends
+well is short.
 """
 
 import __future__
@@ -39,7 +39,7 @@ _num_first_names = 0
 _num_inherited_exit_handlers = 0
 _num_inherited_log_handlers = 0
 _num_exit_handlers = atexit._ncallbacks
-# What tells whether a program leaves anything to be done at its end. Looked at directly: each object on the way counts.
+# They show whether a program leaves work for its end. Read directly: each object that is touched costs a page.
 _threads: dict[object, object] = threading._active  # type: ignore[attr-defined]
 _threads_to_be: dict[object, object] = threading._limbo  # type: ignore[attr-defined]
 _child_processes: set[object] = multiprocessing.process._children  # type: ignore[attr-defined]
@@ -49,10 +49,10 @@ _carried_flags = 0
 
 
 def prepare() -> None:
-    """In the template, last of all: streams, a fresh `__main__`, and a walk down the paths that programs take."""
+    """In the template, last: streams, a fresh `__main__`, and a rehearsal of what programs do."""
     global _num_inherited_exit_handlers, _num_inherited_log_handlers, _num_first_names
     # Handlers that the libraries registered need not run for a program that registers none of its own, and a rehearsal
-    # that ran them would shut the libraries' thread pools down for good.
+    # that ran them would shut the libraries' thread pools down.
     _num_inherited_exit_handlers = _num_exit_handlers()
     _num_inherited_log_handlers = len(_log_handlers)
     _num_first_names = len(new_main().__dict__)
@@ -161,12 +161,12 @@ def find_twisters() -> tuple[tuple[int, int], ...]:
 
 
 def run_program(source: bytes) -> int:
-    """Run a whole program in `__main__` to its end, threads and exit handlers included; returns its exit code."""
+    """Run a program in `__main__` to its end, threads and exit handlers included; returns its exit code."""
     code = run_cell(source, _main.__dict__, CELL_NAME)
     if len(_threads) > 1 or _threads_to_be or _has_exit_work():
         code = _run_exit_work() or code
     if len(_main.__dict__) > _num_first_names:
-        _let_go(_main.__dict__)
+        _clear_namespace(_main.__dict__)
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None and not stream.closed:
@@ -215,7 +215,7 @@ def run_cell(source: bytes, namespace: dict[str, object], name: str) -> int:
 
 def ends_with_print(source: bytes) -> bool:
     """Whether the last statement certainly is a call of `print` on a line of its own, as in most programs: it has no
-    value to show, so the detour over the syntax tree can be saved. A bracket opened on an earlier line would have to be
+    value to show, so the syntax tree is not needed. A bracket opened on an earlier line would have to be
     closed on this one, and only a quoted bracket could hide that."""
     line = source[source.rfind(b"\n", 0, len(source.rstrip())) + 1 :].rstrip()
     # `find` and not `in`, which raises and catches a TypeError on its way to the bytes.
@@ -242,7 +242,7 @@ def _compiled(source: "bytes | ast.Module", name: str) -> types.CodeType:
     return code
 
 
-def _let_go(namespace: dict[str, object]) -> None:
+def _clear_namespace(namespace: dict[str, object]) -> None:
     """What the interpreter does with `__main__` at its end: finalizers run, open files are flushed, generators closed.
     Names with one leading underscore go first, `__builtins__` stays."""
     for is_private in (True, False):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rstar2.sandbox.http.browsers import is_of_another_site, may_ask
+from rstar2.sandbox.http.access import is_of_another_site, may_ask
 
 pytestmark = pytest.mark.unit
 
