@@ -47,7 +47,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if page.file.src_uri == "cli.md":
         return with_generated(markdown, COMMANDS_MARKER, commands_page())
     if page.file.src_uri == "recipe-fields.md":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = tuple(sorted((ROOT / "docs").glob("*.md"))) + (ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+PAGES = (*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md")
 
 _FENCE = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+?) -->\n)?```(?P<language>[a-z]*)\n(?P<text>.*?)^```$",

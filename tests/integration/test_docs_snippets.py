@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docs_pages import PAGES, ROOT, Block, blocks
 
+from docs_pages import PAGES, ROOT, Block, blocks
 from rstar2.web.demo import unpack_demo
 
 pytestmark = pytest.mark.integration
@@ -26,18 +26,18 @@ WITH_PYTHON = [page for page in PAGES if blocks(page, "python", "pycon")]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("recipes", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     problems = [{"id": f"p{n}", "problem": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(4)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in problems))
     unpack_demo(tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
-def test_the_blocks_of_a_page_run(page: Path, folder: Path) -> None:
+def test_the_blocks_of_a_page_run(page: Path) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     with asyncio.Runner() as runner:
         for block in blocks(page, "python", "pycon"):

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import typer
-from docs_pages import PAGES, CommandLine, command_lines
 
+from docs_pages import PAGES, CommandLine, command_lines
 from rstar2.cli.main import app
 from rstar2.config.explain import explain
 
