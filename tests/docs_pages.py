@@ -14,7 +14,8 @@ _FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _INDENTED = re.compile(r"(?:^ {4}.*\n)+", re.MULTILINE)
-_INLINE = re.compile(r"`(rstar2 [^`\n]+)`")
+_INLINE = re.compile(r"`((?:\S+/)?rstar2\s[^`]+)`")
+"""Also over the end of a line."""
 _SHELL_ENDS = ("|", "&", "&&", ";", ">", "2>")
 
 
