@@ -93,7 +93,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         LossSettings(),
         temperature=1.0,
         micro_batch_tokens=options.micro_batch_tokens,
-        num_optimizer_steps=1,
+        optimizer_steps_per_batch=1,
         max_grad_norm=1.0,
     )
     optimizer = Optimizer(policy.parameters(), weight_decay=0.0)

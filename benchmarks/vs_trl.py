@@ -45,7 +45,7 @@ from rstar2.config.emit import to_toml
 from rstar2.data import load_problems
 from rstar2.models import resolve
 from rstar2.records import RunView, Selection
-from rstar2.train.cursor import Cursor, take
+from rstar2.train.seeds import Cursor, take
 
 SET, STAGE = "problems", "measured"
 PROBLEMS = "procedural:big_product,modular_power,gcd,lcm,range_sum,base_conversion"

@@ -12,7 +12,7 @@ from rstar2.cluster.run import train_on_cluster
 from rstar2.config import load_recipe
 from rstar2.records import RunStatus, RunView
 from rstar2.train import prepare_new
-from rstar2.train.sizes import check_cluster
+from rstar2.train.run import check_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

@@ -29,7 +29,7 @@ from rstar2.records import RunView
 from rstar2.records.rewind import superseded_traces
 from rstar2.records.run_layout import RunLayout
 from rstar2.train import prepare_new, prepare_resumed, train
-from rstar2.train.sizes import check_cluster
+from rstar2.train.run import check_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600), pytest.mark.usefixtures("address")]
 

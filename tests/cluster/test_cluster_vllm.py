@@ -15,7 +15,7 @@ from rstar2.cluster.run import train_on_cluster
 from rstar2.config import load_recipe
 from rstar2.records import RunStatus, RunView
 from rstar2.train import prepare_new
-from rstar2.train.sizes import check_cluster
+from rstar2.train.run import check_cluster
 
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vllm is not installed here: `make test-vllm` runs this test", allow_module_level=True)

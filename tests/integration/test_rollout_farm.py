@@ -9,7 +9,7 @@ import pytest
 import torch
 from train_recipes import write_recipe
 
-from rstar2.agent import load_chat
+from rstar2.agent import AgentLimits, load_chat
 from rstar2.config import Recipe, parse_recipe
 from rstar2.data import load_problems
 from rstar2.engine import Sampling
@@ -17,7 +17,7 @@ from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import RunView, Trace
 from rstar2.rollout.request import RolloutRequest
 from rstar2.train import Observers, prepare_new, train
-from rstar2.train.workbench import agent_limits, open_solo_workbench
+from rstar2.train.workbench import open_solo_workbench
 
 pytestmark = pytest.mark.integration
 
@@ -67,7 +67,7 @@ async def expect_loss(recipe: Recipe, folder: Path) -> None:
 
         with pytest.raises(InfrastructureError, match=f"process of rollouts {first.pid} is gone"):
             async with asyncio.timeout(120):
-                await bench.roller.run(requests, agent_limits(recipe, recipe.stages[0]), Sampling(), kill)
+                await bench.roller.run(requests, AgentLimits.of(recipe, recipe.stages[0]), Sampling(), kill)
 
     no_token = recipe.sandbox.model_copy(update={"base_url": "http://127.0.0.1:9", "token_env": "NOBODY_SETS_THIS"})
     with pytest.raises(UserError, match="NOBODY_SETS_THIS is not set"):

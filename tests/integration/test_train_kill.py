@@ -19,7 +19,7 @@ from train_recipes import write_recipe
 from rstar2.records import Group, Metrics, RunStatus, RunView, Trace
 from rstar2.records.record_file import iterate
 from rstar2.records.run_layout import segment
-from rstar2.train.cursor import Cursor, take
+from rstar2.train.seeds import Cursor, take
 
 pytestmark = pytest.mark.integration
 

@@ -73,7 +73,7 @@ async def test_a_full_disk_while_saving_costs_only_what_was_not_saved_yet(
         return write(*args)
 
     monkeypatch.setattr(FileSystemWriter, "write_data", full_at_the_third)
-    with pytest.raises(InfrastructureError, match=r"No space left.*000002-step-000001, is whole"):
+    with pytest.raises(InfrastructureError, match=r"No space left.*000002-step-000001, is complete"):
         await start(tmp_path, sandbox_url)
     run = tmp_path / "run"
     assert RunView(run).status is RunStatus.FAILED

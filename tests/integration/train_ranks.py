@@ -35,7 +35,7 @@ SFT = SftSettings(
     epochs=10, lr=3e-3, warmup_share=0.0, batch_size=5, micro_batch_tokens=256, max_grad_norm=1.0, stream="s"
 )
 UPDATE = UpdateSettings(
-    LossSettings(), temperature=1.0, micro_batch_tokens=40, num_optimizer_steps=1, max_grad_norm=1.0
+    LossSettings(), temperature=1.0, micro_batch_tokens=40, optimizer_steps_per_batch=1, max_grad_norm=1.0
 )
 LR = 3e-3
 GRACE_S = 120.0
@@ -104,7 +104,7 @@ def learn(learner: LearnerRank, folder: Path) -> Values:
     examples, rollouts = make_examples(folder), make_rollouts(7)
     values = [learner.warm_up_step(examples, step, SFT, seed=step) for step in range(3)]
     pairs = [rollouts[start : start + 2] for start in range(0, 7, 2)]
-    values.append(learner.update(pairs, replace(UPDATE, num_optimizer_steps=2), LR, seed=3))
+    values.append(learner.update(pairs, replace(UPDATE, optimizer_steps_per_batch=2), LR, seed=3))
     values.append(learner.update([rollouts[:3]], replace(UPDATE, micro_batch_tokens=1), LR, seed=4))
     values.append(learner.update([rollouts[:1]], UPDATE, LR, seed=5))
     return values

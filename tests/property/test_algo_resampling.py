@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rstar2.algo import Mode, error_penalties, format_penalties, group_advantages, quotas, resample, rewards_are_equal
+from rstar2.algo import error_penalties, format_penalties, group_advantages, quotas, resample, rewards_are_equal
+from rstar2.extensions import SELECTIONS
 from rstar2.grading import count_balanced_answer_blocks
 
 pytestmark = pytest.mark.property
 
-MODES = st.sampled_from(list(Mode))
-CHOOSING_MODES = st.sampled_from([Mode.PAPER, Mode.QUOTAS, Mode.RELEASE, Mode.RANDOM])
-BY_CLASS_MODES = st.sampled_from([Mode.PAPER, Mode.QUOTAS, Mode.RELEASE])
-UNWEIGHTED_FAILURES_MODES = st.sampled_from([Mode.PAPER, Mode.QUOTAS])
+ALL_SELECTIONS = st.sampled_from(list(SELECTIONS))
+CHOOSING = st.sampled_from(["paper", "quotas", "release", "random"])
+BY_CLASS = st.sampled_from(["paper", "quotas", "release"])
+UNWEIGHTED_FAILURES = st.sampled_from(["paper", "quotas"])
 SEEDS = st.integers(0, 2**32 - 1)
 PENALTIES = st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0]) | st.floats(0, 2)
 
@@ -33,36 +34,36 @@ def groups(draw: st.DrawFn, *, scored_only: bool = False) -> tuple[int, np.ndarr
     return group_size, np.array(rewards), np.array(penalties)
 
 
-def choose(rewards: np.ndarray, penalties: np.ndarray, group_size: int, mode: Mode, seed: int) -> np.ndarray:
-    return resample(rewards, penalties, num_kept=group_size, mode=mode, rng=np.random.default_rng(seed))
+def choose(rewards: np.ndarray, penalties: np.ndarray, group_size: int, selection: str, seed: int) -> np.ndarray:
+    return resample(rewards, penalties, num_kept=group_size, selection=selection, rng=np.random.default_rng(seed))
 
 
 @settings(deadline=None)
-@given(groups(scored_only=True), CHOOSING_MODES, SEEDS)
-def test_exactly_g_of_2g_are_kept(group: tuple[int, np.ndarray, np.ndarray], mode: Mode, seed: int) -> None:
+@given(groups(scored_only=True), CHOOSING, SEEDS)
+def test_exactly_g_of_2g_are_kept(group: tuple[int, np.ndarray, np.ndarray], selection: str, seed: int) -> None:
     group_size, rewards, penalties = group
-    assert choose(rewards, penalties, group_size, mode, seed).sum() == group_size
+    assert choose(rewards, penalties, group_size, selection, seed).sum() == group_size
 
 
 @settings(deadline=None)
-@given(groups(), MODES, SEEDS)
+@given(groups(), ALL_SELECTIONS, SEEDS)
 def test_what_has_no_reward_is_never_kept_and_nothing_else_is_lost(
-    group: tuple[int, np.ndarray, np.ndarray], mode: Mode, seed: int
+    group: tuple[int, np.ndarray, np.ndarray], selection: str, seed: int
 ) -> None:
     group_size, rewards, penalties = group
     scored = ~np.isnan(rewards)
-    kept = choose(rewards, np.where(scored, penalties, np.nan), group_size, mode, seed)
+    kept = choose(rewards, np.where(scored, penalties, np.nan), group_size, selection, seed)
     assert not (kept & ~scored).any()
-    assert kept.sum() == (scored.sum() if mode is Mode.OFF else min(group_size, scored.sum()))
+    assert kept.sum() == (scored.sum() if selection == "off" else min(group_size, scored.sum()))
 
 
 @settings(deadline=None)
-@given(groups(), BY_CLASS_MODES, SEEDS)
+@given(groups(), BY_CLASS, SEEDS)
 def test_classes_are_kept_in_proportion_and_none_is_lost(
-    group: tuple[int, np.ndarray, np.ndarray], mode: Mode, seed: int
+    group: tuple[int, np.ndarray, np.ndarray], selection: str, seed: int
 ) -> None:
     group_size, rewards, penalties = group
-    kept = choose(rewards, penalties, group_size, mode, seed)
+    kept = choose(rewards, penalties, group_size, selection, seed)
     num_scored = np.sum(~np.isnan(rewards))
     for reward in (0.0, 1.0):
         num_sampled, num_kept = np.sum(rewards == reward), np.sum(kept & (rewards == reward))
@@ -87,18 +88,18 @@ def test_quotas_are_exact_and_possible(num_successes: int, num_failures: int, nu
 
 
 @settings(deadline=None)
-@given(groups(), UNWEIGHTED_FAILURES_MODES, SEEDS, st.data())
+@given(groups(), UNWEIGHTED_FAILURES, SEEDS, st.data())
 def test_failures_are_never_weighted(
-    group: tuple[int, np.ndarray, np.ndarray], mode: Mode, seed: int, data: st.DataObject
+    group: tuple[int, np.ndarray, np.ndarray], selection: str, seed: int, data: st.DataObject
 ) -> None:
     """No penalty whatever, of a failure or of a success, changes which failures are kept."""
     group_size, rewards, penalties = group
     others = np.array(data.draw(st.lists(PENALTIES, min_size=len(rewards), max_size=len(rewards))))
     failures = rewards == 0
-    first = choose(rewards, penalties, group_size, mode, seed)
-    second = choose(rewards, others, group_size, mode, seed)
+    first = choose(rewards, penalties, group_size, selection, seed)
+    second = choose(rewards, others, group_size, selection, seed)
     np.testing.assert_array_equal(first[failures], second[failures])
-    third = choose(rewards, np.where(failures, np.nan, penalties), group_size, mode, seed)
+    third = choose(rewards, np.where(failures, np.nan, penalties), group_size, selection, seed)
     np.testing.assert_array_equal(first, third)
 
 
@@ -124,7 +125,7 @@ def test_release_is_the_released_rule(group: tuple[int, np.ndarray, np.ndarray],
     expected = released_choice(rewards.tolist(), penalties.tolist(), group_size)
     if group_size < 4 or len(expected) != group_size:
         return  # the release refuses these: two of each class do not fit, or its two roundings do not add up
-    assert set(np.flatnonzero(choose(rewards, penalties, group_size, Mode.RELEASE, seed))) == expected
+    assert set(np.flatnonzero(choose(rewards, penalties, group_size, "release", seed))) == expected
 
 
 @settings(deadline=None)
@@ -195,28 +196,28 @@ def test_paper_mode_draws_successes_with_the_exact_weights(penalties: list[float
     assert quotas(num_successes, num_failures, group_size) == (num_kept, 2)
     seen = frequencies(
         lambda rng: resample(
-            rewards, penalties + [9.0] * num_failures, num_kept=group_size, mode=Mode.PAPER, rng=rng, epsilon=0.1
+            rewards, penalties + [9.0] * num_failures, num_kept=group_size, selection="paper", rng=rng, epsilon=0.1
         )[:num_successes],
         seed=11,
     )
     assert_same_distribution(seen, successive_draws([1 / (penalty + 0.1) for penalty in penalties], num_kept))
 
 
-@pytest.mark.parametrize("mode", [Mode.PAPER, Mode.QUOTAS])
-def test_failures_are_drawn_uniformly(mode: Mode) -> None:
+@pytest.mark.parametrize("selection", ["paper", "quotas"])
+def test_failures_are_drawn_uniformly(selection: str) -> None:
     rewards, penalties = [0.0] * 5 + [1.0] * 3, [0.0, 0.5, 1.0, 1.5, 2.0, 0.0, 1.0, 2.0]
-    seen = frequencies(lambda rng: resample(rewards, penalties, num_kept=4, mode=mode, rng=rng)[:5], seed=5)
+    seen = frequencies(lambda rng: resample(rewards, penalties, num_kept=4, selection=selection, rng=rng)[:5], seed=5)
     assert_same_distribution(seen, successive_draws([1.0] * 5, 2))
 
 
 def test_random_mode_draws_every_set_alike() -> None:
     rewards, penalties = [0.0, 1.0, 1.0, 0.0, 1.0, 1.0], [0.0, 2.0, 0.0, 1.0, 0.5, 0.0]
-    seen = frequencies(lambda rng: resample(rewards, penalties, num_kept=3, mode=Mode.RANDOM, rng=rng), seed=3)
+    seen = frequencies(lambda rng: resample(rewards, penalties, num_kept=3, selection="random", rng=rng), seed=3)
     assert_same_distribution(seen, successive_draws([1.0] * 6, 3))
 
 
-@pytest.mark.parametrize("mode", list(Mode))
-def test_the_same_group_in_any_order_gives_the_same_distribution(mode: Mode) -> None:
+@pytest.mark.parametrize("selection", list(SELECTIONS))
+def test_the_same_group_in_any_order_gives_the_same_distribution(selection: str) -> None:
     """Compared with the first order's frequencies, brought back to it; two samples, so the tolerance is for both."""
     rewards = np.array([1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, np.nan])
     penalties = np.array([0.0, 0.0, 0.5, 1.5, 0.0, 1.0, 2.0, np.nan])
@@ -224,10 +225,12 @@ def test_the_same_group_in_any_order_gives_the_same_distribution(mode: Mode) -> 
 
     def choose_permuted(rng: np.random.Generator) -> np.ndarray:
         kept = np.empty(len(rewards), dtype=bool)
-        kept[permutation] = resample(rewards[permutation], penalties[permutation], num_kept=4, mode=mode, rng=rng)
+        kept[permutation] = resample(
+            rewards[permutation], penalties[permutation], num_kept=4, selection=selection, rng=rng
+        )
         return kept
 
-    straight = frequencies(lambda rng: resample(rewards, penalties, num_kept=4, mode=mode, rng=rng), seed=1)
+    straight = frequencies(lambda rng: resample(rewards, penalties, num_kept=4, selection=selection, rng=rng), seed=1)
     permuted = frequencies(choose_permuted, seed=2)
     for kept in straight.keys() | permuted.keys():
         mean = (straight.get(kept, 0.0) + permuted.get(kept, 0.0)) / 2

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rstar2.train.cursor import Cursor, take
 from rstar2.train.learning.packing import pack
+from rstar2.train.seeds import Cursor, take
 
 pytestmark = pytest.mark.property
 

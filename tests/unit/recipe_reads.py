@@ -63,6 +63,8 @@ class _Scan:
     attributes: Names = field(default_factory=lambda: defaultdict(set))
     """Of any object, such as `self._recipe`: the sections that it was seen to be."""
     found: set[Field] = field(default_factory=set)
+    class_fields: set[str] = field(default_factory=set)
+    """Of the class at hand, which `pick` takes from sections by name."""
     named: set[str] = field(default_factory=set)
     """What the module at hand means by the names of sections, where it does not mean something else."""
 
@@ -79,6 +81,8 @@ class _Scan:
         names: Names = defaultdict(set, {name: set(kinds) for name, kinds in outer.items()})
         if isinstance(scope, ast.ClassDef) and scope.name in self.named:
             names["self"] = {scope.name}
+        if isinstance(scope, ast.ClassDef):
+            self.class_fields = {ast.unparse(item.target) for item in scope.body if isinstance(item, ast.AnnAssign)}
         inner = list(_inside(scope))
         for _ in range(2):  # a loop may bind what stands above it
             for node in inner:
@@ -89,6 +93,9 @@ class _Scan:
                     own = self._fields(kind)
                     handed_on = own if node.attr == "model_dump" else own.keys() & {node.attr}
                     self.found |= {(kind, name) for name in handed_on}
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pick":
+                for kind in set().union(*(self._kinds(section, names) for section in node.args[1:])):
+                    self.found |= {(kind, name) for name in self._fields(kind).keys() & self.class_fields}
         for node in inner:
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
                 self._scope(node, names)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from rstar2.algo import (
-    Mode,
     RocSettings,
     decide_group,
     is_trainable,
@@ -132,7 +131,7 @@ def test_a_group_with_nothing_scored_is_not_trainable() -> None:
 def test_penalties_decide_in_release_mode() -> None:
     statuses = [ToolStatus.RAISED, ToolStatus.OK, ToolStatus.TIMED_OUT, ToolStatus.NO_OUTPUT]
     traces = [make_trace(i, RIGHT, status=status) for i, status in enumerate(statuses)]
-    group = decide(traces + [make_trace(i, WRONG) for i in range(4, 8)], mode=Mode.RELEASE)
+    group = decide(traces + [make_trace(i, WRONG) for i in range(4, 8)], selection="release")
     assert group.error_penalties[:4] == (1.0, 0.0, 1.0, 0.0)
     assert [s is Selection.KEPT for s in group.selections[:4]] == [False, True, False, True]
 
@@ -153,7 +152,7 @@ def test_the_chosen_penalty_decides_which_successes_are_kept(penalty: Penalty, k
     middling = [replace(trace, turns=trace.turns[1:] * 4) for trace in (make_trace(i, RIGHT) for i in (4, 5))]
     wrong = [make_trace(i, WRONG) for i in range(6, 12)]
     blocks = [1, 1, 3, 3, 2, 2, *[1] * 6]
-    settings = RocSettings(group_size=4, mode=Mode.RELEASE, penalty=penalty)
+    settings = RocSettings(group_size=4, selection="release", penalty=penalty)
     traces = failing + rambling + middling + wrong
     group = decide_group(traces, blocks, settings, np.random.default_rng(0), group_id="g", step=3)
     assert {i for i in range(6) if group.selections[i] is Selection.KEPT} == kept

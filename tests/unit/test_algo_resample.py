@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from rstar2.algo import Mode, group_advantages, quotas, resample, rewards_are_equal
+from rstar2.algo import group_advantages, quotas, resample, rewards_are_equal
 from rstar2.errors import UserError
+from rstar2.extensions import SELECTIONS
 
 pytestmark = pytest.mark.unit
 
@@ -45,34 +46,34 @@ def test_release_keeps_the_lowest_penalties_of_each_class_and_draws_nothing() ->
     rewards = [1, 1, 1, 1, 0, 0, 0, 0]
     penalties = [0.9, 0.1, 0.5, 0.1, 0.5, 0.5, 0.0, 0.5]
     for seed in range(20):
-        kept = resample(rewards, penalties, num_kept=4, mode=Mode.RELEASE, rng=rng(seed))
+        kept = resample(rewards, penalties, num_kept=4, selection="release", rng=rng(seed))
         assert kept.tolist() == [False, True, False, True, True, False, True, False]
 
 
 def test_release_needs_the_penalties_of_failures() -> None:
     with pytest.raises(UserError, match="chooses failures by penalty"):
-        resample([1, 1, 0, 0], [0, 0, np.nan, 0], num_kept=2, mode=Mode.RELEASE, rng=rng())
+        resample([1, 1, 0, 0], [0, 0, np.nan, 0], num_kept=2, selection="release", rng=rng())
 
 
 def test_quotas_mode_has_the_balance_of_paper_without_its_weights() -> None:
     rewards, penalties = [1] * 6 + [0] * 10, [0.0] * 3 + [2.0] * 3 + [0.0] * 10
     counts = np.zeros(6)
     for seed in range(400):
-        kept = resample(rewards, penalties, num_kept=8, mode=Mode.QUOTAS, rng=rng(seed))
+        kept = resample(rewards, penalties, num_kept=8, selection="quotas", rng=rng(seed))
         assert kept[:6].sum() == 3
         counts += kept[:6]
     assert counts.min() > 150  # each of six is kept with probability 1/2, whatever its penalty
 
 
 def test_off_keeps_every_scored_rollout() -> None:
-    kept = resample([1, np.nan, 0, 0], [0, np.nan, 0, 0], num_kept=2, mode=Mode.OFF, rng=rng())
+    kept = resample([1, np.nan, 0, 0], [0, np.nan, 0, 0], num_kept=2, selection="off", rng=rng())
     assert kept.tolist() == [True, False, True, True]
 
 
 def test_one_seed_one_choice() -> None:
     rewards, penalties = np.arange(32) % 2, np.linspace(0, 2, 32)
-    for mode in Mode:
-        first, second = (resample(rewards, penalties, num_kept=16, mode=mode, rng=rng(7)) for _ in range(2))
+    for selection in SELECTIONS:
+        first, second = (resample(rewards, penalties, num_kept=16, selection=selection, rng=rng(7)) for _ in range(2))
         np.testing.assert_array_equal(first, second)
 
 
@@ -87,7 +88,7 @@ def test_one_seed_one_choice() -> None:
     ],
 )
 def test_impossible_arguments_are_refused(change: dict[str, object], message: str) -> None:
-    arguments = {"rewards": [1.0, 0.0], "penalties": [0.0, 0.0], "num_kept": 1, "mode": Mode.PAPER, "rng": rng()}
+    arguments = {"rewards": [1.0, 0.0], "penalties": [0.0, 0.0], "num_kept": 1, "selection": "paper", "rng": rng()}
     with pytest.raises(UserError, match=message):
         resample(**(arguments | change))  # type: ignore[arg-type]
 

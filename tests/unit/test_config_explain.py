@@ -50,6 +50,9 @@ def test_both_pages_hold_every_field_once() -> None:
     for field in FIELDS:
         assert text.count(f"  {field.key}  (") == 1
         assert markdown.count(f"| `{field.key}` |") == 1
-    assert 'algo.selection  ("paper", "quotas", "release", "random" or "off"; default: "paper")' in text
+    assert (
+        'algo.selection  ("paper", "quotas", "release", "random", "off" or package.module:name; default: "paper")'
+        in text
+    )
     assert 'algo.penalty  ("both", "errors" or "format"; default: "both")' in text
     assert "| `train.lr` | number, more than 0 | `1e-06` |" in markdown

@@ -6,11 +6,12 @@ from typing import get_args
 
 import pytest
 
-from rstar2.algo import Mode
+from rstar2.algo import SelectionRule
 from rstar2.algo.penalties import Penalty
 from rstar2.config import SandboxLimits, load_recipe, parse_recipe, to_toml
 from rstar2.config.learning import Algo
 from rstar2.errors import UserError
+from rstar2.extensions import SELECTIONS
 from rstar2.sandbox import Limits
 
 pytestmark = pytest.mark.unit
@@ -60,7 +61,8 @@ def test_bundled_recipes_load_and_survive_being_written_out(path: Path) -> None:
 
 
 def test_a_recipe_names_what_the_algorithm_has() -> None:
-    assert set(get_args(Algo.model_fields["selection"].annotation)) == set(Mode)
+    for name in SELECTIONS:
+        assert Algo(selection=name).selection == name and isinstance(SELECTIONS.load(name), SelectionRule)
     assert set(get_args(Algo.model_fields["penalty"].annotation)) == set(Penalty)
 
 
@@ -133,8 +135,8 @@ def test_a_single_mistake_is_a_single_line() -> None:
         ("[eval]\nbenchmarks = 'aime24'", 'r.toml:25: eval.benchmarks must be a list of texts, not the text "aime24"'),
         (
             '[algo]\nselection = "papers"',
-            'r.toml:25: algo.selection must be "paper", "quotas", "release", "random" or "off", not the text "papers"; '
-            'did you mean "paper"?',
+            "r.toml:25: algo.selection must be the name of a selection (paper, quotas, release, random, off) or "
+            "package.module:name; did you mean 'paper'?",
         ),
         ("[algo]\nlr = 1e-6", "r.toml:25: algo.lr is not a key of [algo]; did you mean sft.lr or train.lr?"),
         ("[trian]\nlr = 1e-6", "r.toml:24: trian is not a key of a recipe; did you mean train?"),

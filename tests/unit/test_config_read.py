@@ -52,6 +52,10 @@ class Outer(Section):
         ("def f(outer: Outer):\n    outer.inner.size = 3", set()),
         ("def f(outer: Outer): return outer.inner.model_dump()", {"kind", "size", "width"}),
         ("from elsewhere import Outer\ndef f(outer: Outer): return outer.name", set()),
+        (
+            "class A:\n    size: int\n    def of(cls, outer: Outer): return pick(cls, outer.inner, width=1)",
+            {"size"},
+        ),
         ("def make() -> Outer: ...\ndef f(): return make().name", {"name"}),
     ],
 )

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.unit
 
 PROGRAM = """
 import gc, weakref
-from rstar2.engine.process.garbage_collection import look_for_cycles_if_rare, look_rarely_for_cycles
+from rstar2.engine.process.garbage_collection import collect_garbage_if_rare, look_rarely_for_cycles
 
 class Node: pass
 
@@ -20,7 +20,7 @@ def cycle():
 
 before = cycle()
 gc.disable()
-look_for_cycles_if_rare()
+collect_garbage_if_rare()
 assert before() is not None, "nobody asked for rare looks"
 gc.enable()
 look_rarely_for_cycles()
@@ -28,7 +28,7 @@ assert before() is None, "what is garbage is not kept for good"
 assert gc.get_freeze_count() > 1000 and gc.get_threshold()[0] > 700
 later = cycle()
 assert later() is not None
-look_for_cycles_if_rare()
+collect_garbage_if_rare()
 assert later() is None
 """
 

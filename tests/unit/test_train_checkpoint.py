@@ -14,7 +14,7 @@ import torch
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.train.checkpoints import checkpoint as module
 from rstar2.train.checkpoints.checkpoint import Checkpoint, CheckpointFolder, write_errors
-from rstar2.train.cursor import Cursor
+from rstar2.train.seeds import Cursor
 from rstar2.train.sharding.ranks import ALONE
 from rstar2.train.sharding.shard_files import read_shards, write_shards
 from rstar2.train.state import TrainState
@@ -149,7 +149,7 @@ async def test_a_full_disk_costs_only_the_checkpoint_that_did_not_fit(small_disk
     # With room for nothing, for a part of the tensors, for the tensors but not for what is written after them.
     for room, size in ((0, 10), (20_000, 10_000), (100_000, 100_000), (8_192, 10)):
         (small_disk / "filler").write_bytes(b"x" * (free - room))
-        with pytest.raises(InfrastructureError, match=r"No space left.*000001-step-000001, is whole: free some space"):
+        with pytest.raises(InfrastructureError, match=r"No space left.*000001-step-000001, is complete: free"):
             await save(folder, TrainState(step=2), size=size)
         assert names(small_disk / "checkpoints") == [kept.name]
         assert torch.equal(read(latest(folder)), weights(1)["w"])

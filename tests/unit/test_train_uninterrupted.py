@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rstar2.train.uninterrupted import uninterrupted
+from rstar2.train.trainer import uninterrupted
 
 pytestmark = pytest.mark.unit
 

@@ -20,7 +20,7 @@ from rstar2.train.policy.policy import Policy
 pytestmark = pytest.mark.unit
 
 SETTINGS = UpdateSettings(
-    LossSettings(), temperature=1.0, micro_batch_tokens=4096, num_optimizer_steps=1, max_grad_norm=1e9
+    LossSettings(), temperature=1.0, micro_batch_tokens=4096, optimizer_steps_per_batch=1, max_grad_norm=1e9
 )
 SFT = SftSettings(
     epochs=1, lr=0.0, warmup_share=0.0, batch_size=5, micro_batch_tokens=4096, max_grad_norm=1e9, stream="s"
@@ -101,18 +101,18 @@ def test_one_gradient_for_any_micro_batching(folder: Path, groups: list[list[Rol
 def test_with_one_optimizer_step_nothing_clips_and_with_more_the_clip_binds(
     folder: Path, groups: list[list[Rollout]]
 ) -> None:
-    gradients, values = update(folder, groups, replace(SETTINGS, num_optimizer_steps=4), lr=0.05)
+    gradients, values = update(folder, groups, replace(SETTINGS, optimizer_steps_per_batch=4), lr=0.05)
     assert len(gradients) == 4
     assert values["clip_low_share"] + values["clip_high_share"] > 0.05
     _, single = update(folder, groups, SETTINGS, lr=0.05)
     assert single["clip_low_share"] + single["clip_high_share"] == 0
-    few, _ = update(folder, groups[:2], replace(SETTINGS, num_optimizer_steps=4))
+    few, _ = update(folder, groups[:2], replace(SETTINGS, optimizer_steps_per_batch=4))
     assert len(few) == 2, "a group is never split, so there are no more steps than groups"
 
 
 def test_the_old_policy_is_that_from_before_the_first_step(folder: Path, groups: list[list[Rollout]]) -> None:
-    still, _ = update(folder, groups, replace(SETTINGS, num_optimizer_steps=2), lr=0.0)
-    _, moved = update(folder, groups, replace(SETTINGS, num_optimizer_steps=2), lr=0.02)
+    still, _ = update(folder, groups, replace(SETTINGS, optimizer_steps_per_batch=2), lr=0.0)
+    _, moved = update(folder, groups, replace(SETTINGS, optimizer_steps_per_batch=2), lr=0.02)
     expected, _ = update(folder, groups[1::2], SETTINGS)
     torch.testing.assert_close(still[1], expected[0], atol=1e-6, rtol=0)
     assert moved["ratio_deviation"] > 0.01

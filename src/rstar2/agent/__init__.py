@@ -2,7 +2,7 @@
 
 Promise: the ids that the engine made are the ids in the trace, nothing is tokenized twice; every call gets a typed
 result; budgets hold on every turn; a fault of ours is never shown to the model as its own.
-May import: records, sandbox, engine.
+May import: records, sandbox, engine, config.
 """
 
 from rstar2.agent.chat_template import ChatFormat, ChatTokenizer

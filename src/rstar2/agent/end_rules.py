@@ -6,9 +6,15 @@ well and one more turn is granted to answer in, within the same token budget; ca
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 from rstar2.errors import UserError
 from rstar2.records import Fault, Outcome, StopReason, ToolResult
+from rstar2.sandbox.execution import STARVED_FACTOR
+from rstar2.settings import pick
+
+if TYPE_CHECKING:
+    from rstar2.config import Recipe, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,13 @@ class AgentLimits:
     """How often a call or a turn that failed through our fault is tried again."""
     tool_deadline_s: float = 300.0
     """Of one attempt at one call, whatever the tool does: above the sandbox's own queue and wall-clock limits."""
+
+    @classmethod
+    def of(cls, recipe: "Recipe", stage: "Stage") -> Self:
+        # Above the sandbox's own queue and wall clock, so that the sandbox stops what is late, and says why.
+        sandbox = recipe.sandbox
+        tool_deadline_s = sandbox.queue_s + STARVED_FACTOR * sandbox.limits.wall_s + 30.0
+        return pick(cls, stage, recipe.agent, recipe.rollout, tool_deadline_s=tool_deadline_s)
 
     def __post_init__(self) -> None:
         least_of = {"max_turns": 1, "max_response_tokens": 1, "max_tool_output_tokens": 16, "max_fault_retries": 0}

@@ -2,7 +2,7 @@
 
 Promise: arrays in, arrays out, no trainer object; each random choice draws from a generator that the caller passes in;
 numpy alone, except that `policy_loss` takes torch tensors and imports torch when it is called.
-May import: records.
+May import: records, config.
 
 In the order that data flows: `rollout_reward`, the penalties, `resample` and `group_advantages`, which
 `choose_rollouts` puts together for arrays and `decide_group` for traces; what a batch still lacks; `policy_loss` on the
@@ -19,16 +19,17 @@ from rstar2.algo.penalties import (
     trace_penalty,
 )
 from rstar2.algo.refill import is_trainable, num_missing_groups, num_missing_rollouts
-from rstar2.algo.resample import Mode, quotas, resample
+from rstar2.algo.resample import Candidates, SelectionRule, quotas, resample
 from rstar2.algo.reward import rollout_reward
 from rstar2.records import count_tool_calls
 
 __all__ = [
+    "Candidates",
     "Choice",
     "LossSettings",
-    "Mode",
     "PolicyLoss",
     "RocSettings",
+    "SelectionRule",
     "TracePenalty",
     "choose_rollouts",
     "count_tool_calls",

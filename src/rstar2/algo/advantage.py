@@ -1,11 +1,13 @@
-"""Advantages: how much better than the group a rollout was; one value for all of its tokens.
+"""Advantages: how much better than its group a rollout was; one value for all of its tokens.
 
-`(r - mean) / std` over the kept rollouts, where std is the sample's (divided by n - 1), as in the release and in TRL.
-No epsilon is added to it: it is 0 only for equal rewards, and those have the advantage 0 by definition.
+An estimator takes the rewards of the kept rollouts of one problem and returns one advantage for each. It is not asked
+where all rewards are equal: those advantages are 0 by definition.
 """
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from rstar2.extensions import ADVANTAGES
 
 
 def rewards_are_equal(rewards: ArrayLike) -> bool:
@@ -14,10 +16,27 @@ def rewards_are_equal(rewards: ArrayLike) -> bool:
     return bool(values.size == 0 or np.all(values == values[0]))
 
 
-def group_advantages(rewards: ArrayLike) -> NDArray[np.float64]:
+def group_advantages(rewards: ArrayLike, estimator: str = "grpo") -> NDArray[np.float64]:
     """The advantage of each rollout among these, which are the kept ones of one problem."""
     values = np.asarray(rewards, dtype=np.float64)
     if rewards_are_equal(values):
         return np.zeros_like(values)
-    deviations = values - values.mean()
-    return np.asarray(deviations / values.std(ddof=1), dtype=np.float64)
+    return np.asarray(ADVANTAGES.load(estimator)(values), dtype=np.float64)
+
+
+def grpo(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`(r - mean) / std`, where std is the sample's (divided by n - 1), as in the release and in TRL. No epsilon is
+    added to it: it is 0 only for equal rewards."""
+    advantages: NDArray[np.float64] = (rewards - rewards.mean()) / rewards.std(ddof=1)
+    return advantages
+
+
+def dr_grpo(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`r - mean`, as in Dr. GRPO: a group in which few rollouts differ does not weigh more than others."""
+    advantages: NDArray[np.float64] = rewards - rewards.mean()
+    return advantages
+
+
+def rloo(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`r` minus the mean of the others (REINFORCE leave-one-out): a baseline that does not depend on the rollout."""
+    return dr_grpo(rewards) * (len(rewards) / (len(rewards) - 1))

@@ -1,31 +1,49 @@
 """One problem's rollouts to a decision: who is kept, and with which advantage; from arrays, or from traces.
 
-Invariant: a group is trained on or dropped as a whole. In a dropped group no rollout has an advantage.
+Invariant: a group is trained on or dropped as one. In a dropped group no rollout has an advantage.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rstar2.algo.advantage import group_advantages, rewards_are_equal
 from rstar2.algo.penalties import Penalty, trace_penalty
-from rstar2.algo.resample import DEFAULT_EPSILON, Mode, resample
+from rstar2.algo.resample import DEFAULT_EPSILON, SelectionRule, resample
 from rstar2.errors import UserError
+from rstar2.extensions import SELECTIONS
 from rstar2.records import Group, Outcome, Selection, Trace, Verdict
+from rstar2.settings import pick
+
+if TYPE_CHECKING:
+    from rstar2.config import Recipe
 
 
 @dataclass(frozen=True, slots=True)
 class RocSettings:
     group_size: int = 16
     """Rollouts kept, G. Twice as many are sampled."""
-    mode: Mode = Mode.PAPER
+    selection: str = "paper"
+    advantage: str = "grpo"
     penalty: Penalty = Penalty.BOTH
-    """Of traces; arrays come with the penalties that count."""
+    """Which penalties of a trace count. Arrays come with those that count already."""
     penalty_epsilon: float = DEFAULT_EPSILON
     drop_equal_groups: bool = True
     """If not, a group of equal rewards stays, with advantages of 0."""
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Self:
+        return pick(cls, recipe.algo, penalty=Penalty(recipe.algo.penalty))
+
+    @property
+    def rule(self) -> SelectionRule:
+        rule: SelectionRule = SELECTIONS.load(self.selection)
+        return rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +51,7 @@ class Choice:
     kept: NDArray[np.bool_]
     """What resampling chose."""
     advantages: NDArray[np.float64]
-    """NaN for each rollout that is not trained on: it was not kept, or the whole group was dropped."""
+    """NaN for each rollout that is not trained on: it was not kept, or the group was dropped."""
 
 
 def choose_rollouts(
@@ -45,13 +63,13 @@ def choose_rollouts(
         scores,
         penalties,
         num_kept=settings.group_size,
-        mode=settings.mode,
+        selection=settings.selection,
         rng=rng,
         epsilon=settings.penalty_epsilon,
     )
     advantages = np.full(scores.shape, np.nan)
     if not (settings.drop_equal_groups and rewards_are_equal(scores[kept])):
-        advantages[kept] = group_advantages(scores[kept])
+        advantages[kept] = group_advantages(scores[kept], settings.advantage)
     return Choice(kept, advantages)
 
 

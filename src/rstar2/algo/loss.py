@@ -1,6 +1,6 @@
 """The policy loss: PPO's clip, higher above than below, as one mean over all kept tokens of an optimizer step.
 
-Invariant: the loss of a micro-batch is a sum over its own tokens divided by the number of tokens of the *whole* step,
+Invariant: the loss of a micro-batch is a sum over its own tokens divided by the number of tokens of the complete step,
 which the caller passes in. So the losses of all micro-batches and ranks add up to the same mean, and their gradients to
 the same gradient, however the tokens were cut, packed or padded. Each metric adds up in the same way.
 """
@@ -8,12 +8,16 @@ the same gradient, however the tokens were cut, packed or padded. Each metric ad
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rstar2.errors import UserError
+from rstar2.extensions import LOSS_TERMS
+from rstar2.settings import pick
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from rstar2.config import Recipe
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are held within this: e^20 is far beyond any clip, and e^89 would overflow float32 into a NaN gradient."""
@@ -29,6 +33,26 @@ class LossSettings:
     """Cap of the importance weight that corrects for engine and trainer disagreeing. None: no correction."""
     clip_dual: float | None = None
     """The ratio beyond which a token of negative advantage loses its gradient too. None: it never does."""
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Self:
+        return pick(cls, recipe.algo)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What a term of the loss may read: one value for each kept token, in float32 or better."""
+
+    ratio: Tensor
+    """New probability over old, with gradient."""
+    advantage: Tensor
+    new: Tensor
+    """Log-probability now, with gradient; the others have none."""
+    old: Tensor
+    engine: Tensor | None
+    """Log-probability that the engine reported."""
+    reference: Tensor | None
+    """Log-probability of the reference policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +81,10 @@ def policy_loss(
     Tensors have one entry a token, all in the same layout: packed `(tokens,)` or padded `(rows, columns)`. Advantages
     may be one a row, as `(rows, 1)`. `log_probs` carry the gradient. `old_log_probs` are the trainer's own, from before
     the first optimizer step on these rollouts; `engine_log_probs` are those that the engine sampled with. `mask` is
-    True on the tokens that the model sampled in kept rollouts; what stands elsewhere, NaN included, is never read.
+    True on the tokens that the model sampled in kept rollouts; other values, NaN included, are never read.
     None says that there is nothing else; a GPU is then never waited for.
 
-    `num_tokens` is how many such tokens the whole step has, over all micro-batches and ranks. `num_averaged_ranks` is
+    `num_tokens` is how many such tokens the step has, over all micro-batches and ranks. `num_averaged_ranks` is
     the number of ranks whose gradients are averaged, as DDP and FSDP do; 1 where gradients are summed.
     """
     import torch
@@ -82,27 +106,54 @@ def policy_loss(
         "ratio_deviation": (ratio - 1).abs(),
         "old_policy_kl": _k3(log_ratio),
     }
-    if settings.clip_dual is not None:
-        is_beyond = (ratio > settings.clip_dual) & (advantage < 0)
-        losses = torch.where(is_beyond, -settings.clip_dual * advantage, losses)
-        seen["clip_dual_share"] = is_beyond
-    if engine_log_probs is not None:
-        log_mismatch = _bounded(old - _select(engine_log_probs, kept).detach())
-        seen |= {"mismatch": log_mismatch.abs(), "mismatch_kl": _k3(log_mismatch)}
-        if settings.tis_cap is not None:
-            weight = log_mismatch.exp()
-            losses = losses * weight.clamp(max=settings.tis_cap)
-            seen["tis_capped_share"] = weight > settings.tis_cap
-    if reference_log_probs is not None:
-        reference_kl = _k3(_bounded(_select(reference_log_probs, kept).detach() - new))
-        losses = losses + settings.kl_coef * reference_kl
-        seen["reference_kl"] = reference_kl
+    tokens = Tokens(
+        ratio=ratio,
+        advantage=advantage,
+        new=new,
+        old=old,
+        engine=None if engine_log_probs is None else _select(engine_log_probs, kept).detach(),
+        reference=None if reference_log_probs is None else _select(reference_log_probs, kept).detach(),
+    )
+    for name in LOSS_TERMS:
+        losses = LOSS_TERMS.load(name)(losses, tokens, settings, seen)
     if entropies is not None:
         seen["entropy"] = _select(entropies, kept)
 
     loss = losses.sum() / num_tokens
     metrics = {name: values.detach().sum() / num_tokens for name, values in seen.items()}
     return PolicyLoss(loss * num_averaged_ranks, {"loss": loss.detach(), **metrics})
+
+
+# The terms: each takes the losses of all tokens and returns them with its own part in them. What it saw of each token
+# goes into `seen`, and from there into the metrics.
+
+
+def dual_clip(losses: Tensor, tokens: Tokens, settings: LossSettings, seen: dict[str, Tensor]) -> Tensor:
+    if settings.clip_dual is None:
+        return losses
+    is_beyond = (tokens.ratio > settings.clip_dual) & (tokens.advantage < 0)
+    seen["clip_dual_share"] = is_beyond
+    return losses.where(~is_beyond, -settings.clip_dual * tokens.advantage)
+
+
+def truncated_importance(losses: Tensor, tokens: Tokens, settings: LossSettings, seen: dict[str, Tensor]) -> Tensor:
+    """Reports how far engine and trainer disagree, also where nothing is corrected."""
+    if tokens.engine is None:
+        return losses
+    log_mismatch = _bounded(tokens.old - tokens.engine)
+    seen |= {"mismatch": log_mismatch.abs(), "mismatch_kl": _k3(log_mismatch)}
+    if settings.tis_cap is None:
+        return losses
+    weight = log_mismatch.exp()
+    seen["tis_capped_share"] = weight > settings.tis_cap
+    return losses * weight.clamp(max=settings.tis_cap)
+
+
+def reference_kl(losses: Tensor, tokens: Tokens, settings: LossSettings, seen: dict[str, Tensor]) -> Tensor:
+    if tokens.reference is None:
+        return losses
+    seen["reference_kl"] = _k3(_bounded(tokens.reference - tokens.new))
+    return losses + settings.kl_coef * seen["reference_kl"]
 
 
 def _select(values: Tensor, kept: Tensor | None) -> Tensor:
@@ -132,7 +183,7 @@ def _check(
     settings: LossSettings, num_tokens: int, engine_log_probs: Tensor | None, reference_log_probs: Tensor | None
 ) -> None:
     if num_tokens < 1:
-        raise UserError(f"num_tokens is {num_tokens}: pass the number of kept tokens of the whole optimizer step")
+        raise UserError(f"num_tokens is {num_tokens}: pass the number of kept tokens of the complete optimizer step")
     if settings.tis_cap is not None and engine_log_probs is None:
         raise UserError("tis_cap is set without engine_log_probs: pass what the engine reported, or leave tis_cap out")
     if settings.kl_coef and reference_log_probs is None:

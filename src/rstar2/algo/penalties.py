@@ -1,6 +1,6 @@
 """How unclean a trace is: `p_err` from its tool calls, `p_format` from its answer blocks. Their sum is the penalty.
 
-Invariant: both lie in [0, 1] and come from counts alone. What failed is told by `ToolStatus`, never by a word in the
+Invariant: both are in [0, 1] and come from counts alone. `ToolStatus` says what failed, never by a word in the
 text; turns are the assistant's own.
 """
 

@@ -1,4 +1,4 @@
-"""What a batch still lacks, for whoever samples on until it is full. Groups are counted whole, never split."""
+"""What a batch still lacks, for whoever samples on until it is full. Groups are never split."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,16 +1,18 @@
 """Which of the sampled rollouts of one problem are kept.
 
-Invariants: of N scored rollouts exactly `min(num_kept, N)` are kept (mode `off`: all N); a rollout without a reward
-never is. In every mode but `release`, what is kept of the failures does not depend on any penalty, and the order in
-which rollouts are given does not matter: each keeps its chance wherever it stands.
+Invariants: of N scored rollouts exactly `min(num_kept, N)` are kept (`off`: all N); a rollout without a reward never
+is. In every selection but `release`, which failures are kept does not depend on any penalty, and the order in
+which rollouts are given does not matter: each keeps its chance at any place.
 """
 
-from enum import StrEnum
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rstar2.errors import UserError
+from rstar2.extensions import SELECTIONS
 
 MIN_OF_A_CLASS = 2
 """Successes, and failures, that are kept if there are as many: the release's floor, so that a rare class is seen."""
@@ -19,19 +21,38 @@ DEFAULT_EPSILON = 0.1
 """Added to a penalty before it is inverted: a clean trace weighs 10, one whose every second call fails 1.67."""
 
 
-class Mode(StrEnum):
-    """How rollouts are chosen."""
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The rollouts of one problem that a selection chooses from: more than `num_kept` of them have a reward."""
 
-    PAPER = "paper"
-    """By class, in proportion. Failures uniformly; successes without replacement, weight 1 / (penalty + epsilon)."""
-    QUOTAS = "quotas"
-    """By class, in proportion, each class uniformly: `paper` without its weights, the control for its class balance."""
-    RELEASE = "release"
-    """As the released `roc.py`, without a draw: by class, the lowest penalty first, equals in the order given."""
-    RANDOM = "random"
-    """Uniformly, blind to reward and penalty: the control that costs as many sampled rollouts."""
-    OFF = "off"
-    """All are kept: plain GRPO."""
+    rewards: NDArray[np.float64]
+    """NaN for a rollout that has none."""
+    penalties: NDArray[np.float64]
+    num_kept: int
+    epsilon: float
+    """Added to a penalty before it is inverted."""
+
+    @property
+    def successes(self) -> NDArray[np.intp]:
+        return np.flatnonzero(self.rewards > 0)
+
+    @property
+    def failures(self) -> NDArray[np.intp]:
+        return np.flatnonzero(self.rewards <= 0)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionRule:
+    """One way to choose. It is asked only where there is more to keep than may be kept."""
+
+    choose: Callable[[Candidates, np.random.Generator], NDArray[np.intp]]
+    """The indices of the rollouts that are kept."""
+    keeps_all: bool = False
+    """Keep every rollout that has a reward; `choose` is not asked."""
+    reads_failures: bool = False
+    """Whether the penalties of failures count, too."""
+    balanced_blocks: bool = False
+    """Whether answer blocks are counted as the released code counts them (`count_balanced_answer_blocks`)."""
 
 
 def quotas(num_successes: int, num_failures: int, num_kept: int) -> tuple[int, int]:
@@ -74,7 +95,7 @@ def resample(
     penalties: ArrayLike,
     *,
     num_kept: int,
-    mode: Mode,
+    selection: str = "paper",
     rng: np.random.Generator,
     epsilon: float = DEFAULT_EPSILON,
 ) -> NDArray[np.bool_]:
@@ -84,43 +105,76 @@ def resample(
     are that many, so that the group weighs the same in its batch, and all of them if there are fewer.
     Penalties of rollouts without a reward are not read and may be NaN; those of failures only `release` reads.
     """
-    rewards, penalties = np.asarray(rewards, dtype=np.float64), np.asarray(penalties, dtype=np.float64)
-    _check(rewards, penalties, num_kept, epsilon, mode)
-    scored = np.flatnonzero(~np.isnan(rewards))
-    kept = np.zeros(rewards.shape, dtype=np.bool_)
-    if mode is Mode.OFF or len(scored) <= num_kept:
-        kept[scored] = True
-    elif mode is Mode.RANDOM:
-        kept[rng.choice(scored, num_kept, replace=False)] = True
-    else:
-        successes, failures = np.flatnonzero(rewards > 0), np.flatnonzero(rewards <= 0)
-        if mode is Mode.RELEASE:
-            for members, quota in zip(
-                (successes, failures), release_quotas(len(successes), len(failures), num_kept), strict=True
-            ):
-                kept[members[np.argsort(penalties[members], kind="stable")[:quota]]] = True
-            return kept
-        num_successes_kept, num_failures_kept = quotas(len(successes), len(failures), num_kept)
-        # Failures are drawn first: one generator chooses the same ones whatever the successes' penalties and the mode.
-        kept[rng.choice(failures, num_failures_kept, replace=False)] = True
-        inverse_weights = penalties[successes] + epsilon if mode is Mode.PAPER else 1.0
-        # The order of independent exponential clocks with rates w is that of drawing one by one with weights w and no
-        # replacement (Efraimidis and Spirakis, 2006).
-        order = np.argsort(rng.exponential(size=len(successes)) * inverse_weights, kind="stable")
-        kept[successes[order[:num_successes_kept]]] = True
+    rule: SelectionRule = SELECTIONS.load(selection)
+    candidates = Candidates(
+        np.asarray(rewards, dtype=np.float64), np.asarray(penalties, dtype=np.float64), num_kept, epsilon
+    )
+    _check(candidates, rule)
+    scored = np.flatnonzero(~np.isnan(candidates.rewards))
+    kept = np.zeros(candidates.rewards.shape, dtype=np.bool_)
+    kept[scored if rule.keeps_all or len(scored) <= num_kept else rule.choose(candidates, rng)] = True
     return kept
 
 
-def _check(
-    rewards: NDArray[np.float64], penalties: NDArray[np.float64], num_kept: int, epsilon: float, mode: Mode
-) -> None:
+def _paper(candidates: Candidates, rng: np.random.Generator) -> NDArray[np.intp]:
+    """By class, in proportion. Failures uniformly; successes without replacement, weight 1 / (penalty + epsilon)."""
+    return _by_class(candidates, candidates.penalties[candidates.successes] + candidates.epsilon, rng)
+
+
+def _quotas(candidates: Candidates, rng: np.random.Generator) -> NDArray[np.intp]:
+    """By class, in proportion, each class uniformly: `paper` without its weights, the control for its class balance."""
+    return _by_class(candidates, 1.0, rng)
+
+
+def _by_class(
+    candidates: Candidates, inverse_weights: float | NDArray[np.float64], rng: np.random.Generator
+) -> NDArray[np.intp]:
+    successes, failures = candidates.successes, candidates.failures
+    num_successes_kept, num_failures_kept = quotas(len(successes), len(failures), candidates.num_kept)
+    # Failures are drawn first: one generator chooses the same ones whatever the successes' penalties and weights.
+    kept_failures = rng.choice(failures, num_failures_kept, replace=False)
+    # The order of independent exponential clocks with rates w is that of drawing one by one with weights w and no
+    # replacement (Efraimidis and Spirakis, 2006).
+    order = np.argsort(rng.exponential(size=len(successes)) * inverse_weights, kind="stable")
+    return np.concatenate([successes[order[:num_successes_kept]], kept_failures])
+
+
+def _release(candidates: Candidates, _rng: np.random.Generator) -> NDArray[np.intp]:
+    """As the released `roc.py`, without a draw: by class, the lowest penalty first, equals in the order given."""
+    classes = (candidates.successes, candidates.failures)
+    numbers = release_quotas(len(classes[0]), len(classes[1]), candidates.num_kept)
+    return np.concatenate(
+        [
+            members[np.argsort(candidates.penalties[members], kind="stable")[:number]]
+            for members, number in zip(classes, numbers, strict=True)
+        ]
+    )
+
+
+def _random(candidates: Candidates, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Uniformly, blind to reward and penalty: the control that costs as many sampled rollouts."""
+    scored = np.flatnonzero(~np.isnan(candidates.rewards))
+    return rng.choice(scored, candidates.num_kept, replace=False)
+
+
+PAPER = SelectionRule(_paper)
+QUOTAS = SelectionRule(_quotas)
+RELEASE = SelectionRule(_release, reads_failures=True, balanced_blocks=True)
+RANDOM = SelectionRule(_random)
+OFF = SelectionRule(_random, keeps_all=True)
+
+
+def _check(candidates: Candidates, rule: SelectionRule) -> None:
+    rewards, penalties = candidates.rewards, candidates.penalties
     if rewards.ndim != 1 or rewards.shape != penalties.shape:
         raise UserError(f"rewards {rewards.shape} and penalties {penalties.shape}: give one of each for each rollout")
-    if num_kept < 1:
-        raise UserError(f"num_kept is {num_kept}: keep at least 1 rollout")
-    if not epsilon > 0:
-        raise UserError(f"epsilon is {epsilon}: it must be above 0, or a clean trace would weigh infinitely much")
+    if candidates.num_kept < 1:
+        raise UserError(f"num_kept is {candidates.num_kept}: keep at least 1 rollout")
+    if not candidates.epsilon > 0:
+        raise UserError(
+            f"epsilon is {candidates.epsilon}: it must be above 0, or a clean trace would weigh infinitely much"
+        )
     if not np.all(penalties[rewards > 0] >= 0):
         raise UserError("penalties: each success needs one that is 0 or more")
-    if mode is Mode.RELEASE and not np.all(penalties[rewards <= 0] >= 0):
+    if rule.reads_failures and not np.all(penalties[rewards <= 0] >= 0):
         raise UserError("penalties: the release chooses failures by penalty too; each needs one that is 0 or more")

@@ -104,7 +104,7 @@ def _prepare(
     from rstar2.config import load_recipe
     from rstar2.records.run_layout import make_run_folder
     from rstar2.train import prepare_new, prepare_resumed
-    from rstar2.train.sizes import check_cluster, check_solo
+    from rstar2.train.run import check_cluster, check_solo
 
     check = check_cluster if for_cluster else check_solo
     if resume is not None:

@@ -18,7 +18,7 @@ from rstar2.engine.remote.peer import SILENCE_S
 from rstar2.errors import InfrastructureError
 from rstar2.train import Observer, Prepared, prepare_resumed, train
 from rstar2.train.learning.learner import LearnerLost
-from rstar2.train.sizes import check_cluster
+from rstar2.train.run import check_cluster
 from rstar2.train.workbench import Workbench
 
 MAX_LOSSES_WITHOUT_PROGRESS = 5

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from rstar2.config.checks import Path
 from rstar2.config.recipe import Recipe
 from rstar2.config.section import Section
+from rstar2.extensions import Table
 
 _PLAIN = {int: "integer", float: "number", str: "text", bool: "true or false"}
 _MAX_SHOWN_CHARS = 60
@@ -64,6 +65,9 @@ def without_none(kind: Any) -> Any:
 
 def type_words(kind: Any, field: FieldInfo | None = None) -> str:
     """A type with its bounds, as `integer, at least 1`."""
+    for item in [] if field is None else field.metadata:
+        if isinstance(item, Table):
+            return f"{', '.join(map(json.dumps, item))} or package.module:name"
     bounds = [] if field is None else [words for item in field.metadata if (words := _bound_words(item))]
     return ", ".join([_kind_words(without_none(kind)), *bounds])
 

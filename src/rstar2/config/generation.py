@@ -4,7 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from rstar2.config.section import Section
+from rstar2.config.section import PolicyName, Section
+from rstar2.extensions import POLICIES
 
 
 class Engine(Section):
@@ -77,11 +78,9 @@ class Agent(Section):
 class Rollout(Section):
     """`[rollout]`: many conversations at once, in training."""
 
-    scheduler: Literal["kv-aware", "least-requests", "worst-case", "round-robin", "static"] = Field(
+    scheduler: PolicyName = Field(
         "kv-aware",
-        description="How rollouts are given to engines. kv-aware: as many as each KV cache is expected to hold, each "
-        "staying where its cache is. least-requests, worst-case (full reservation), round-robin and static (even split "
-        "up front) are the baselines that it is measured against.",
+        description=f"How rollouts are given to engines. {POLICIES.describe()} The others are baselines.",
     )
     max_concurrent: int | None = Field(
         None,

@@ -4,7 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from rstar2.config.section import Section
+from rstar2.config.section import AdvantageName, Section, SelectionName
+from rstar2.extensions import ADVANTAGES, SELECTIONS
 
 
 class Algo(Section):
@@ -16,12 +17,12 @@ class Algo(Section):
     oversample_factor: int = Field(
         2, ge=1, description="Rollouts sampled for each one kept. The report's 2: 2G are sampled, G are kept."
     )
-    selection: Literal["paper", "quotas", "release", "random", "off"] = Field(
-        "paper",
-        description="Which of the sampled rollouts are kept. paper: failures uniformly, successes with weight inverse "
-        "to their penalty. quotas: as many of each class as paper keeps, both uniformly: the control without weights. "
-        "release: what the released code does, the lowest penalty of each class first. random: uniformly, blind to "
-        "reward: the control with equal sampling cost. off: all are kept (plain GRPO), with oversample_factor 1.",
+    selection: SelectionName = Field(
+        "paper", description=f"Which of the sampled rollouts are kept. {SELECTIONS.describe()}"
+    )
+    advantage: AdvantageName = Field(
+        "grpo",
+        description=f"How much better than its group a kept rollout was. {ADVANTAGES.describe()} The report's is grpo.",
     )
     penalty: Literal["both", "errors", "format"] = Field(
         "both",

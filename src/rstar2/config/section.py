@@ -4,10 +4,19 @@ A field that must be given carries one valid example, which the reference shows 
 value while the rest of a faulty file is checked.
 """
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from rstar2.extensions import ADVANTAGES, POLICIES, SELECTIONS
 
 
 class Section(BaseModel):
     """A table of a recipe."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
+
+
+SelectionName: TypeAlias = Annotated[str, AfterValidator(SELECTIONS.check), SELECTIONS]
+AdvantageName: TypeAlias = Annotated[str, AfterValidator(ADVANTAGES.check), ADVANTAGES]
+PolicyName: TypeAlias = Annotated[str, AfterValidator(POLICIES.check), POLICIES]

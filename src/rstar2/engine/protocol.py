@@ -6,9 +6,12 @@ already seen, so an engine may keep its cache between turns; `release` says that
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 from rstar2.records import StopReason
+
+if TYPE_CHECKING:
+    from rstar2.config import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,11 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     """Each ends the turn, and is its last token."""
     entropies: bool = False
+
+    @classmethod
+    def of(cls, recipe: "Recipe") -> Self:
+        """As rollouts of training are sampled."""
+        return cls(temperature=recipe.rollout.temperature, entropies=recipe.engine.kind == "embedded")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,13 @@
 """How a benchmark is measured. The defaults are the report's, so whatever differs from them can be named."""
 
 from dataclasses import dataclass, fields
+from typing import Self
 
 from rstar2.agent import AgentLimits
+from rstar2.config import Recipe
 from rstar2.engine import Sampling
 from rstar2.errors import UserError
+from rstar2.settings import pick
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,11 @@ class Protocol:
     max_tool_output_tokens: int = 1024
     max_fault_retries: int = 2
     """How often a call, a turn, and in the end a whole rollout that failed through our fault is tried again."""
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Self:
+        """As a recipe evaluates while it trains."""
+        return pick(cls, recipe.eval, recipe.agent, recipe.rollout, has_tools=True, entropies=False)
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:

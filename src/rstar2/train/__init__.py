@@ -1,6 +1,6 @@
 """Learning: a supervised warm-up on format, then GRPO-RoC in stages, with checkpoints that a kill cannot hurt.
 
-Promise: a recipe's mistakes show before anything runs; a run that was killed goes on where its last checkpoint was, and
+Promise: a recipe's mistakes show before anything runs; a run that was killed resumes from its last checkpoint, and
 on a CPU ends with the same bits; every rollout, group and number of it is in the run directory.
 May import: records, sandbox, engine, grading, algo, config, models, agent, rollout, data, evals. Needs the `train`
 extra.

@@ -1,4 +1,4 @@
-"""Starting a training run, and taking one up again."""
+"""Starting a training run, and resuming one."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from rstar2.config import Recipe, load_recipe
 from rstar2.config.emit import to_toml
 from rstar2.config.model import TINY_PREFIX
 from rstar2.data import Conversation
+from rstar2.engine.embedded.options import choose_device
 from rstar2.errors import UserError
 from rstar2.models import resolve
 from rstar2.models.tiny import TinySizes, build_tiny
@@ -17,16 +18,29 @@ from rstar2.records import RunDirectory, RunStatus, RunView, Trace
 from rstar2.records.rewind import superseded_traces
 from rstar2.records.run_layout import RunLayout
 from rstar2.train.checkpoints.checkpoint import Checkpoint, write_errors
+from rstar2.train.checkpoints.resume import find_checkpoint, rewind_to
 from rstar2.train.curriculum.curriculum import Curriculum, load_curriculum
 from rstar2.train.curriculum.tags import require_learnable_tags
 from rstar2.train.learning.sft_examples import conversation_texts
 from rstar2.train.reporting.observer import Observer
 from rstar2.train.seeds import named_seed
-from rstar2.train.sizes import check_solo
-from rstar2.train.trainer import Trainer, find_checkpoint, rewind_to
+from rstar2.train.trainer import Trainer
 from rstar2.train.workbench import OpenWorkbench, open_solo_workbench
 
 VERB = "train"
+
+
+def check_solo(recipe: Recipe) -> None:
+    """UserError if one process on this machine cannot train it."""
+    if recipe.cluster is not None:
+        raise UserError("the recipe has a [cluster]: train it with --cluster, or leave that section out")
+    choose_device(recipe.model.device)
+
+
+def check_cluster(recipe: Recipe) -> None:
+    """UserError if a cluster cannot train it."""
+    if recipe.cluster is None:
+        raise UserError("the recipe has no [cluster]: add that section, or leave --cluster out")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,37 @@
-"""One number for each named random choice, made from the recipe's seed: nothing to save, nothing to restore."""
+"""Every random choice of a run, made from the recipe's seed and a name: nothing to save, nothing to restore.
+
+Invariant: from one permutation of a stage's problems to the next every problem comes once; a cursor and the stream's
+name say all that comes after it, so a resumed run skips no problem and repeats none.
+"""
 
 import hashlib
+import random
+from dataclasses import dataclass
 
 
 def named_seed(seed: int, *names: str | int) -> int:
     """63 bits that depend on the seed and on every name, in order."""
     text = "/".join(map(str, (seed, *names)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Which problems of a stage were taken."""
+
+    epoch: int = 0
+    position: int = 0
+    """Problems of this epoch that were taken."""
+
+
+def take(cursor: Cursor, num_wanted: int, num_problems: int, stream: str) -> tuple[list[int], Cursor]:
+    """The indices of the next problems, and the cursor after them."""
+    assert num_problems > 0, "an empty set has no next problem"
+    taken: list[int] = []
+    while len(taken) < num_wanted:
+        order = random.Random(f"{stream}/{cursor.epoch}").sample(range(num_problems), num_problems)
+        piece = order[cursor.position : cursor.position + num_wanted - len(taken)]
+        taken += piece
+        position = cursor.position + len(piece)
+        cursor = Cursor(cursor.epoch + 1, 0) if position == num_problems else Cursor(cursor.epoch, position)
+    return taken, cursor

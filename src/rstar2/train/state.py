@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from rstar2.train.cursor import Cursor
+from rstar2.train.seeds import Cursor
 
 WARM_UP = "sft"
 """The name of the supervised warm-up where stages have theirs."""

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import torch
 
-from rstar2.agent import PYTHON_TOOLS, AgentLimits, ChatFormat, Transcript
-from rstar2.config import Recipe, Stage
+from rstar2.agent import PYTHON_TOOLS, ChatFormat, Transcript
+from rstar2.config import Recipe
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.engine.embedded.options import choose_device
 from rstar2.engine.process.shared import SharedEngine
@@ -22,7 +22,6 @@ from rstar2.records import Problem
 from rstar2.rollout.farm import RollerFarm
 from rstar2.rollout.of_recipe import open_roller, open_shared_roller
 from rstar2.rollout.request import RollsInSteps
-from rstar2.sandbox.execution import STARVED_FACTOR
 from rstar2.sandbox.local import usable_cores
 from rstar2.train.learning.learner import Learner, SoloLearner
 from rstar2.train.learning.rank import LearnerRank
@@ -55,7 +54,7 @@ class Workbench(Protocol):
         ...
 
     def gpu_busy_share(self) -> float | None:
-        """Of the time since it was last asked; None where that cannot be told."""
+        """Of the time since the last call; None where it cannot be measured."""
         ...
 
 
@@ -71,14 +70,14 @@ class SoloWorkbench:
         roller: RollsInSteps,
         gpu: GpuWatch,
         *,
-        learns_aside: bool,
+        learns_concurrently: bool,
     ) -> None:
         self.roller = roller
-        self.learner = SoloLearner(rank, aside=learns_aside)
+        self.learner = SoloLearner(rank, concurrent=learns_concurrently)
         self._rank = rank
         self._engine = engine
         self._gpu = gpu
-        self._learns_aside = learns_aside
+        self._learns_concurrently = learns_concurrently
         self._between_steps = asyncio.Lock()
         self.weights = rank.weights_id()
 
@@ -90,9 +89,9 @@ class SoloWorkbench:
 
     @asynccontextmanager
     async def learning(self, version: int) -> AsyncIterator[None]:
-        """The engine stands still. What is learnt aside from its weights it is given between two steps: all rollouts of
-        a step are sampled by the same policy, so what is sampled does not hang on how fast anybody was."""
-        if not self._learns_aside:
+        """The engine is paused. Weights that were learnt concurrently with sampling are synced between two steps: one
+        policy samples all rollouts of a step, so what is sampled does not depend on how fast anything ran."""
+        if not self._learns_concurrently:
             async with self._engine.learning(version):
                 yield
                 self._publish()
@@ -110,19 +109,19 @@ class SoloWorkbench:
 @asynccontextmanager
 async def open_solo_workbench(recipe: Recipe, folder: Path, chat: ChatFormat) -> AsyncIterator[Workbench]:
     device = choose_device(recipe.model.device)
-    learns_aside = recipe.train.max_staleness > 0
+    learns_concurrently = recipe.train.max_staleness > 0
     num_workers = count_workers(recipe, device)
     async with AsyncExitStack() as stack:
         gpu = stack.enter_context(GpuWatch(device))
         if num_workers:
             rank, engine, farm = await _open_farm(stack, recipe, folder, chat, num_workers)
-            yield SoloWorkbench(rank, engine, farm, gpu, learns_aside=learns_aside)
+            yield SoloWorkbench(rank, engine, farm, gpu, learns_concurrently=learns_concurrently)
             return
         rank = _load_rank(folder, recipe)
         alone = EmbeddedEngine.on_model(rank.policy.served, engine_options(recipe))
         stack.push_async_callback(alone.close)
         roller = await stack.enter_async_context(open_roller(recipe, chat, alone))
-        yield SoloWorkbench(rank, alone, roller, gpu, learns_aside=learns_aside)
+        yield SoloWorkbench(rank, alone, roller, gpu, learns_concurrently=learns_concurrently)
 
 
 def _load_rank(folder: Path, recipe: Recipe) -> LearnerRank:
@@ -166,21 +165,6 @@ async def _open_farm(
     if isinstance(farm, BaseException):
         raise farm
     return *loaded, farm
-
-
-def agent_limits(recipe: Recipe, stage: Stage) -> AgentLimits:
-    return AgentLimits(
-        max_turns=stage.max_turns,
-        max_response_tokens=stage.max_response_tokens,
-        max_tool_output_tokens=recipe.agent.max_tool_output_tokens,
-        max_fault_retries=recipe.rollout.max_fault_retries,
-        tool_deadline_s=tool_deadline_s(recipe),
-    )
-
-
-def tool_deadline_s(recipe: Recipe) -> float:
-    """Above the sandbox's own queue and wall clock, so that it is the sandbox that stops what is late, and says why."""
-    return recipe.sandbox.queue_s + STARVED_FACTOR * recipe.sandbox.limits.wall_s + 30.0
 
 
 def engine_options(recipe: Recipe) -> EmbeddedOptions:

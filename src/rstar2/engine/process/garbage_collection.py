@@ -18,7 +18,7 @@ def look_rarely_for_cycles() -> None:
     gc.set_threshold(MIN_NEW_CONTAINERS, NUM_LOOKS_BETWEEN_OLDER, NUM_LOOKS_BETWEEN_OLDER)
 
 
-def look_for_cycles_if_rare() -> None:
+def collect_garbage_if_rare() -> None:
     """For whoever has large things, such as tensors, that a cycle might hold on to: at a moment of his own choice."""
     if gc.get_freeze_count():
         gc.collect()

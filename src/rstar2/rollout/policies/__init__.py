@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from rstar2.errors import UserError
+from rstar2.extensions import POLICIES
 from rstar2.rollout.policies.kv_aware import KvAware, KvAwareSettings
 from rstar2.rollout.policies.least_requests import LeastRequests
 from rstar2.rollout.policies.round_robin import RoundRobin
@@ -10,19 +10,11 @@ from rstar2.rollout.policies.static import Static
 from rstar2.rollout.policies.worst_case import WorstCase
 from rstar2.rollout.scheduler import Scheduler
 
-POLICIES: dict[str, Callable[[], Scheduler]] = {
-    "static": Static,
-    "round-robin": RoundRobin,
-    "least-requests": LeastRequests,
-    "worst-case": WorstCase,
-    "kv-aware": KvAware,
-}
-
 
 def make_policy(name: str) -> Scheduler:
-    if name not in POLICIES:
-        raise UserError(f"there is no policy {name!r}; there are {', '.join(POLICIES)}")
-    return POLICIES[name]()
+    """Of the table of policies, or of `package.module:name`."""
+    make: Callable[[], Scheduler] = POLICIES.load(name)
+    return make()
 
 
 __all__ = [

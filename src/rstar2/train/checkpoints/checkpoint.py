@@ -1,6 +1,6 @@
 """Checkpoints: a folder that is complete or is not there.
 
-Invariant: a folder named `000012-step-000010` was written whole and synced before it got that name. A kill, a full disk
+Invariant: a folder named `000012-step-000010` was complete and synced before it got that name. A kill, a full disk
 or a loss of power while it is written leaves at most a folder whose name starts with a dot, which is never loaded and
 goes with the next save; every earlier checkpoint stays as it was.
 """
@@ -42,7 +42,7 @@ class CheckpointFolder:
 
     @asynccontextmanager
     async def saving(self, state: TrainState) -> AsyncIterator[Path]:
-        """A folder for the tensors, which `finish` makes the next checkpoint. Left without that, it is gone.
+        """A folder for the tensors, which `finish` makes the next checkpoint. Without that, it is removed.
 
         Whatever cannot be written inside is one sentence that says what is left.
         """
@@ -56,7 +56,7 @@ class CheckpointFolder:
             latest = self.latest()
             raise InfrastructureError(
                 f"cannot save a checkpoint in {self._folder}: {error}. "
-                + (f"The one before it, {latest.path.name}, is whole: " if latest else "There is none before it: ")
+                + (f"The one before it, {latest.path.name}, is complete: " if latest else "There is none before it: ")
                 + "free some space and resume the run"
             ) from error
         finally:
@@ -83,7 +83,7 @@ class CheckpointFolder:
         return target
 
     def latest(self) -> Checkpoint | None:
-        """The newest whole checkpoint."""
+        """The newest complete checkpoint."""
         found = self._finished()
         return _read(found[-1]) if found else None
 
@@ -107,7 +107,7 @@ class CheckpointFolder:
     def _drop_old(self) -> None:
         droppable = [path for path in self._finished() if not json.loads((path / "state.json").read_text())["keep"]]
         for path in droppable[: -self._num_kept]:
-            # Out of sight first: a kill half-way leaves no folder that looks whole.
+            # Out of sight first: a kill half-way leaves no folder that looks complete.
             shutil.rmtree(path.rename(path.with_name(f".{path.name}")), ignore_errors=True)
 
     def _sweep(self) -> None:

@@ -13,7 +13,7 @@ from rstar2.models.card import CARD_NAME
 from rstar2.train.checkpoints.checkpoint import write_errors
 from rstar2.train.policy.policy import Policy
 from rstar2.train.policy.served_weights import ADAPTER
-from rstar2.train.sharding.full_tensor import whole
+from rstar2.train.sharding.ranks import full_tensor
 
 ADAPTER_FOLDER = "adapter"
 """Inside the model's."""
@@ -21,8 +21,8 @@ ADAPTER_FOLDER = "adapter"
 
 @contextmanager
 def agent_folder(target: Path, source: Path, chat: ChatFormat, tool: str) -> Iterator[Path]:
-    """Where a model is written becomes `target`, whole: with all that the model it was trained from has but weights,
-    and with what an agent must know to use it. Left by an exception, `target` is as it was."""
+    """A folder to write weights into, which becomes `target` when it is complete. It has the other files of the model
+    that was trained, and what an agent must know to use it. After an exception `target` is unchanged."""
     unfinished = target.with_name(f".{target.name}")
     with write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def _copy_all_but_weights(source: Path, target: Path) -> None:
 
 
 def write_model(folder: Path, policy: Policy, *, is_writer: bool = True) -> None:
-    """Every rank calls it; the one that writes puts the whole model together in host memory."""
+    """Every rank calls it; the one that writes gathers the full model in host memory."""
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -73,7 +73,7 @@ def write_adapter(folder: Path, policy: Policy, *, is_writer: bool = True) -> No
 
     state = {}
     for name, parameter in policy.parameters().items():
-        tensor = whole(parameter.detach().to(policy.dtype))
+        tensor = full_tensor(parameter.detach().to(policy.dtype))
         if is_writer:
             state[f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}"] = tensor.cpu().contiguous()
     if is_writer:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rstar2.agent import AgentLimits
+from rstar2.config import Recipe, Stage
 from rstar2.engine import Sampling
 from rstar2.records import Problem, Trace
 from rstar2.rollout.request import RolloutRequest, Rolls
@@ -14,34 +15,31 @@ from rstar2.train.seeds import named_seed
 async def hard_problems(
     roller: Rolls,
     problems: Sequence[Problem],
-    *,
-    num_samples: int,
-    drop_solved: int,
-    limits: AgentLimits,
-    sampling: Sampling,
-    seed: int,
+    recipe: Recipe,
+    stage: Stage,
     step: int,
-    stage: str,
     on_trace: Callable[[Trace], None],
 ) -> tuple[Problem, ...]:
     """Those that fewer than `drop_solved` of `num_samples` rollouts solved, in their order."""
+    wanted = stage.difficulty_filter
+    assert wanted is not None
     requests = [
         RolloutRequest(
             problem=problem,
-            trace_id=f"f{step:06d}-{stage}-{index:06d}-{number:02d}",
-            group_id=f"f{step:06d}-{stage}-{index:06d}",
+            trace_id=f"f{step:06d}-{stage.name}-{index:06d}-{number:02d}",
+            group_id=f"f{step:06d}-{stage.name}-{index:06d}",
             sample_index=number,
             step=step,
-            stage=f"filter:{stage}",
-            seed=named_seed(seed, "filter", stage, problem.id, number),
+            stage=f"filter:{stage.name}",
+            seed=named_seed(recipe.seed, "filter", stage.name, problem.id, number),
         )
         for index, problem in enumerate(problems)
-        for number in range(num_samples)
+        for number in range(wanted.num_samples)
     ]
 
     def hand_on(trace: Trace) -> None:
-        on_trace(replace(trace, metadata={**trace.metadata, "stage": f"filter:{stage}"}))
+        on_trace(replace(trace, metadata={**trace.metadata, "stage": f"filter:{stage.name}"}))
 
-    traces = await roller.run(requests, limits, sampling, hand_on)
+    traces = await roller.run(requests, AgentLimits.of(recipe, stage), Sampling.of(recipe), hand_on)
     num_right = Counter(trace.problem_id for trace in traces if trace.reward == 1)
-    return tuple(problem for problem in problems if num_right[problem.id] < drop_solved)
+    return tuple(problem for problem in problems if num_right[problem.id] < wanted.drop_solved)

@@ -1,4 +1,4 @@
-"""Whether a model can learn to write the tags of a call, told from its weights before anything is spent.
+"""Whether a model can learn to write the tags of a call, read from its weights before anything is spent.
 
 A token that no training saw has a row of the output head that thousands of others have too: whatever goes into the
 head, all of them get the same logit. Adapters beside the layers change what goes in, and never the head.

@@ -5,7 +5,7 @@ every one of them the same numbers.
 
 The model is a plain `transformers` one. Its attention is replaced by one that stays within each sequence, so nothing is
 padded and no mask of tokens times tokens is made; its head is applied only where a token is to be learnt, in pieces,
-so the logits of a whole batch never stand in memory.
+so the logits of a full batch are never in memory.
 
 Suffixes: T tokens of the pack, S selected tokens, V vocabulary, H hidden size, N heads, K key-value heads, D width.
 """
@@ -38,7 +38,7 @@ MAX_ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Where each of several pieces that lie end to end starts, and where the last ends; on the host and where attention
+    """Where each of several consecutive pieces starts, and where the last ends; on the host and where attention
     computes."""
 
     values: tuple[int, ...]
@@ -184,7 +184,7 @@ def on_device(values: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def use_packed_attention(model: Any) -> None:
-    """Make the model's attention ours: from now on it reads whole sequences, and no cache."""
+    """Make the model's attention ours: from now on it reads full sequences, and no cache."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, _packed_attention)
@@ -307,6 +307,6 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, own: Bounds, scaling: flo
 def _varlen_attention() -> Any:
     from torch.nn.attention.varlen import varlen_attn
 
-    # Before PyTorch 2.12 it took grouped queries without being told.
+    # Before PyTorch 2.12 it detected grouped queries itself.
     is_told = "enable_gqa" in signature(varlen_attn).parameters
     return partial(varlen_attn, enable_gqa=True) if is_told else varlen_attn

@@ -1,7 +1,7 @@
 """The seam between the run and whoever holds its weights: this process, or ranks on many machines.
 
-Everything is awaited, because ranks may be elsewhere. Whoever cannot go on raises `LearnerLost`: the weights since the
-last checkpoint are gone, and the run is taken up again from there.
+Everything is awaited, because ranks may be elsewhere. A learner that cannot continue raises `LearnerLost`: the
+weights since the last checkpoint are lost, and the run resumes from there.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from rstar2.train.learning.update import Rollout, UpdateSettings
 
 
 class LearnerLost(InfrastructureError):  # noqa: N818
-    """A part of the weights or of the optimizer is gone."""
+    """A part of the weights or of the optimizer is lost."""
 
 
 class Learner(Protocol):
@@ -57,12 +57,12 @@ class Learner(Protocol):
 
 
 class SoloLearner:
-    """Satisfies `Learner` in this process. Nothing else runs while it learns, unless it is to learn `aside`, in a
-    thread of its own, while rollouts go on."""
+    """Satisfies `Learner` in this process. It blocks the process while it learns, unless it is `concurrent`: then
+    it learns in a thread of its own while rollouts are sampled."""
 
-    def __init__(self, rank: LearnerRank, *, aside: bool = False) -> None:
+    def __init__(self, rank: LearnerRank, *, concurrent: bool = False) -> None:
         self._rank = rank
-        self._aside = aside
+        self._concurrent = concurrent
 
     async def warm_up_step(
         self, examples: Sequence[Example], step: int, settings: SftSettings, seed: int
@@ -72,7 +72,7 @@ class SoloLearner:
     async def update(
         self, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings, lr: float, seed: int
     ) -> dict[str, float]:
-        if self._aside:
+        if self._concurrent:
             return await asyncio.to_thread(self._rank.update, groups, settings, lr, seed)
         return self._rank.update(groups, settings, lr, seed)
 

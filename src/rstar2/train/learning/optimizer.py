@@ -4,7 +4,7 @@ A learning rate of 1e-6 moves a bfloat16 weight by less than its last bit, so su
 and rounded back into place; the model's tensors stay where they are, and whoever shares them sees the new values.
 Gradients of micro-batches are summed in float32 too: in bfloat16 a sum of many loses what each of them adds.
 
-Parameters may be sharded over ranks. The norm is that of the whole gradient, so all ranks clip, or skip a gradient that
+Parameters may be sharded over ranks. The norm is that of the full gradient, so all ranks clip, or skip a gradient that
 is no number, alike.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from rstar2.train.sharding.full_tensor import whole
+from rstar2.train.sharding.ranks import full_tensor
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """AdamW's own names."""
@@ -69,7 +69,7 @@ class Optimizer:
             if master is not self._parameters[name]:
                 self._accumulate(name)
         masters = list(self._masters.values())
-        total_norm = whole(get_total_norm([master.grad for master in masters if master.grad is not None]))
+        total_norm = full_tensor(get_total_norm([master.grad for master in masters if master.grad is not None]))
         clip_grads_with_norm_(masters, max_grad_norm, total_norm)
         norm = float(total_norm)
         if math.isfinite(norm):

@@ -1,6 +1,6 @@
 """Sequences into micro-batches by tokens. Pure.
 
-Invariant: every sequence is in exactly one micro-batch, whole; none has more than `max_tokens` unless it is alone in
+Invariant: every sequence is in exactly one micro-batch, uncut; none has more than `max_tokens` unless it is alone in
 it. The order is a function of the lengths, so the same step is always cut in the same way. What holds for sequences
 holds for families of them, which share the tokens that they begin with.
 """

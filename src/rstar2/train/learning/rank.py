@@ -92,8 +92,8 @@ class LearnerRank:
         self._ranks.wait()
 
     def served_state(self) -> Iterator[tuple[str, Tensor]]:
-        """What engines serve: whole tensors under the names of the Hugging Face checkpoint, adapters merged in, on the
-        policy's device. Every rank must go through all of it; what comes out is the same on each."""
+        """What engines serve: full tensors under the names of the Hugging Face checkpoint, adapters merged in, on the
+        policy's device. Every rank must iterate over all of it; what comes out is the same on each."""
         return self.policy.served_state()
 
     def export(self, folder: Path) -> None:

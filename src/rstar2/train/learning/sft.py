@@ -7,17 +7,21 @@ and on however many ranks; which conversations a step takes is a function of the
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Self
 
 from rstar2.agent import ChatFormat
+from rstar2.config import Recipe
 from rstar2.data import Conversation
 from rstar2.errors import UserError
-from rstar2.train.cursor import Cursor, take
+from rstar2.settings import pick
 from rstar2.train.learning.forward import Pack
 from rstar2.train.learning.optimizer import Optimizer, cosine_factor
 from rstar2.train.learning.packing import pack
 from rstar2.train.learning.sft_examples import Example, render_conversation
 from rstar2.train.policy.policy import Policy
+from rstar2.train.seeds import Cursor, take
 from rstar2.train.sharding.ranks import ALONE, Ranks
+from rstar2.train.state import WARM_UP
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,10 @@ class SftSettings:
     micro_batch_tokens: int
     max_grad_norm: float
     stream: str
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Self:
+        return pick(cls, recipe.sft, recipe.train, stream=f"{recipe.seed}/{WARM_UP}")
 
     def num_steps(self, num_examples: int) -> int:
         return max(1, self.epochs * num_examples // self.batch_size)

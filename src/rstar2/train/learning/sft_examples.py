@@ -58,7 +58,7 @@ def _opening(before: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[st
 
 
 def _turns(messages: Sequence[Mapping[str, Any]], conversation_id: str) -> Iterator[tuple[str, bool]]:
-    """Alternately what the assistant says and what is said to it; nothing behind its last words."""
+    """Alternately what the assistant says and what is said to it; nothing after its last words."""
     pending: list[Mapping[str, Any]] = []
     was_assistant = False
     for message in messages:

@@ -10,14 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rstar2.algo import LossSettings, policy_loss
+from rstar2.config import Recipe
 from rstar2.errors import UserError
 from rstar2.records import Group, Selection, Trace
+from rstar2.settings import pick
 from rstar2.train.learning.forward import Family, Pack, on_device
 from rstar2.train.learning.optimizer import Optimizer
 from rstar2.train.learning.packing import cut_family, num_shared_tokens, pack
@@ -46,8 +49,12 @@ class UpdateSettings:
     loss: LossSettings
     temperature: float
     micro_batch_tokens: int
-    num_optimizer_steps: int
+    optimizer_steps_per_batch: int
     max_grad_norm: float
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Self:
+        return pick(cls, recipe.train, recipe.rollout, loss=LossSettings.of(recipe))
 
 
 def kept_rollouts(group: Group, traces: Mapping[str, Trace]) -> list[Rollout]:
@@ -73,7 +80,7 @@ def update_policy(
     ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """All optimizer steps on one batch of groups; the metrics are means over the steps."""
-    num_steps = min(settings.num_optimizer_steps, len(groups))
+    num_steps = min(settings.optimizer_steps_per_batch, len(groups))
     parts = [_Part.of(groups[number::num_steps], settings, ranks, policy) for number in range(num_steps)]
     olds = [None if part is parts[0] else _log_probs(policy, part, settings) for part in parts]
     totals: defaultdict[str, float] = defaultdict(float)

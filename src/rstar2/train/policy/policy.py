@@ -56,7 +56,7 @@ class Policy:
         return self._forward(self.network, pack, temperature=temperature)
 
     def publish(self) -> None:
-        """Make what was learnt visible to the engine, which must stand still."""
+        """Sync what was learnt to the engine, which must be paused."""
         with torch.no_grad():
             self._publish()
 
@@ -65,7 +65,7 @@ class Policy:
         self._settle()
 
     def served_state(self) -> Iterator[tuple[str, Tensor]]:
-        """What engines serve: whole tensors under the names of the checkpoint. All ranks must go through all of it."""
+        """What engines serve: full tensors under the names of the checkpoint. All ranks must iterate over all of it."""
         return served_state(self.network, self.dtype)
 
 
@@ -85,7 +85,7 @@ def make_policy(network: Any, recipe: Recipe, device: torch.device, dtype: torch
     if device.type == "cuda" and dtype is torch.bfloat16:
         return Policy(network, network, device, dtype, shares_prefixes=True, _forward=_on_cuda(network, recipe))
     use_packed_attention(network)
-    compute_again(network, recipe)
+    use_gradient_checkpointing(network, recipe)
     return Policy(network, network, device, dtype)
 
 
@@ -93,7 +93,7 @@ def _adapted_policy(base: Any, recipe: Recipe, device: torch.device, dtype: torc
     lora = recipe.model.lora
     assert lora is not None
     merged = MergedModel(base, lora.target_modules)
-    # The engine must not see what is learnt while its rollouts go on.
+    # The engine must not see new weights while it samples.
     served = copy.deepcopy(merged.model) if recipe.train.max_staleness else merged.model
     network = add_adapters(base, recipe)
     is_on_cuda = device.type == "cuda" and dtype is torch.bfloat16 and not lora.dropout
@@ -105,7 +105,7 @@ def _adapted_policy(base: Any, recipe: Recipe, device: torch.device, dtype: torc
         forward = _merged_forward(merged) if not lora.dropout else token_log_probs
         runs = network if lora.dropout else merged.model
         use_packed_attention(runs)
-        compute_again(runs, recipe)
+        use_gradient_checkpointing(runs, recipe)
     return Policy(
         network,
         served,
@@ -159,7 +159,7 @@ def require_context(config: Any, recipe: Recipe) -> None:
         )
 
 
-def compute_again(network: Any, recipe: Recipe) -> None:
+def use_gradient_checkpointing(network: Any, recipe: Recipe) -> None:
     """Activations in the backward pass, where the recipe has it so."""
     if recipe.train.gradient_checkpointing:
         network.gradient_checkpointing_enable({"use_reentrant": False})

@@ -6,21 +6,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rstar2.train.sharding.full_tensor import whole
+from rstar2.train.sharding.ranks import full_tensor
 
 ADAPTER = "default"
 
 
 def served_state(network: Any, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Whole tensors, one at a time; of tied ones only the first. Where the network is sharded every rank must go
-    through all of it."""
+    """Full tensors, one at a time; of tied ones only the first. Where the network is sharded every rank must
+    iterate over all of it."""
     adapted = {f"{name}.base_layer.weight": module for name, module in network.named_modules() if is_adapted(module)}
     for name, parameter in network.named_parameters():
         if "lora_" in name:
             continue
         module = adapted.get(name)
         with torch.no_grad():
-            value = whole(parameter.detach().to(dtype)) if module is None else merged_weight(module, dtype)
+            value = full_tensor(parameter.detach().to(dtype)) if module is None else merged_weight(module, dtype)
         yield name.replace(".base_layer.", "."), value
 
 
@@ -35,8 +35,8 @@ def served_shapes(network: Any) -> dict[str, tuple[int, ...]]:
 
 def merged_weight(module: Any, dtype: torch.dtype) -> Tensor:
     """Of a layer with adapters; the sum is taken in float32 and rounded once."""
-    base = whole(module.get_base_layer().weight.detach()).float()
-    down, up = (whole(matrix[ADAPTER].weight.detach()).float() for matrix in (module.lora_A, module.lora_B))
+    base = full_tensor(module.get_base_layer().weight.detach()).float()
+    down, up = (full_tensor(matrix[ADAPTER].weight.detach()).float() for matrix in (module.lora_A, module.lora_B))
     scaling: float = module.scaling[ADAPTER]
     return (base + up @ down * scaling).to(dtype)
 

@@ -1,9 +1,9 @@
 """Which weights these are: a short name, the same for the same bits and another for any others.
 
-Each parameter's bits are read as integers and summed with a random odd factor for each place, where they lie and modulo
-2**64: the order of the sum does not matter, so a GPU gives the same name every time. Two sets of weights that differ
-share a name with a chance below one in four billion. On an H200 it takes 29 ms a step for the 1.5 billion bfloat16
-parameters of Qwen2.5-Coder-1.5B, and 20 ms for the 37 million of its adapters, which lie in 392 tensors.
+Each parameter's bits are read as integers and summed, on their device, with a random odd factor for each place,
+modulo 2**64: the reduction order does not matter, so a GPU gives the same name every time. Two sets of weights that
+differ share a name with a chance below one in four billion. On an H200 it takes 29 ms a step for the 1.5 billion
+bfloat16 parameters of Qwen2.5-Coder-1.5B, and 20 ms for the 37 million of its adapters, in 392 tensors.
 """
 
 import hashlib

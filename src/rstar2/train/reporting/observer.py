@@ -1,4 +1,4 @@
-"""Who is told how a run goes: terminals, metric services, tests."""
+"""Who follows a run: terminals, metric services, tests."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -6,7 +6,7 @@ from typing import Protocol
 
 class Observer(Protocol):
     def phase(self, name: str, num_steps: int, num_done: int) -> None:
-        """A phase begins, or is taken up again: the warm-up, a stage, an evaluation. 0 steps: nobody knows."""
+        """A phase begins or is resumed: the warm-up, a stage, an evaluation. 0 steps: their number is not known."""
         ...
 
     def metrics(self, step: int, stage: str, values: Mapping[str, float]) -> None:

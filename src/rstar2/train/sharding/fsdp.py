@@ -30,7 +30,7 @@ from rstar2.engine.embedded.options import choose_device
 from rstar2.errors import UserError
 from rstar2.train.learning.forward import Pack, token_log_probs, use_packed_attention
 from rstar2.train.policy.adapters import adapter_settings, add_adapters, first_adapter
-from rstar2.train.policy.policy import Policy, compute_again, compute_dtype, require_context
+from rstar2.train.policy.policy import Policy, compute_dtype, require_context, use_gradient_checkpointing
 from rstar2.train.sharding.ranks import Ranks
 from rstar2.train.sharding.shard_files import quiet
 
@@ -48,7 +48,7 @@ def load_sharded_policy(folder: Path, recipe: Recipe, ranks: Ranks) -> Policy:
     _fill(network, folder, recipe, device)
     use_packed_attention(network)
     network.eval()
-    compute_again(network, recipe)
+    use_gradient_checkpointing(network, recipe)
     adapters = None if recipe.model.lora is None else adapter_settings(recipe)
     return Policy(network, None, device, dtype, adapters, _forward=_forward, _settle=network.reshard)
 

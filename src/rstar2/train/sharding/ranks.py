@@ -8,9 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 JOIN_TIMEOUT_S = 600.0
 """The longest that a rank waits for the others: above the slowest checkpoint, below a night lost to a dead machine."""
@@ -40,9 +43,9 @@ class Ranks:
         """What each rank says, in their order."""
         if self.size == 1:
             return (mine,)
-        told: list[str] = [""] * self.size
-        dist.all_gather_object(told, mine)
-        return tuple(told)
+        gathered: list[str] = [""] * self.size
+        dist.all_gather_object(gathered, mine)
+        return tuple(gathered)
 
     def wait(self) -> None:
         """Until all ranks are here."""
@@ -58,7 +61,7 @@ def joined(
 ) -> Iterator[Ranks]:
     """The ranks that meet at `rendezvous`, `tcp://HOST:PORT` or `file://PATH`, as one process group.
 
-    GPUs talk through NCCL. What lies in host memory (metrics, offloaded weights, plans of checkpoints) goes through
+    GPUs talk through NCCL. What is in host memory (metrics, offloaded weights, plans of checkpoints) goes through
     gloo on any machine.
     """
     is_cuda = device.type == "cuda"
@@ -75,3 +78,12 @@ def joined(
         yield Ranks(rank, size)
     finally:
         dist.destroy_process_group()
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The tensor itself, or all of one that is sharded: then every rank must ask for it."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    on_device: Any = tensor.to(tensor.device_mesh.device_type)  # Offloaded shards are gathered where the ranks talk.
+    gathered: Tensor = on_device.full_tensor()
+    return gathered

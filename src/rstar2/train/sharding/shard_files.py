@@ -51,13 +51,13 @@ def stored_shapes(folder: Path) -> dict[str, torch.Size]:
 
 def _unreadable(folder: Path, error: BaseException) -> UserError:
     return UserError(
-        f"{folder} cannot be read ({_reason(error)}): remove it, and the run goes on from the checkpoint before it"
+        f"{folder} cannot be read ({_reason(error)}): remove it, and the run resumes from the checkpoint before it"
     )
 
 
 def _reason(error: BaseException) -> str:
     """The first sentence of the first rank that failed: torch's own text holds every rank's traceback. A full disk is
-    what lies behind torch's remark on a position in its file."""
+    what is behind torch's remark on a position in its file."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
     cause: BaseException | None = error

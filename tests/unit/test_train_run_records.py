@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from rstar2.records import Outcome, Trace
-from rstar2.train.reporting.trace_writer import TraceKeeper
+from rstar2.train.reporting.run_records import TraceWriter
 
 pytestmark = pytest.mark.unit
 
@@ -25,7 +25,7 @@ async def test_whoever_waits_finds_all_of_them_in_order() -> None:
         may_write.wait(30)
         written.append(trace.id)
 
-    with TraceKeeper(write) as keeper:
+    with TraceWriter(write) as keeper:
         for number in range(50):
             keeper.keep(trace(number))
         assert not written
@@ -41,7 +41,7 @@ async def test_a_disk_that_is_full_is_told_to_whoever_gives_the_next_or_waits() 
         if trace.id == "1":
             raise OSError("the disk is full")
 
-    with TraceKeeper(write) as keeper:
+    with TraceWriter(write) as keeper:
         keeper.keep(trace(0))
         await keeper.settled()
         keeper.keep(trace(1))
@@ -53,7 +53,7 @@ async def test_a_disk_that_is_full_is_told_to_whoever_gives_the_next_or_waits() 
 
 async def test_traces_lie_until_there_is_time_for_them_or_they_have_lain_long_enough() -> None:
     written: list[str] = []
-    with TraceKeeper(lambda trace: written.append(trace.id), hold_s=60) as keeper:
+    with TraceWriter(lambda trace: written.append(trace.id), hold_s=60) as keeper:
         keeper.keep(trace(0))
         await asyncio.sleep(0.1)
         assert not written
@@ -65,7 +65,7 @@ async def test_traces_lie_until_there_is_time_for_them_or_they_have_lain_long_en
         await keeper.settled()
         await keeper.settled()
         assert written == ["0", "1"]
-    with TraceKeeper(lambda trace: written.append(trace.id), hold_s=0.01) as keeper:
+    with TraceWriter(lambda trace: written.append(trace.id), hold_s=0.01) as keeper:
         keeper.keep(trace(2))
         async with asyncio.timeout(60):
             while len(written) < 3:  # noqa: ASYNC110

@@ -1,0 +1,114 @@
+"""Everything that can be extended, one table for each kind: what a recipe may name, where its code is, what it does.
+
+The recipe's choices, `--help` and the docs read these tables. To add an entry, write its file and add one line here. A
+recipe may also name code of its own as `package.module:name`, which no table has to know. CONTRIBUTING.md has the
+interface of each kind.
+"""
+
+import difflib
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rstar2.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    target: str
+    """`package.module:name` of the code."""
+    summary: str
+    """What it does, in one sentence without a full stop."""
+
+
+class Table(Mapping[str, Extension]):
+    """The entries of one kind by name, in the order in which they are shown."""
+
+    def __init__(self, kind: str, entries: Mapping[str, tuple[str, str]]) -> None:
+        self.kind = kind
+        """What an entry is called in messages."""
+        self._entries = {name: Extension(*entry) for name, entry in entries.items()}
+
+    def __getitem__(self, name: str) -> Extension:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def check(self, name: str) -> str:
+        """The name itself. UserError unless it is in the table or names code as `package.module:name`."""
+        if name not in self and ":" not in name:
+            near = difflib.get_close_matches(name, self, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UserError(f"must be the name of a {self.kind} ({', '.join(self)}) or package.module:name{hint}")
+        return name
+
+    def load(self, name: str) -> Any:
+        """The code of an entry, or of `package.module:name`."""
+        self.check(name)
+        module, _, attribute = (self[name].target if name in self else name).rpartition(":")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            if name in self:
+                raise
+            raise UserError(f"{self.kind} {name!r} cannot be loaded: {error}") from error
+
+    def describe(self) -> str:
+        """All entries as sentences: `paper: what it does. random: …`"""
+        return " ".join(f"{name}: {entry.summary}." for name, entry in self.items())
+
+
+SELECTIONS = Table(
+    "selection",
+    {
+        "paper": (
+            "rstar2.algo.resample:PAPER",
+            "failures uniformly, successes with weight inverse to their penalty",
+        ),
+        "quotas": (
+            "rstar2.algo.resample:QUOTAS",
+            "as many of each class as paper keeps, both uniformly: the control without weights",
+        ),
+        "release": (
+            "rstar2.algo.resample:RELEASE",
+            "what the released code does, the lowest penalty of each class first",
+        ),
+        "random": (
+            "rstar2.algo.resample:RANDOM",
+            "uniformly, blind to reward: the control with equal sampling cost",
+        ),
+        "off": ("rstar2.algo.resample:OFF", "all are kept (plain GRPO), with oversample_factor 1"),
+    },
+)
+ADVANTAGES = Table(
+    "advantage",
+    {
+        "grpo": ("rstar2.algo.advantage:grpo", "reward minus the group's mean, divided by its standard deviation"),
+        "dr-grpo": ("rstar2.algo.advantage:dr_grpo", "reward minus the group's mean, not divided"),
+        "rloo": ("rstar2.algo.advantage:rloo", "reward minus the mean reward of the other rollouts"),
+    },
+)
+LOSS_TERMS = Table(
+    "loss term",
+    {
+        "dual-clip": ("rstar2.algo.loss:dual_clip", "bounds the loss of negative advantages, at clip_dual"),
+        "tis": ("rstar2.algo.loss:truncated_importance", "weighs tokens by engine mismatch, capped at tis_cap"),
+        "kl": ("rstar2.algo.loss:reference_kl", "holds the policy to its start, with weight kl_coef"),
+    },
+)
+"""Applied in this order after PPO's clip. A term whose setting is off changes nothing."""
+POLICIES = Table(
+    "scheduling policy",
+    {
+        "kv-aware": ("rstar2.rollout.policies.kv_aware:KvAware", "by expected KV need, moves rollouts where it pays"),
+        "least-requests": ("rstar2.rollout.policies.least_requests:LeastRequests", "to the engine with the fewest"),
+        "worst-case": ("rstar2.rollout.policies.worst_case:WorstCase", "reserves the longest possible response"),
+        "round-robin": ("rstar2.rollout.policies.round_robin:RoundRobin", "to the engines in turn"),
+        "static": ("rstar2.rollout.policies.static:Static", "an even split up front, turns wait for the longest"),
+    },
+)

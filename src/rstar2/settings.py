@@ -1,0 +1,16 @@
+"""Settings of one part, read from the recipe by name: a value is named in the recipe and where it is used."""
+
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
+
+Settings = TypeVar("Settings")
+
+
+def pick(kind: type[Settings], *sections: object, **values: Any) -> Settings:
+    """A dataclass whose fields are found by name: among `values`, else in the first section that has them. A field that
+    nobody has is a mistake of the program, with or without a default."""
+    for field in fields(kind):  # type: ignore[arg-type]
+        if field.name not in values:
+            found = (getattr(section, field.name, MISSING) for section in sections)
+            values[field.name] = next(value for value in found if value is not MISSING)
+    return kind(**values)
