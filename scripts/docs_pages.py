@@ -3,6 +3,7 @@
 - README.md, ARCHITECTURE.md, CONTRIBUTING.md and CHANGELOG.md, which are above docs/, with their links put right;
 - every command of the command line, at the marker in docs/cli.md;
 - every field of a recipe, at the marker in docs/recipe-fields.md;
+- one page for each file of examples/;
 - one page of the Python API for each folder of src/rstar2 whose `__init__.py` has an `__all__`.
 """
 
@@ -28,20 +29,27 @@ ROOT_PAGES = {
 }
 COMMANDS_MARKER = "<!-- generated: every command -->"
 FIELDS_MARKER = "<!-- generated: every field -->"
-API_TITLE = "Python API"
+EXAMPLE_PAGE = "# {name}\n\n```python\n{text}```\n"
 API_PAGE = "::: rstar2.{name}\n    options:\n      heading_level: 1\n"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    reference = next(entry["Reference"] for entry in config.nav or [] if "Reference" in entry)
-    api = next(entry for entry in reference if API_TITLE in entry)
-    api[API_TITLE] = [{f"rstar2.{name}": f"api/{name}.md"} for name in public_folders()]
+    fill_menu(config, "Reference", "Python API", [{f"rstar2.{name}": f"api/{name}.md"} for name in public_folders()])
+    fill_menu(config, "Tutorials", "Examples", [{path.name: f"examples/{path.stem}.md"} for path in examples()])
     return config
+
+
+def fill_menu(config: MkDocsConfig, section: str, title: str, pages: list[dict[str, str]]) -> None:
+    entries = next(entry[section] for entry in config.nav or [] if section in entry)
+    next(entry for entry in entries if title in entry)[title] = pages
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, target in ROOT_PAGES.items():
         files.append(File.generated(config, target, content=root_page((ROOT / source).read_text())))
+    for path in examples():
+        page = EXAMPLE_PAGE.format(name=path.name, text=path.read_text())
+        files.append(File.generated(config, f"examples/{path.stem}.md", content=page))
     for name in public_folders():
         files.append(File.generated(config, f"api/{name}.md", content=API_PAGE.format(name=name)))
     return files
@@ -62,15 +70,21 @@ def public_folders() -> list[str]:
     return [face.parent.name for face in faces if "__all__" in face.read_text()]
 
 
+def examples() -> list[Path]:
+    return sorted((ROOT / "examples").glob("*.py"))
+
+
 def root_page(text: str) -> str:
     """A page from above docs/, as it reads inside of it."""
     text = re.sub(r"(\]\(|src=\")docs/", r"\1", text)
+    text = re.sub(r"(\]\(examples/\w+)\.py\)", r"\1.md)", text)
     for source, target in ROOT_PAGES.items():
         text = text.replace(f"]({source}", f"]({target}")
     return text
 
 
 def docs_page(text: str) -> str:
+    text = re.sub(r"\]\(\.\./(examples/\w+)\.py\)", r"](\1.md)", text)
     for source, target in ROOT_PAGES.items():
         text = text.replace(f"](../{source}", f"]({target}")
     return text

@@ -1,8 +1,8 @@
 """Every Python block of the pages runs as it is shown: the blocks of a page one after the other, in one process.
 
-A page's blocks share their names, as cells of a notebook do, and may `await`. They run in a folder that holds recipes/
-and examples/ of this repository, a file of problems (mine.jsonl) and a run (runs/demo). What needs a GPU, a network,
-another library or minutes has the comment `<!-- not run: WHY -->` above it, and is counted here.
+A page's blocks share their names, as cells of a notebook do, and may `await`. They run in a folder that holds a recipe
+(my-run.toml), a file of problems (mine.jsonl), examples/ of this repository and a run (runs/demo). What needs a GPU, a
+network, another library or minutes has the comment `<!-- not run: WHY -->` above it, and is counted here.
 """
 
 import ast
@@ -22,13 +22,14 @@ pytestmark = pytest.mark.integration
 NOT_RUN = {"agent.md": 1, "own-trainer.md": 3}
 """How many blocks of a page are only compiled, and their imports of rstar2 tried."""
 
+RECIPE = next(path for path in ROOT.glob("[rs]*/**/quickstart.toml") if path.parent.name == "recipes")
 WITH_PYTHON = [page for page in PAGES if blocks(page, "python", "pycon")]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("recipes", "examples"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "my-run.toml").symlink_to(RECIPE)
     problems = [{"id": f"p{n}", "problem": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(4)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in problems))
     unpack_demo(tmp_path / "runs")
