@@ -8,19 +8,21 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 VLLM_VENV := .venv-vllm
+DOCS_VENV := .venv-docs
 TESTS := tests/unit tests/property tests/integration
 STARVING := tests/integration/test_sandbox_starvation.py
 SOURCES_OF_INSTALL := pyproject.toml setup.py src/rstar2/sandbox/slots/_fork.c
 
-.PHONY: help quickstart test test-cluster test-vllm lint types contracts tests format clean browser
+.PHONY: help quickstart test test-cluster test-vllm lint types contracts tests docs format clean browser
 
 help:
 	@echo "make quickstart   install into .venv and train a tiny agent from nothing (at most ten minutes after installation)"
 	@echo "make test         install into .venv and run lint, types, import contracts and all tests"
 	@echo "make test-cluster install into .venv and run the tests on a Ray of several machines (under fifteen minutes)"
 	@echo "make test-vllm    install vLLM for CPUs into .venv-vllm (3.5 GB) and test the vLLM engine with a real one"
+	@echo "make docs         install MkDocs into .venv-docs and build the site into site/"
 	@echo "make format       format the code"
-	@echo "make clean        remove .venv, .venv-vllm and caches"
+	@echo "make clean        remove .venv, .venv-vllm, .venv-docs, the site and caches"
 
 # On a machine without a GPU this must not pull gigabytes of CUDA packages; scripts/install.py explains how it does that.
 $(VENV)/.core: $(SOURCES_OF_INSTALL) scripts/install.py
@@ -84,9 +86,19 @@ test-vllm: $(VLLM_VENV)/.vllm
 	@CUDA_VISIBLE_DEVICES= VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 \
 		VLLM_NO_USAGE_STATS=1 $(VLLM_VENV)/bin/python -m pytest -q tests/cluster/test_cluster_vllm.py
 
+$(DOCS_VENV)/.docs: $(SOURCES_OF_INSTALL) scripts/install.py
+	@"$(PYTHON)" scripts/install.py $(DOCS_VENV) docs
+	@touch $@
+
+# Strict: a broken link, a page that no menu names and a file from another host fail the build. `make test` runs what
+# the pages show.
+docs: $(DOCS_VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
+	@echo "the site: site/index.html (with search: $(DOCS_VENV)/bin/python -m http.server --directory site)"
+
 format: $(VENV)/.dev
 	@$(VENV)/bin/ruff check --fix
 	@$(VENV)/bin/ruff format
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) $(VLLM_VENV) $(DOCS_VENV) site build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -1,11 +1,7 @@
-"""docs/grpo-roc.md says what the code does: its worked example is run, its TRL and verl listings too, against the
-parts of those libraries that they call."""
+"""The TRL and verl listings of docs/own-trainer.md run, against the parts of those libraries that they call."""
 
-import doctest
-import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -13,28 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from docs_pages import ROOT, blocks
 from rstar2.algo import group_advantages
 
 pytestmark = pytest.mark.unit
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "grpo-roc.md").read_text()
-
-
-def listings(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", DOCUMENT, re.DOTALL | re.MULTILINE)
+PAGE = ROOT / "docs" / "own-trainer.md"
 
 
 def listing_with(phrase: str) -> str:
-    (found,) = [listing for listing in listings("python") if phrase in listing]
+    (found,) = [block.text for block in blocks(PAGE, "python") if phrase in block.text]
     return found
-
-
-def test_the_worked_example() -> None:
-    example = doctest.DocTestParser().get_doctest("".join(listings("pycon")), {}, "grpo-roc.md", None, None)
-    assert len(example.examples) > 20
-    report: list[str] = []
-    doctest.DocTestRunner().run(example, out=report.append)
-    assert not report, "".join(report)
 
 
 @pytest.fixture
