@@ -39,7 +39,7 @@ from rstar2.errors import UserError
 from rstar2.records import RunView
 from rstar2.records.atomic import replace_file
 
-QUICKSTART = Path(__file__).parent.parent / "recipes" / "quickstart.toml"
+QUICKSTART = Path("quickstart")
 ARMS = {
     "paper": {"selection": "paper"},
     "random": {"selection": "random"},

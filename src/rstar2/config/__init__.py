@@ -10,10 +10,11 @@ from rstar2.config.curriculum import BENCHMARKS, DataSet, DifficultyFilter, Eval
 from rstar2.config.emit import to_toml
 from rstar2.config.generation import Agent, Engine, Rollout
 from rstar2.config.learning import Algo, Sft, Train
-from rstar2.config.load import load_recipe, parse_recipe
+from rstar2.config.load import load_recipe, parse_recipe, recipe_text
 from rstar2.config.model import Lora, Model, Tiny
 from rstar2.config.recipe import Recipe
 from rstar2.config.sandbox import Sandbox, SandboxLimits
+from rstar2.config.shipped import ShippedRecipe, shipped_recipes
 
 __all__ = [
     "BENCHMARKS",
@@ -31,10 +32,13 @@ __all__ = [
     "Sandbox",
     "SandboxLimits",
     "Sft",
+    "ShippedRecipe",
     "Stage",
     "Tiny",
     "Train",
     "load_recipe",
     "parse_recipe",
+    "recipe_text",
+    "shipped_recipes",
     "to_toml",
 ]
