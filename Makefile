@@ -12,13 +12,14 @@ TESTS := tests/unit tests/property tests/integration
 STARVING := tests/integration/test_sandbox_starvation.py
 SOURCES_OF_INSTALL := pyproject.toml setup.py src/rstar2/sandbox/slots/_fork.c
 
-.PHONY: help quickstart test test-cluster test-vllm lint types contracts tests format clean browser
+.PHONY: help quickstart test test-cluster test-vllm wheel lint types contracts tests format clean browser
 
 help:
 	@echo "make quickstart   install into .venv and train a tiny agent from nothing (at most ten minutes after installation)"
 	@echo "make test         install into .venv and run lint, types, import contracts and all tests"
 	@echo "make test-cluster install into .venv and run the tests on a Ray of several machines (under fifteen minutes)"
 	@echo "make test-vllm    install vLLM for CPUs into .venv-vllm (3.5 GB) and test the vLLM engine with a real one"
+	@echo "make wheel        build a manylinux wheel and an sdist into dist/"
 	@echo "make format       format the code"
 	@echo "make clean        remove .venv, .venv-vllm and caches"
 
@@ -84,9 +85,13 @@ test-vllm: $(VLLM_VENV)/.vllm
 	@CUDA_VISIBLE_DEVICES= VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 \
 		VLLM_NO_USAGE_STATS=1 $(VLLM_VENV)/bin/python -m pytest -q tests/cluster/test_cluster_vllm.py
 
+wheel: $(VENV)/.dev
+	@echo "== a manylinux wheel and an sdist, into dist/"
+	@$(PY) scripts/build_wheel.py dist
+
 format: $(VENV)/.dev
 	@$(VENV)/bin/ruff check --fix
 	@$(VENV)/bin/ruff format
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) $(VLLM_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
