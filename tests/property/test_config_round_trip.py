@@ -1,7 +1,6 @@
 """Random recipes survive being written out, and random junk is refused in sentences, never in any other way."""
 
 import json
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import annotated_types
@@ -9,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from rstar2.config import Recipe, load_recipe, parse_recipe, to_toml
+from rstar2.config import Recipe, load_recipe, parse_recipe, shipped_recipes, to_toml
 from rstar2.config.explain import explain
 from rstar2.config.fields import place_of
 from rstar2.config.positions import key_lines
@@ -17,9 +16,8 @@ from rstar2.errors import UserError
 
 pytestmark = pytest.mark.property
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
-TEXTS = [path.read_text() for path in RECIPES]
-TREES = [load_recipe(path).model_dump(exclude_none=True) for path in RECIPES]
+TEXTS = [recipe.text for recipe in shipped_recipes().values()]
+TREES = [load_recipe(name).model_dump(exclude_none=True) for name in shipped_recipes()]
 KEYS = [field.key for section in explain() for field in section.fields]
 WORDS = sorted({word for key in KEYS for word in key.split(".")})
 PATTERNED = {

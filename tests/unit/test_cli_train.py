@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -15,20 +14,18 @@ from rstar2.errors import UserError
 
 pytestmark = pytest.mark.unit
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 runner = CliRunner()
 
 
 @pytest.mark.parametrize("name", ["quickstart", "smollm2-1gpu", "qwen3-14b-64gpu"])
 def test_recipes_pass_a_dry_run(name: str) -> None:
-    path = RECIPES / f"{name}.toml"
-    result = runner.invoke(app, ["train", str(path), "--dry-run"])
+    result = runner.invoke(app, ["train", name, "--dry-run"])
     assert result.exit_code == 0, result.output
-    assert parse_recipe(result.stdout) == load_recipe(path)
+    assert parse_recipe(result.stdout) == load_recipe(name)
 
 
 def test_a_dry_run_shows_overrides() -> None:
-    arguments = ["train", str(RECIPES / "quickstart.toml"), "--dry-run", "--set", "train.lr=0.5"]
+    arguments = ["train", "quickstart", "--dry-run", "--set", "train.lr=0.5"]
     assert parse_recipe(runner.invoke(app, arguments).stdout).train.lr == 0.5
 
 
@@ -41,8 +38,8 @@ def test_a_dry_run_shows_overrides() -> None:
         (["--resume", "runs/x", "--run", "y"], "leave --set, --run and --dry-run out"),
         (["--resume", "runs/x", "--dry-run"], "leave --set, --run and --dry-run out"),
         (["missing.toml", "--dry-run"], r"missing\.toml"),
-        ([str(RECIPES / "quickstart.toml"), "--threads", "100000"], r"--threads of 100000 is more than the \d+ cores"),
-        ([str(RECIPES / "quickstart.toml"), "--dry-run", "--set", "train.learning_rate=1"], "learning_rate"),
+        (["quickstart", "--threads", "100000"], r"--threads of 100000 is more than the \d+ cores"),
+        (["quickstart", "--dry-run", "--set", "train.learning_rate=1"], "learning_rate"),
     ],
 )
 def test_mistakes_on_the_command_line(arguments: list[str], said: str) -> None:

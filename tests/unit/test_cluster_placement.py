@@ -37,7 +37,7 @@ def test_without_gpus_each_has_a_core() -> None:
 
 
 def test_what_the_cluster_lacks_is_said_before_anything_waits_for_it() -> None:
-    recipe = load_recipe("recipes/qwen3-14b-64gpu.toml")
+    recipe = load_recipe("qwen3-14b-64gpu")
     require_room(recipe, {"CPU": 512.0, "GPU": 64.0}, num_nodes=8)
     with pytest.raises(UserError, match="needs 64 GPUs, but the Ray cluster has 8"):
         require_room(recipe, {"CPU": 512.0, "GPU": 8.0}, num_nodes=8)

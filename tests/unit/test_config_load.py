@@ -8,7 +8,7 @@ import pytest
 
 from rstar2.algo import SelectionRule
 from rstar2.algo.penalties import Penalty
-from rstar2.config import SandboxLimits, load_recipe, parse_recipe, to_toml
+from rstar2.config import SandboxLimits, load_recipe, parse_recipe, shipped_recipes, to_toml
 from rstar2.config.learning import AlgoSection
 from rstar2.errors import UserError
 from rstar2.extensions import SELECTIONS
@@ -16,7 +16,7 @@ from rstar2.sandbox import Limits
 
 pytestmark = pytest.mark.unit
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+RECIPES = shipped_recipes()
 
 VALID = """\
 name = "x"
@@ -53,10 +53,10 @@ def mistakes(text: str, *overrides: str) -> list[str]:
     return [line.strip() for line in rest] or [head]
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
-def test_bundled_recipes_load_and_survive_being_written_out(path: Path) -> None:
-    recipe = load_recipe(path)
-    assert recipe.name == path.stem
+@pytest.mark.parametrize("name", RECIPES)
+def test_shipped_recipes_load_and_survive_being_written_out(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.name == name
     assert parse_recipe(to_toml(recipe)) == recipe
 
 
@@ -66,12 +66,29 @@ def test_a_recipe_names_what_the_algorithm_has() -> None:
     assert set(get_args(AlgoSection.model_fields["penalty"].annotation)) == set(Penalty)
 
 
-def test_there_are_bundled_recipes() -> None:
-    assert {path.stem for path in RECIPES} >= {"quickstart", "smollm2-1gpu", "qwen3-14b-64gpu"}
+def test_there_are_shipped_recipes_and_each_says_in_one_line_what_it_is_for() -> None:
+    assert RECIPES.keys() >= {"quickstart", "smollm2-1gpu", "qwen3-14b-64gpu"}
+    for recipe in RECIPES.values():
+        assert recipe.text.startswith("# ") and recipe.summary.endswith(".") and len(recipe.summary) <= 72
+
+
+def test_a_file_comes_before_the_shipped_recipe_of_its_name_and_a_folder_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "smollm2-1gpu").mkdir()
+    (tmp_path / "quickstart").write_text(VALID)
+    assert load_recipe("smollm2-1gpu").name == "smollm2-1gpu"
+    assert load_recipe(Path("quickstart")).name == "x"
+
+
+def test_a_wrong_name_is_answered_with_the_names() -> None:
+    with pytest.raises(UserError, match=r"quickstrat: there is no such file, .* or one of quickstart, qwen-coder"):
+        load_recipe("quickstrat")
 
 
 def test_the_large_recipe_has_the_numbers_of_the_report() -> None:
-    recipe = load_recipe(next(path for path in RECIPES if path.stem == "qwen3-14b-64gpu"))
+    recipe = load_recipe("qwen3-14b-64gpu")
     limits = [
         (stage.max_response_tokens, stage.max_turns, stage.steps, stage.reset_optimizer) for stage in recipe.stages
     ]

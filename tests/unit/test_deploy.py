@@ -15,6 +15,7 @@ import typer.main
 import yaml
 
 from rstar2.cli.sandbox import app
+from rstar2.config import recipe_text
 
 pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parents[2]
@@ -180,7 +181,7 @@ def test_the_job_runs_the_recipe_on_the_cluster_that_it_was_written_for() -> Non
     _, _, script = shlex.split(job["spec"]["entrypoint"])
     words = shlex.split(script.partition("exec ")[2])
     assert words[:2] == ["rstar2", "train"] and words[words.index("--cluster") + 1] == "auto"
-    recipe = tomllib.loads((ROOT / "recipes" / Path(words[2]).name).read_text())
+    recipe = tomllib.loads(recipe_text(words[2]))
     [group] = cluster["spec"]["workerGroupSpecs"]
     assert group["replicas"] == recipe["cluster"]["num_nodes"]
     limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]

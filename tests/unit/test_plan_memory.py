@@ -64,7 +64,7 @@ def test_a_cache_is_planned_as_the_engine_makes_it(
 
 
 def test_bundled_sizes_make_the_models_that_the_catalog_describes() -> None:
-    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "smollm2-1gpu.toml")
+    recipe = load_recipe("smollm2-1gpu")
     for entry in CATALOG.values():
         model = ModelPlan.of(recipe, BUNDLED[entry.repo], is_on_gpu=True)
         assert model.shape().weight_bytes == 2 * entry.num_params, entry.name

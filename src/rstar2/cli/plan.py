@@ -17,7 +17,7 @@ REPORT_DEVICE = "mi300x"
 
 
 def plan_command(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A file, or a name of `recipe list`.")],
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a field (train.lr=1e-6).")
     ] = None,

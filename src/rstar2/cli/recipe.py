@@ -1,4 +1,4 @@
-"""`rstar2 recipe`: explain the fields of a recipe, check files, show what a file resolves to."""
+"""`rstar2 recipe`: list the shipped recipes, explain the fields, check recipes, show what one resolves to."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,12 +8,26 @@ import typer
 from rstar2.cli.output import ExitCode, note, print_json
 from rstar2.errors import UserError
 
-app = typer.Typer(help="Explain, check and show recipes.", no_args_is_help=True)
+app = typer.Typer(help="List, explain, check and show recipes.", no_args_is_help=True)
 
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change one value, as in --set train.lr=1e-6. May be repeated."),
 ]
+
+
+@app.command(name="list")
+def list_shipped(as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
+    """List the recipes that come with rstar2. Commands that take a recipe take their names."""
+    from rstar2.config import shipped_recipes
+
+    recipes = shipped_recipes()
+    if as_json:
+        print_json([{"name": recipe.name, "summary": recipe.summary} for recipe in recipes.values()])
+        return
+    width = max(map(len, recipes))
+    for recipe in recipes.values():
+        typer.echo(f"{recipe.name:{width}}  {recipe.summary}")
 
 
 @app.command(name="explain")
@@ -42,7 +56,7 @@ def explain_fields(
 
 @app.command()
 def check(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Recipes to check.")],
+    files: Annotated[list[Path], typer.Argument(metavar="RECIPE", help="Files, or names of `recipe list`.")],
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
@@ -68,12 +82,22 @@ def check(
 
 @app.command()
 def show(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The recipe.")],
+    file: Annotated[Path, typer.Argument(metavar="RECIPE", help="A file, or a name of `recipe list`.")],
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_written: Annotated[
+        bool, typer.Option("--as-written", help="Print the file itself, with its comments: to copy and change.")
+    ] = False,
 ) -> None:
     """Print a recipe with every field resolved, as TOML that is itself a recipe."""
-    print_resolved(file, overrides or [], as_json=as_json)
+    if not as_written:
+        print_resolved(file, overrides or [], as_json=as_json)
+    elif overrides or as_json:
+        raise UserError("--as-written prints the file as it is: leave --set and --json out")
+    else:
+        from rstar2.config import recipe_text
+
+        typer.echo(recipe_text(file), nl=False)
 
 
 def print_resolved(file: Path, overrides: list[str], *, as_json: bool = False) -> None:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def train_command(
-    recipe: Annotated[Path | None, typer.Argument(metavar="RECIPE", help="The recipe; not with --resume.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Argument(metavar="RECIPE", help="A file, or a name of `recipe list`; not with --resume.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a field (train.lr=1e-6).")
     ] = None,

@@ -10,9 +10,10 @@ from rstar2.config.curriculum import BENCHMARKS, DataSet, DifficultyFilter, Eval
 from rstar2.config.emit import to_toml
 from rstar2.config.generation import AgentSection, EngineSection, RolloutSection, SandboxLimits, SandboxSection
 from rstar2.config.learning import AlgoSection, SftSection, TrainSection
-from rstar2.config.load import load_recipe, parse_recipe
+from rstar2.config.load import load_recipe, parse_recipe, recipe_text
 from rstar2.config.model import Lora, ModelSection, Tiny
 from rstar2.config.recipe import Recipe
+from rstar2.config.shipped import ShippedRecipe, shipped_recipes
 
 __all__ = [
     "BENCHMARKS",
@@ -30,10 +31,13 @@ __all__ = [
     "SandboxLimits",
     "SandboxSection",
     "SftSection",
+    "ShippedRecipe",
     "StageSection",
     "Tiny",
     "TrainSection",
     "load_recipe",
     "parse_recipe",
+    "recipe_text",
+    "shipped_recipes",
     "to_toml",
 ]

@@ -15,6 +15,7 @@ from rstar2.config.fields import key_words, value_words
 from rstar2.config.mistakes import Mistake, validated
 from rstar2.config.positions import key_lines, line_of
 from rstar2.config.recipe import Recipe
+from rstar2.config.shipped import shipped_recipes
 from rstar2.errors import UserError
 
 _MAX_FILE_BYTES = 1 << 20
@@ -22,8 +23,15 @@ _MAX_FILE_BYTES = 1 << 20
 
 
 def load_recipe(path: FilePath | str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a file, with `overrides` (`train.lr=1e-6`) over it. UserError names all mistakes."""
-    return parse_recipe(_read(FilePath(path)), overrides, file=str(path))
+    """The recipe of a file, or the one of that name that comes with rstar2, with `overrides` (`train.lr=1e-6`) over it.
+    UserError names all mistakes."""
+    return parse_recipe(recipe_text(path), overrides, file=str(path))
+
+
+def recipe_text(path: FilePath | str) -> str:
+    """The TOML of a file; where there is no such file, of the recipe of that name that comes with rstar2."""
+    shipped = shipped_recipes().get(str(path))
+    return shipped.text if shipped is not None and not FilePath(path).is_file() else _read(FilePath(path))
 
 
 def parse_recipe(text: str, overrides: Sequence[str] = (), file: str = "recipe") -> Recipe:
@@ -64,7 +72,10 @@ def _read(path: FilePath) -> str:
         with path.open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file; give the path of a recipe") from None
+        raise UserError(
+            f"{path}: there is no such file, and no recipe of that name comes with rstar2; give the path of a recipe, "
+            f"or one of {', '.join(shipped_recipes())}"
+        ) from None
     except IsADirectoryError:
         raise UserError(f"{path}: this is a directory; give the path of a recipe in it") from None
     except (OSError, ValueError) as error:

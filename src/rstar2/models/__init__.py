@@ -12,6 +12,7 @@ from rstar2.models.catalog import CATALOG, CatalogEntry, find_entry
 from rstar2.models.get import GetResult, get_model
 from rstar2.models.home import data_home, model_folder
 from rstar2.models.resolve import resolve
+from rstar2.models.tiny import TinySizes, build_tiny
 
 __all__ = [
     "AGENTS",
@@ -21,7 +22,9 @@ __all__ = [
     "GetResult",
     "ModelCard",
     "Source",
+    "TinySizes",
     "Verification",
+    "build_tiny",
     "data_home",
     "find_entry",
     "get_model",

@@ -1,0 +1,199 @@
+"""Agentic reinforcement learning in one file: a tiny model learns to compute with Python what it cannot in its head.
+
+    python examples/minimal_rl.py
+
+This is GRPO-RoC with nothing around it: no scheduler, no stages, no checkpoints, no GPU. `rstar2 train quickstart` runs
+the same loop with all of that. In this order:
+
+1. A model of 100,000 parameters is built from nothing, with a tokenizer of its own.
+2. A short supervised warm-up teaches it the *format*: how a tool call is written, how an answer is given. It sees every
+   program under every question equally often, so it does not learn which program answers which question.
+3. In each step of reinforcement learning it attempts each problem 24 times. It writes programs, the sandbox runs
+   them, it reads their output and answers. The right answers are rewarded, GRPO-RoC chooses the rollouts to learn from,
+   and one optimizer step makes the better ones more likely.
+
+Each step prints the mean reward, the share of right answers and the share of tool calls that failed. The model begins
+with as many right answers as chance gives it, about one in five.
+"""
+
+import asyncio
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM
+
+from rstar2.agent import Agent, AgentLimits, ChatFormat, PythonTool, load_chat
+from rstar2.algo import RocSettings, choose_rollouts, policy_loss, rollout_reward, trace_penalty
+from rstar2.data import Conversation
+from rstar2.engine import Sampling
+from rstar2.engine.embedded import EmbeddedEngine
+from rstar2.grading import Grader, count_answer_blocks
+from rstar2.models import TinySizes, build_tiny
+from rstar2.records import Problem, Trace
+from rstar2.sandbox import Execution, Executor, LocalExecutor, Sandbox
+from rstar2.train.learning.sft_examples import Example, conversation_texts, render_conversation
+
+TASKS = {
+    "What is 6162 times 8920?": "print(6162 * 8920)",
+    "What is 12 factorial?": "import math\nprint(math.factorial(12))",
+    "How many primes are below 1000?": "from sympy import primepi\nprint(primepi(999))",
+    "What is the sum of the squares up to 100?": "print(sum(n * n for n in range(101)))",
+}
+PROGRAMS = (*TASKS.values(), "print(answer)")
+"""Each question has one that answers it; the last one raises."""
+SIZES = TinySizes(num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=2, vocab_size=600, context_tokens=256)
+LIMITS = AgentLimits(max_turns=1, max_response_tokens=160, max_tool_output_tokens=64)
+ROC = RocSettings(group_size=12)
+"""Of each problem twice as many rollouts are sampled, and this many are kept."""
+WARM_UP_STEPS, WARM_UP_BATCH, WARM_UP_LR = 200, 10, 4e-3
+STEPS, LR = 30, 5e-4
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One attempt at a problem, and what it is worth."""
+
+    trace: Trace
+    reward: float
+    penalty: float
+
+
+# The data.
+
+
+def make_conversation(question: str, program: str, ran: Execution) -> Conversation:
+    """The question, a program under it, what the program printed, and that as the answer."""
+    call = {"name": PythonTool.schema.name, "arguments": {"code": program, "input": ""}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": "<reason></reason>", "tool_calls": [{"type": "function", "function": call}]},
+        {"role": "tool", "content": (ran.stdout or ran.stderr).strip()},
+        {"role": "assistant", "content": f"<reason></reason>\n<answer>\\boxed{{{ran.stdout.strip() or 0}}}</answer>"},
+    ]
+    return Conversation(tuple(messages))
+
+
+def make_data() -> tuple[list[Problem], list[Conversation]]:
+    """The problems with their answers; and every program under every question, so that nothing but format is shown."""
+    with Sandbox() as sandbox:
+        results = {program: sandbox.run(program) for program in PROGRAMS}
+    problems = [Problem(text, text, results[program].stdout.strip()) for text, program in TASKS.items()]
+    return problems, [make_conversation(text, program, ran) for text in TASKS for program, ran in results.items()]
+
+
+# The gradient, in plain PyTorch.
+
+
+def padded(rows: list[tuple[Any, ...]]) -> Tensor:
+    """Of sequences of different lengths: (sequences, tokens), with zeros at the end."""
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+
+
+def log_probs(model: Any, token_ids: Tensor) -> Tensor:
+    """Of each token but the first, given those before it: (sequences, tokens - 1)."""
+    logits = model(input_ids=token_ids[:, :-1]).logits
+    return logits.log_softmax(-1).gather(-1, token_ids[:, 1:, None]).squeeze(-1)
+
+
+def take_step(model: Any, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+def warm_up(model: Any, examples: list[Example]) -> None:
+    """Supervised steps on what the assistant says in the conversations."""
+    optimizer = torch.optim.AdamW(model.parameters(), WARM_UP_LR, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, WARM_UP_LR, total_steps=WARM_UP_STEPS, pct_start=0.05)
+    rng = random.Random(0)
+    for step in range(1, WARM_UP_STEPS + 1):
+        batch = rng.sample(examples, WARM_UP_BATCH)
+        mask = padded([example.mask for example in batch])[:, 1:]
+        loss = -log_probs(model, padded([example.token_ids for example in batch]))[mask].mean()
+        take_step(model, optimizer, loss)
+        schedule.step()
+        if step % 50 == 0:
+            print(f"warm-up step {step}: loss {loss.item():.2f}")
+
+
+def learn(model: Any, optimizer: torch.optim.Optimizer, kept: list[tuple[Trace, float]]) -> None:
+    """One optimizer step on the kept rollouts and their advantages: a mean over all tokens that the model sampled."""
+    traces, advantages = zip(*kept, strict=True)
+    mask = padded([trace.loss_mask for trace in traces])[:, 1:]
+    result = policy_loss(
+        log_probs(model, padded([trace.token_ids for trace in traces])),
+        old_log_probs=padded([trace.log_probs for trace in traces])[:, 1:],
+        advantages=torch.tensor(advantages)[:, None],
+        mask=mask,
+        num_tokens=int(mask.sum()),
+    )
+    take_step(model, optimizer, result.loss)
+
+
+# The rollouts.
+
+
+async def roll_out(agent: Agent, problem: Problem, executor: Executor) -> Rollout:
+    """The model writes, its programs run in the sandbox, it reads their output and answers; the answer is graded."""
+    trace = await agent.rollout(problem, [PythonTool(executor)])
+    grade = await Grader(executor, evaluated_only=True).grade(*trace.turn_texts, gold=problem.answer)
+    reward = rollout_reward(trace.outcome, grade.verdict)
+    penalty = trace_penalty(trace, count_answer_blocks(*trace.turn_texts)).total
+    return Rollout(trace, np.nan if reward is None else reward, penalty)
+
+
+def choose(group: list[Rollout], rng: np.random.Generator) -> list[tuple[Trace, float]]:
+    """Half of a problem's rollouts, each with its advantage; none of them if all kept ones have the same reward."""
+    rewards, penalties = [rollout.reward for rollout in group], [rollout.penalty for rollout in group]
+    advantages = choose_rollouts(rewards, penalties, ROC, rng).advantages
+    pairs = zip(group, advantages, strict=True)
+    return [(rollout.trace, float(advantage)) for rollout, advantage in pairs if not np.isnan(advantage)]
+
+
+async def train(model: Any, chat: ChatFormat, problems: list[Problem]) -> None:
+    """Sample, grade, choose, learn. The engine samples from the very parameters that the optimizer changes."""
+    rng = np.random.default_rng(0)
+    optimizer = torch.optim.AdamW(model.parameters(), LR, weight_decay=0.0)
+    engine = EmbeddedEngine.on_model(model)
+    async with LocalExecutor() as executor:
+        for step in range(1, STEPS + 1):
+            groups = []
+            for problem in problems:
+                seeds = rng.integers(2**31, size=2 * ROC.group_size)
+                agents = [Agent(engine, chat, LIMITS, Sampling(seed=int(seed))) for seed in seeds]
+                groups.append(asyncio.gather(*(roll_out(agent, problem, executor) for agent in agents)))
+            rolled_out = await asyncio.gather(*groups)
+            if kept := [pair for group in rolled_out for pair in choose(group, rng)]:
+                async with engine.learning(step):
+                    learn(model, optimizer, kept)
+            report(step, [rollout for group in rolled_out for rollout in group])
+    await engine.close()
+
+
+def report(step: int, rollouts: list[Rollout]) -> None:
+    rewards = [rollout.reward for rollout in rollouts]
+    num_calls, num_errors = np.sum([rollout.trace.own_calls for rollout in rollouts], axis=0)
+    accuracy, error_share = np.mean(np.equal(rewards, 1)), num_errors / max(num_calls, 1)
+    print(f"step {step:2}: reward {np.nanmean(rewards):.2f}, accuracy {accuracy:4.0%}, tool errors {error_share:4.0%}")
+
+
+def main() -> None:
+    problems, conversations = make_data()
+    with TemporaryDirectory() as folder:
+        build_tiny(Path(folder), "qwen3", SIZES, conversation_texts(conversations), seed=0)
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        chat = load_chat(Path(folder), template="qwen", system_words="")
+    warm_up(model, [render_conversation(conversation, chat) for conversation in conversations])
+    asyncio.run(train(model, chat, problems))
+
+
+if __name__ == "__main__":
+    main()
