@@ -19,17 +19,76 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 runner = CliRunner()
 
 
-@pytest.mark.parametrize("name", ["quickstart", "smollm2-1gpu", "qwen3-14b-64gpu"])
-def test_recipes_pass_a_dry_run(name: str) -> None:
-    path = RECIPES / f"{name}.toml"
-    result = runner.invoke(app, ["train", str(path), "--dry-run"])
+@pytest.fixture(autouse=True)
+def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No data set is here, and the working directory is empty."""
+    monkeypatch.setenv("RSTAR2_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RSTAR2_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+FEWER = [argument for name in ("format", "train", "held_out") for argument in ("--set", f"data.{name}.num_problems=6")]
+
+
+def test_a_dry_run_shows_the_recipe_in_full_with_overrides() -> None:
+    path = RECIPES / "quickstart.toml"
+    result = runner.invoke(app, ["train", str(path), "--dry-run", *FEWER])
     assert result.exit_code == 0, result.output
-    assert parse_recipe(result.stdout) == load_recipe(path)
+    assert parse_recipe(result.stdout) == load_recipe(path, FEWER[1::2])
+    assert parse_recipe(result.stdout).data["train"].num_problems == 6
 
 
-def test_a_dry_run_shows_overrides() -> None:
-    arguments = ["train", str(RECIPES / "quickstart.toml"), "--dry-run", "--set", "train.lr=0.5"]
-    assert parse_recipe(runner.invoke(app, arguments).stdout).train.lr == 0.5
+@pytest.mark.parametrize("name", ["smollm2-1gpu", "qwen-coder-1gpu", "qwen3-14b-64gpu"])
+def test_a_dry_run_names_every_set_that_is_not_here(name: str) -> None:
+    recipe = load_recipe(RECIPES / f"{name}.toml")
+    fewer = [
+        argument
+        for set_name, data_set in recipe.data.items()
+        if data_set.kind == "procedural"
+        for argument in ("--set", f"data.{set_name}.num_problems=20")
+    ]
+    result = runner.invoke(app, ["train", str(RECIPES / f"{name}.toml"), "--dry-run", *fewer])
+    used = {*(recipe.sft.data if recipe.sft else ()), *(name for stage in recipe.stages for name in stage.data)}
+    files = {recipe.data[name].source.removeprefix("file:") for name in used if recipe.data[name].kind == "file"}
+    benchmarks = set(recipe.eval.benchmarks) - set(recipe.data)
+    assert files and benchmarks
+    assert isinstance(result.exception, UserError)
+    lines = str(result.exception).splitlines()[1:]
+    wanted = [
+        *(f"data file {file} is not there" for file in files),
+        *(f"rstar2 data get {each}" for each in benchmarks),
+    ]
+    assert len(lines) == len(wanted)
+    assert all(any(words in line for line in lines) for words in wanted), lines
+
+
+@pytest.mark.parametrize("recipe_is_faulty", [False, True])
+def test_a_dry_run_names_all_mistakes_of_recipe_and_data(empty_machine: Path, recipe_is_faulty: bool) -> None:
+    (empty_machine / "problems.jsonl").write_text('{"problem": "p"}\n{"problem": "p", "answer": 1}\nno json\n')
+    (empty_machine / "talk.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
+    overrides = [
+        "data.train.source='file:problems.jsonl'",
+        "data.format.source='file:talk.jsonl'",
+        "data.held_out.source='procedural:nosuch'",
+    ]
+    wanted = [
+        "problems.jsonl, line 1: no column for the answer",
+        "problems.jsonl, line 3: not JSON",
+        "talk.jsonl, line 1: no message is the assistant's",
+        "there is no procedural task 'nosuch'",
+    ]
+    if recipe_is_faulty:
+        overrides += ["train.lr=-1", "stages.hard.data=['trian']"]
+        wanted += ["train.lr must be", 'did you mean "train"?']
+    sets = [argument for override in overrides for argument in ("--set", override)]
+    result = runner.invoke(app, ["train", str(RECIPES / "quickstart.toml"), "--dry-run", *sets])
+    assert isinstance(result.exception, UserError)
+    assert result.stdout == ""
+    _, *lines = str(result.exception).splitlines()
+    assert len(lines) == len(wanted), lines
+    for words in wanted:
+        assert any(words in line for line in lines), (words, lines)
 
 
 @pytest.mark.parametrize(

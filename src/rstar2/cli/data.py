@@ -134,15 +134,15 @@ def validate_command(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prove that each gold answer scores as right under its set's own grader. Exit code 1 if one does not."""
+    """Prove that each gold answer scores as right under its set's own grader, and that conversations can be learnt
+    from. Exit code 1 if one fails."""
     import asyncio
 
-    from rstar2.data import CATALOG, Kind, find_files
+    from rstar2.data import CATALOG, find_files
 
     if names == ["all"]:
-        graded = (entry for entry in CATALOG.values() if entry.kind is not Kind.CONVERSATIONS)
-        names = [entry.name for entry in graded if find_files(entry, data_dir)]
-        missing = [name for name in CATALOG if name not in names and CATALOG[name].kind is not Kind.CONVERSATIONS]
+        names = [entry.name for entry in CATALOG.values() if find_files(entry, data_dir)]
+        missing = [name for name in CATALOG if name not in names]
         if not names:
             raise UserError("no set of the catalog is on this machine: `rstar2 data get NAME` gets one")
         if missing:
@@ -246,16 +246,34 @@ def _joined(sets: "dict[str, tuple[Problem, ...]]") -> "tuple[Problem, ...]":
 
 
 async def _validate_all(names: list[str], data_dir: Path | None) -> dict[str, dict[str, Any]]:
-    from dataclasses import asdict
+    from rstar2.data import Conversation, load_any, validate_conversations
+    from rstar2.data.mistakes import Mistakes
 
+    mistakes = Mistakes()
+    problems: dict[str, tuple[Problem, ...]] = {}
+    conversations: dict[str, tuple[Conversation, ...]] = {}
+    for name in names:
+        with mistakes.noted():
+            rows = load_any(name, data_dir)
+            if rows and isinstance(rows[0], Conversation):
+                conversations[name] = rows  # all rows are of one kind
+            else:
+                problems[name] = rows  # type: ignore[assignment]
+    mistakes.raise_any()
+    reports = await _grade_golds(problems) if problems else {}
+    for name, talks in conversations.items():
+        reports[name] = _report("conversations", len(talks), "form", validate_conversations(talks))
+    return {name: reports[name] for name in names}
+
+
+async def _grade_golds(sets: "dict[str, tuple[Problem, ...]]") -> dict[str, dict[str, Any]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from rstar2.data import grading_of, load_any_problems, validate
+    from rstar2.data import grading_of, validate
     from rstar2.grading import Grader
     from rstar2.sandbox import LocalExecutor
 
-    sets = {name: load_any_problems(name, data_dir) for name in names}
     reports: dict[str, dict[str, Any]] = {}
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     async with LocalExecutor() as executor:
@@ -269,19 +287,26 @@ async def _validate_all(names: list[str], data_dir: Path | None) -> dict[str, di
                     Grader(executor),
                     lambda task=task: bars.advance(task),  # type: ignore[misc]
                 )
-                reports[name] = {
-                    "num_problems": len(problems),
-                    "grading": grading,
-                    "failures": [asdict(failure) for failure in failures],
-                }
+                reports[name] = _report("problems", len(problems), grading, failures)
     return reports
+
+
+def _report(kind: str, num_rows: int, grading: str, failures: "list[Failure]") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {f"num_{kind}": num_rows, "grading": grading, "failures": [asdict(failure) for failure in failures]}
 
 
 def _print_validation(reports: dict[str, dict[str, Any]]) -> None:
     _print_table(
-        ("set", "problems", "checked by", "failures"),
+        ("set", "rows", "checked by", "failures"),
         [
-            (name, f"{report['num_problems']:,}", report["grading"], str(len(report["failures"])))
+            (
+                name,
+                f"{report.get('num_problems', report.get('num_conversations')):,}",
+                report["grading"],
+                str(len(report["failures"])),
+            )
             for name, report in reports.items()
         ],
     )
@@ -292,7 +317,7 @@ def _print_validation(reports: dict[str, dict[str, Any]]) -> None:
     ]
     if failures:
         typer.echo("")
-        _print_table(("set", "problem", "gold", "why"), failures)
+        _print_table(("set", "row", "gold", "why"), failures)
 
 
 def _print_table(columns: Any, rows: Sequence[tuple[str, ...]]) -> None:

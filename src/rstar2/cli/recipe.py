@@ -73,14 +73,9 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Print a recipe with every field resolved, as TOML that is itself a recipe."""
-    print_resolved(file, overrides or [], as_json=as_json)
-
-
-def print_resolved(file: Path, overrides: list[str], *, as_json: bool = False) -> None:
-    """What `--dry-run` prints as well: the recipe that a run would follow."""
     from rstar2.config import load_recipe, to_toml
 
-    recipe = load_recipe(file, overrides)
+    recipe = load_recipe(file, overrides or ())
     if as_json:
         print_json(recipe.model_dump(mode="json"))
     else:

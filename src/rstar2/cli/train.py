@@ -38,7 +38,9 @@ def train_command(
         ),
     ] = None,
     is_driver: Annotated[bool, typer.Option("--driver", hidden=True)] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check recipe and print it with every field.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check recipe and data: all mistakes, or the recipe in full.")
+    ] = False,
 ) -> None:
     """Train a model by a recipe. Everything is kept in the run folder: traces, metrics, checkpoints, a report."""
     _check_threads(num_threads)
@@ -47,10 +49,8 @@ def train_command(
     if resume is not None and (overrides or run is not None or dry_run):
         raise UserError("--resume goes on by the run's own recipe: leave --set, --run and --dry-run out")
     if dry_run:
-        from rstar2.cli.recipe import print_resolved
-
         assert recipe is not None
-        print_resolved(recipe, overrides or [])
+        _dry_run(recipe, overrides or [])
         return
     from rstar2.models.extras import require_installed
 
@@ -61,6 +61,20 @@ def train_command(
     with interrupts.watched():
         prepared = _prepare(recipe, overrides or [], run, resume, for_cluster=cluster is not None)
         _train(prepared, num_threads, cluster, interrupts)
+
+
+def _dry_run(path: Path, overrides: list[str]) -> None:
+    """All mistakes of the recipe and of its data at once; without any, the recipe on stdout."""
+    from rstar2.config import examine_recipe, to_toml
+    from rstar2.data import data_mistakes
+    from rstar2.data.mistakes import listed
+
+    reading = examine_recipe(path, overrides)
+    mistakes = (*reading.mistakes, *data_mistakes(reading))
+    if mistakes:
+        raise UserError(listed(str(path), mistakes))
+    assert reading.recipe is not None
+    typer.echo(to_toml(reading.recipe), nl=False)
 
 
 def _check_threads(num_threads: int | None) -> None:

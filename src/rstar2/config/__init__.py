@@ -10,7 +10,7 @@ from rstar2.config.curriculum import BENCHMARKS, DataSet, DifficultyFilter, Eval
 from rstar2.config.emit import to_toml
 from rstar2.config.generation import Agent, Engine, Rollout
 from rstar2.config.learning import Algo, Sft, Train
-from rstar2.config.load import load_recipe, parse_recipe
+from rstar2.config.load import RecipeReading, examine_recipe, load_recipe, parse_recipe
 from rstar2.config.model import Lora, Model, Tiny
 from rstar2.config.recipe import Recipe
 from rstar2.config.sandbox import Sandbox, SandboxLimits
@@ -27,6 +27,7 @@ __all__ = [
     "Lora",
     "Model",
     "Recipe",
+    "RecipeReading",
     "Rollout",
     "Sandbox",
     "SandboxLimits",
@@ -34,6 +35,7 @@ __all__ = [
     "Stage",
     "Tiny",
     "Train",
+    "examine_recipe",
     "load_recipe",
     "parse_recipe",
     "to_toml",

@@ -20,6 +20,7 @@ from rstar2.algo import LossSettings, Mode, RocSettings
 from rstar2.algo.penalties import Penalty
 from rstar2.config import Recipe, Stage
 from rstar2.config.emit import to_toml
+from rstar2.data import Curriculum, require_short_prompts
 from rstar2.engine import Sampling
 from rstar2.engine.process.garbage_collection import look_for_cycles_if_rare
 from rstar2.errors import UserError
@@ -32,7 +33,6 @@ from rstar2.train.ahead import Ahead
 from rstar2.train.checkpoints.checkpoint import Checkpoint, CheckpointFolder
 from rstar2.train.checkpoints.export import agent_folder
 from rstar2.train.collect import Collected, StepPlan, collect_step
-from rstar2.train.curriculum.curriculum import Curriculum, require_short_prompts
 from rstar2.train.curriculum.difficulty import hard_problems
 from rstar2.train.cursor import Cursor
 from rstar2.train.learning.optimizer import warmup_factor
