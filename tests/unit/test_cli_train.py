@@ -135,3 +135,53 @@ def test_what_a_terminal_shows() -> None:
     for words in ("first", "75%", "1,234", "held_out", "62.5%", "half way"):
         assert words in shown, shown
     assert (progress.num_done, progress.num_steps) == (4, 10)
+
+
+def test_inside_a_step_a_terminal_shows_what_is_waited_for() -> None:
+    time_s = 0.0
+    progress = Progress(lambda: time_s)
+    assert progress.waiting is None
+    progress.phase("first", 10, 0)
+    progress.waits_for("rollouts")
+    progress.rollouts_begun(384)
+    time_s = 41.0
+    progress.rollouts(212)
+    assert progress.waiting == "waiting for rollouts, 212 of 384 ended, 0:41"
+    console = Console(width=80, force_terminal=False, record=True)
+    console.print(LiveView(progress))
+    assert "212 of 384" in console.export_text()
+    progress.rollouts(172)
+    progress.rollouts_begun(16)  # some groups taught nothing
+    progress.waits_for("the update")
+    assert progress.waiting == "waiting for the update, 0:00"
+    progress.rollouts(4)
+    progress.metrics(1, "first", {"accuracy": 0.25})
+    progress.waits_for("rollouts")
+    assert progress.waiting == "waiting for rollouts, 0 of 12 ended, 0:00"
+
+
+def test_without_a_terminal_a_long_wait_is_a_line_now_and_then() -> None:
+    time_s = 0.0
+    console = Console(width=80, force_terminal=False, record=True)
+    lines = Lines(console, lambda: time_s)
+
+    def printed_at(now_s: float) -> str:
+        nonlocal time_s
+        time_s = now_s
+        lines.tick()
+        return console.export_text()
+
+    lines.waits_for("the model, the engine and the sandbox to start")
+    assert printed_at(3.0) == ""
+    assert printed_at(11.0) == "[0:11]   waiting for the model, the engine and the sandbox to start, 0:11\n"
+    assert printed_at(15.0) == ""
+    lines.phase("first", 10, 0)
+    lines.waits_for("rollouts")
+    lines.rollouts_begun(384)
+    lines.rollouts(2)
+    console.export_text()
+    assert printed_at(35.0) == "[0:35]   waiting for rollouts, 2 of 384 ended, 0:20\n"
+    lines.phase("eval:first", 480, 0)
+    lines.rollouts(100)
+    console.export_text()
+    assert printed_at(60.0) == "[1:00]   100 of 480 rollouts ended\n"

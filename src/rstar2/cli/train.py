@@ -11,6 +11,7 @@ import typer
 
 from rstar2.cli.interrupts import Interrupts
 from rstar2.cli.output import note
+from rstar2.cli.progress import waiting
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def train_command(
         raise typer.Exit(_supervise(recipe, overrides or [], run, resume, cluster, num_threads))
     interrupts = Interrupts()
     with interrupts.watched():
-        prepared = _prepare(recipe, overrides or [], run, resume, for_cluster=cluster is not None)
+        with waiting("reading recipe and data"):
+            prepared = _prepare(recipe, overrides or [], run, resume, for_cluster=cluster is not None)
         _train(prepared, num_threads, cluster, interrupts)
 
 
@@ -194,11 +196,14 @@ def _shown() -> "Iterator[Observer]":
     from rich.console import Console
     from rich.live import Live
 
+    from rstar2.cli.progress import every_so_often
     from rstar2.cli.train_display import Lines, LiveView, Progress
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Lines(console)
+        lines = Lines(console)
+        with every_so_often(lines.tick):
+            yield lines
         return
     progress = Progress()
     with Live(LiveView(progress), console=console, refresh_per_second=4):

@@ -70,8 +70,10 @@ async def collect_step(
     cursor: Cursor,
     plan: StepPlan,
     on_trace: Callable[[Trace], None],
+    on_begin: Callable[[int], None] = lambda _: None,
 ) -> Collected:
-    """A group is chosen from the moment its last rollout ends, not when all have: others are still on their way."""
+    """A group is chosen from the moment its last rollout ends, not when all have: others are still on their way.
+    `on_begin` gets the number of rollouts that are begun at a time."""
     started_s = time.monotonic()
     stream = f"{plan.seed}/{plan.stage}"
     groups: dict[str, _OpenGroup] = {}
@@ -92,6 +94,7 @@ async def collect_step(
             groups[group.id] = group
         requests = [request for group in groups.values() for request in _requests(group, plan)]
         if requests:
+            on_begin(len(requests))
             await roller.run(requests, plan.limits, plan.sampling, take_in)
         num_rounds += 1
         if num_rounds > plan.max_refills or not _lacks_something(groups, plan):

@@ -70,6 +70,7 @@ async def train(
     """To the end of the recipe. Whatever ends it early is in the run directory, which can be resumed."""
     with _open_run(prepared, observer, argv) as run:
         recipe = prepared.recipe
+        observer.waits_for("the model, the engine and the sandbox to start")
         folder = _model_folder(recipe, prepared.curriculum.conversations, run)
         _keep_tokenizer(folder, run)
         chat = load_chat(folder, recipe.agent.template, recipe.agent.system_text, recipe.agent.tool_tags)

@@ -157,6 +157,7 @@ class Trainer:
         if sft is None or self._state.sft_is_done:
             await self._evaluate_if_due()
             return
+        self._observer.waits_for("the conversations to be tokenized")
         examples, num_long = render_all(self._curriculum.conversations, self._chat, sft.max_tokens)
         if num_long:
             self._say(
@@ -233,7 +234,7 @@ class Trainer:
         if wanted is None:
             return problems
         if self._state.problem_ids is None:
-            self._observer.phase(f"filter:{stage.name}", 0, 0)
+            self._observer.phase(f"filter:{stage.name}", wanted.num_samples * len(problems), 0)
             hard = await hard_problems(
                 self._roller,
                 problems,
@@ -272,7 +273,9 @@ class Trainer:
             async with self._bench.collecting():
                 self._roller.begin_step(step)
                 plan = self._plan(step, stage)
-                collected = await collect_step(self._roller, problems, cursor, plan, self._keep_trace)
+                collected = await collect_step(
+                    self._roller, problems, cursor, plan, self._keep_trace, self._observer.rollouts_begun
+                )
                 self._traces.begin_writing()
                 schedule = await self._roller.end_step()
             self._run.write_step_record(schedule)
@@ -289,7 +292,9 @@ class Trainer:
 
     async def _train_step(self, stage: Stage, ahead: Ahead) -> None:
         started_s = time.monotonic()
+        self._observer.waits_for("rollouts")
         collected = await ahead.next()
+        self._observer.waits_for("the update")
         values = await uninterrupted(
             self._learn_step(stage, ahead, collected, started_s),
             lambda: asyncio.get_running_loop().call_later(INTERRUPT_S, ahead.stop),
