@@ -184,4 +184,8 @@ def test_without_a_terminal_a_long_wait_is_a_line_now_and_then() -> None:
     lines.phase("eval:first", 480, 0)
     lines.rollouts(100)
     console.export_text()
-    assert printed_at(60.0) == "[1:00]   100 of 480 rollouts ended\n"
+    assert printed_at(60.0) == "[1:00]   eval:first: 100 of 480 rollouts done\n"
+    lines.phase("sft", 375, 0)
+    lines.metrics(20, "sft", {"loss": 1.0})
+    console.export_text()
+    assert printed_at(80.0) == "[1:20]   sft: 21 of 375 steps done\n"

@@ -21,9 +21,8 @@ from rstar2.web.cells import CellKind, cells_of
 from rstar2.web.report import evenly, page_with
 from rstar2.web.selection import why
 from rstar2.web.step_reader import Row
-from rstar2.web.summary import Call, Summary
+from rstar2.web.summary import Call, Summary, question_in
 from rstar2.web.tool_calls import tool_call_statistics
-from rstar2.web.trace_wire import question_in
 from rstar2.web.vocabulary import Vocabulary
 
 pytestmark = pytest.mark.unit
@@ -103,7 +102,7 @@ def test_the_reason_says_what_the_group_shows() -> None:
 
 
 def summary(*calls: Call) -> Summary:
-    return Summary("t", "p", 0, "answered", "right", 1.0, "1", 1, 10, len(calls), 0, 1.0, calls=calls)
+    return Summary("t", "p", 0, "answered", "right", 1.0, "1", "1", "p", 1, 10, len(calls), 0, 1.0, calls=calls)
 
 
 def test_tool_call_statistics() -> None:

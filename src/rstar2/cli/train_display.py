@@ -135,21 +135,22 @@ class Lines:
         self._console = console
         self._clock = clock
         self._started_s = self._printed_s = clock()
-        self._phase, self._num_rollouts, self._num_in_phase = "", 0, 0
+        self._phase, self._num_done, self._num_in_phase = "", 0, 0
         self._wait: Wait | None = None
 
     def phase(self, name: str, num_steps: int, num_done: int) -> None:
-        self._phase, self._num_rollouts, self._num_in_phase = name, 0, num_steps
+        self._phase, self._num_done, self._num_in_phase = name, num_done, num_steps
         self._wait = None
-        what = "rollouts" if counts_rollouts(name) else "steps"
-        size = f", {num_steps} {what}" if num_steps else ""
+        size = f", {num_steps} {self._unit}" if num_steps else ""
         self._print(f"{name}{size}" + (f", {num_done} done" if num_done else ""))
 
     def metrics(self, step: int, stage: str, values: Mapping[str, float]) -> None:
         if self._wait is not None:
             self._wait.step_ended()
-        if stage == "sft" and step % 100:
-            return
+        if stage == "sft":
+            self._num_done = step + 1
+            if step % 100:
+                return
         shown = [f"{words} {form.format(values[key])}" for key, words, form in CURVES if key in values]
         if stage == "sft":
             shown.insert(0, f"loss {values['loss']:.3f}")
@@ -163,7 +164,8 @@ class Lines:
             self._wait.num_begun += num_begun
 
     def rollouts(self, num_ended: int) -> None:
-        self._num_rollouts += num_ended
+        if counts_rollouts(self._phase):
+            self._num_done += num_ended
         if self._wait is not None:
             self._wait.num_ended += num_ended
 
@@ -177,8 +179,12 @@ class Lines:
         wait = self._wait  # another thread may end it meanwhile
         if wait is not None:
             self._print(f"  {wait.words(self._clock())}")
-        elif counts_rollouts(self._phase):
-            self._print(f"  {self._num_rollouts} of {self._num_in_phase} rollouts ended")
+        elif self._phase:
+            self._print(f"  {self._phase}: {self._num_done} of {self._num_in_phase} {self._unit} done")
+
+    @property
+    def _unit(self) -> str:
+        return "rollouts" if counts_rollouts(self._phase) else "steps"
 
     def _print(self, text: str) -> None:
         self._printed_s = self._clock()

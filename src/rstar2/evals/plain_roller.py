@@ -17,6 +17,7 @@ from rstar2.errors import InfrastructureError
 from rstar2.evals.final_text import END_OF_TURN_KEY
 from rstar2.evals.judgement import Judge, judged
 from rstar2.records import Outcome, Problem, StopReason, Trace, Turn
+from rstar2.records.trace import GOLD_KEY
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.facts import RolloutSpec
 from rstar2.rollout.placed_rollout import Seat
@@ -147,7 +148,7 @@ class PlainRoller:
             sample_index=request.sample_index,
             step=request.step,
             model=self.model,
-            metadata={END_OF_TURN_KEY: self._end_of_turn(transcript.turns)},
+            metadata={END_OF_TURN_KEY: self._end_of_turn(transcript.turns), GOLD_KEY: request.problem.answer},
         )
         return await judged(self.judge, request.problem, trace)
 

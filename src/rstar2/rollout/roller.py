@@ -12,6 +12,7 @@ from rstar2.engine import Chunk, EngineLoad, Sampling
 from rstar2.errors import InfrastructureError
 from rstar2.grading import AnswerPlace, Grade, Grader, Method
 from rstar2.records import Outcome, Problem, StepRecord, Trace, Verdict
+from rstar2.records.trace import GOLD_KEY
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.facts import RolloutSpec
 from rstar2.rollout.placed_rollout import Seat
@@ -125,6 +126,7 @@ class Roller:
             sample_index=request.sample_index,
             step=request.step,
             model=self._model,
+            metadata={**trace.metadata, GOLD_KEY: request.problem.answer},
         )
         return await self._judged(request.problem, trace)
 

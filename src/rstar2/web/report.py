@@ -106,8 +106,12 @@ def _step_data(reader: RunReader, step: int, max_bytes: int) -> dict[str, Any]:
     find, place_of, groups = step_reader.table.find, step_reader.table.place_of, step_reader.table.groups
     numbers = sorted({place_of[trace.id][0] for _, trace in traces if trace.id in place_of})
     without_group = Counter(trace.problem_id for _, trace in traces if trace.id not in place_of)
-    problems = [group_row_json(number, groups[number]) for number in numbers]
-    problems += [{"problem_id": problem_id, "num_rollouts": count} for problem_id, count in without_group.items()]
+    questions = {row.summary.problem_id: row.summary.question for row in rows}
+    problems = [group_row_json(number, groups[number], questions.get(groups[number].problem_id)) for number in numbers]
+    problems += [
+        {"problem_id": problem_id, "question": questions[problem_id], "num_rollouts": count}
+        for problem_id, count in without_group.items()
+    ]
     return {
         "num_sampled": len(traces),
         "is_sampled": len(traces) < len(step_reader.index.entries) or not step_reader.index.is_complete,

@@ -13,7 +13,7 @@ from rstar2.errors import UserError
 from rstar2.records import Trace
 from rstar2.web.group_table import GroupTable
 from rstar2.web.segment_index import BLOCK_BYTES, SegmentIndex
-from rstar2.web.summary import Summary, summarise, unreadable
+from rstar2.web.summary import MAX_QUESTION_CHARS, Summary, cut, question_in, summarise, unreadable
 
 SCAN_BYTES = 1 << 28
 """Lines are found at about a gigabyte a second."""
@@ -53,6 +53,7 @@ class StepReader:
         self.index = SegmentIndex(traces)
         self.table = GroupTable(groups)
         self._summaries: dict[int, Summary] = {}
+        self._questions: dict[str, str] = {}
 
     @property
     def num_bytes_read(self) -> int:
@@ -93,6 +94,17 @@ class StepReader:
         known = sorted(self._summaries)
         rows = [Row(self.index.entries[number].start, self._summaries[number]) for number in known]
         return rows, self.index.is_complete and len(known) == len(self.index.entries)
+
+    def question_of(self, problem_id: str, trace_ids: Iterable[str]) -> str | None:
+        """What one of the traces asks, if its line is known by now."""
+        if problem_id not in self._questions:
+            numbers = (self.index.number_of[trace_id] for trace_id in trace_ids if trace_id in self.index.number_of)
+            number = next(numbers, None)
+            prompt = None if number is None else self.index.prompt_text_at(self.index.entries[number].start)
+            if prompt is None:
+                return None
+            self._questions[problem_id] = cut(question_in(prompt), MAX_QUESTION_CHARS)
+        return self._questions[problem_id]
 
     def traces_of(self, trace_ids: Iterable[str]) -> tuple[list[tuple[int, Trace]], bool]:
         """Those that were found, with their offsets, and whether looking further could find more."""
