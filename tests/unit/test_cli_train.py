@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rstar2.cli.main import app
-from rstar2.cli.train_display import Lines, LiveView, Progress
+from rstar2.cli.train_display import CURVES, Lines, LiveView, Progress
 from rstar2.config import load_recipe, parse_recipe
 from rstar2.errors import UserError
 
@@ -127,6 +127,7 @@ def test_what_a_terminal_shows() -> None:
         observer.phase("first", 10, 2)
         observer.rollouts(5)
         observer.metrics(3, "first", {"accuracy": 0.25, "loss": 0.1, "tokens_per_s": 1234.0, "entropy": 0.5})
+        observer.metrics(3, "first", dict.fromkeys((key for key, _, _ in CURVES), 0.25))
         observer.metrics(4, "first", {"accuracy": 0.75, "loss": 0.2, "tokens_per_s": 1234.0, "entropy": 0.5})
         observer.metrics(4, "eval:first/held_out", {"accuracy": 0.625})
         observer.say("half way")
@@ -134,7 +135,8 @@ def test_what_a_terminal_shows() -> None:
     shown = console.export_text()
     for words in ("first", "75%", "1,234", "held_out", "62.5%", "half way"):
         assert words in shown, shown
-    assert (progress.num_done, progress.num_steps) == (4, 10)
+    assert all(len(line) <= 80 for line in shown.splitlines()), shown
+    assert (progress.num_done, progress.num_steps) == (5, 10)
 
 
 def test_inside_a_step_a_terminal_shows_what_is_waited_for() -> None:

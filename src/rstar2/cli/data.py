@@ -8,6 +8,7 @@ import typer
 
 from rstar2.cli.download_bars import DownloadBars
 from rstar2.cli.output import ExitCode, note, print_json
+from rstar2.cli.tables import print_table
 from rstar2.errors import InfrastructureError, UserError
 
 if TYPE_CHECKING:
@@ -47,22 +48,19 @@ def list_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
             ]
         )
         return
-    from rich.table import Column
-
-    columns = Column("name", no_wrap=True), "kind", Column("rows", justify="right"), "here", "licence", "what it is"
     _print_table(
-        columns,
+        ("name", "kind", "rows", "here", "what it is (licence)"),
         [
             (
                 entry.name,
                 entry.kind,
                 f"{entry.num_rows:,}",
                 "yes" if files[entry.name] else "no",
-                entry.licence,
-                entry.summary,
+                f"{entry.summary} ({entry.licence})",
             )
             for entry in CATALOG.values()
         ],
+        num_right=2,
     )
 
 
@@ -225,7 +223,7 @@ def curate_command(
         )
         return
     rows = [(reason.value, f"{number:,}") for reason, number in curated.num_rejected.items()]
-    _print_table(("rejected for", "rows"), rows)
+    _print_table(("rejected for", "rows"), rows, num_right=1)
     note(f"kept {len(curated.kept):,} of {len(problems):,} rows in {output}; the rest is in {rejects_path(output)}")
     if not curated.kept:
         raise typer.Exit(ExitCode.NO)
@@ -320,12 +318,8 @@ def _print_validation(reports: dict[str, dict[str, Any]]) -> None:
         _print_table(("set", "row", "gold", "why"), failures)
 
 
-def _print_table(columns: Any, rows: Sequence[tuple[str, ...]]) -> None:
+def _print_table(columns: Sequence[str], rows: Sequence[tuple[str, ...]], num_right: int | None = None) -> None:
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(*columns, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*map(escape, row))
-    Console().print(table)
+    is_right = [index == num_right for index in range(len(columns))]
+    print_table(Console(), columns, rows, is_right=is_right)

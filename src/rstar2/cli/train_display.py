@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from rstar2.cli.progress import LINE_PERIOD_S, minutes
@@ -188,8 +189,15 @@ class Lines:
 
     def _print(self, text: str) -> None:
         self._printed_s = self._clock()
-        elapsed = minutes(self._printed_s - self._started_s)
-        self._console.print(f"[{elapsed}] {text}", markup=False, highlight=False, soft_wrap=True)
+        head = f"[{minutes(self._printed_s - self._started_s)}] "
+        for line in wrap(
+            head + text,
+            self._console.width,
+            subsequent_indent=" " * (len(head) + 4),
+            break_long_words=False,
+            break_on_hyphens=False,
+        ):
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def sparkline(values: list[float], num_points: int = NUM_POINTS) -> str:
