@@ -63,7 +63,7 @@ async def test_everything_about_a_small_run(run: Path) -> None:
         problems = await get(client, "/api/runs/small/steps/2/problems")
         assert [(row["num_right"], row["num_kept"], row["num_rollouts"]) for row in problems["rows"]] == [(2, 2, 4)]
         early = await get(client, "/api/runs/small/steps/1/problems")
-        assert early["rows"] == [{"problem_id": "p0", "num_rollouts": 1}]
+        assert early["rows"] == [{"problem_id": "p0", "question": "What is 7^2025 modulo 1000?", "num_rollouts": 1}]
         late = await get(client, "/api/runs/small/steps/3/problems")
         assert [(row["problem_id"], row.get("is_dropped")) for row in late["rows"]] == [
             ("p0", True),

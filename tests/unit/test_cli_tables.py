@@ -39,6 +39,21 @@ def test_long_cells_wrap_between_words() -> None:
     assert_fits(printed(columns, rows), columns, rows)
 
 
+def test_the_scores_of_an_evaluation_fit() -> None:
+    names = ("problems", "avg@k", "95% interval", "undecided", "avg@k if wrong", "pass@k", "maj@k")
+    columns, rows = (
+        ("benchmark", *names),
+        [("file:held_out.jsonl", "60 x 4", "64.6", "56.3 to 72.1", "0", *["93.3"] * 3)],
+    )
+    assert_fits(printed(columns, rows), columns, rows)
+    names = ("tokens", "turns", "calls", "tool errors", "truncated", "no answer", "time")
+    columns, rows = (
+        ("benchmark", *names),
+        [("file:held_out.jsonl", "59", "2.0", "1.0", "3.3%", "1.2%", "0.8%", "21.5s")],
+    )
+    assert_fits(printed(columns, rows), columns, rows)
+
+
 def test_columns_without_room_go_below_with_the_names_of_the_rows() -> None:
     columns = ("model", *(f"benchmark_number_{n}" for n in range(9)))
     rows = [(f"some-model-{n}B", *(f"{n}{m}.{m}%" for m in range(9))) for n in range(3)]

@@ -26,22 +26,24 @@ def print_table(
     from rich.table import Column, Table
 
     right = is_right or [False] * len(columns)
-    least = []
+    least, natural = [], []
     for index, name in enumerate(columns):
         cells = [row[index] for row in rows]
-        longest_cell = max(map(len, cells), default=0) if right[index] else _longest_word(cells)
-        least.append(max(_longest_word([name]), longest_cell))
+        longest_cell = max(map(len, cells), default=0)
+        least.append(max(_longest_word([name]), longest_cell if right[index] else _longest_word(cells)))
+        natural.append(max(len(name), longest_cell))
     for number, part in enumerate(split_columns(least, console.width)):
+        widths = share_width([least[each] for each in part], [natural[each] for each in part], console.width)
         if number:
             console.print()
         table = Table(
             *(
                 Column(
                     escape(columns[index]),
-                    min_width=least[index],
+                    width=width,
                     justify="right" if right[index] else "left",
                 )
-                for index in part
+                for index, width in zip(part, widths, strict=True)
             ),
             box=None,
             pad_edge=False,
@@ -65,6 +67,18 @@ def split_columns(least: Sequence[int], width: int) -> list[list[int]]:
         else:
             part.append(index)
     return parts
+
+
+def share_width(least: Sequence[int], natural: Sequence[int], width: int) -> list[int]:
+    """Every column gets what it needs at least; what is left goes to those that want little more first."""
+    widths = list(least)
+    spare = width - sum(least) - GAP * (len(least) - 1)
+    order = sorted(range(len(least)), key=lambda index: natural[index] - least[index])
+    for place, index in enumerate(order):
+        more = max(0, min(natural[index] - least[index], spare // (len(order) - place)))
+        widths[index] += more
+        spare -= more
+    return widths
 
 
 def _longest_word(texts: Sequence[str]) -> int:

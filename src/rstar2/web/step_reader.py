@@ -34,14 +34,14 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RolloutRow:
     start: int
     summary: Summary
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    rows: list[Row]
+    rows: list[RolloutRow]
     next: int
     """The number of the line to go on with."""
     is_end: bool
@@ -77,22 +77,22 @@ class StepReader:
 
     def page(self, query: Query, after: int, limit: int) -> Page:
         """The next rollouts that match, from line number `after` on."""
-        rows: list[Row] = []
+        rows: list[RolloutRow] = []
         number = after
         for number, summary, trace in self._parsed(after, PARSE_BYTES, reads_all=bool(query.text)):
             if len(rows) >= limit:
                 return Page(rows, number, is_end=False)
             if self._matches(query, summary, trace):
-                rows.append(Row(self.index.entries[number].start, summary))
+                rows.append(RolloutRow(self.index.entries[number].start, summary))
             number += 1
         return Page(rows, number, is_end=self.index.is_complete and number >= len(self.index.entries))
 
-    def summaries(self) -> tuple[list[Row], bool]:
+    def summaries(self) -> tuple[list[RolloutRow], bool]:
         """All that are known, after parsing some more; and whether that is all of them."""
         for _ in self._parsed(0, PARSE_BYTES, reads_all=False):
             pass
         known = sorted(self._summaries)
-        rows = [Row(self.index.entries[number].start, self._summaries[number]) for number in known]
+        rows = [RolloutRow(self.index.entries[number].start, self._summaries[number]) for number in known]
         return rows, self.index.is_complete and len(known) == len(self.index.entries)
 
     def question_of(self, problem_id: str, trace_ids: Iterable[str]) -> str | None:

@@ -12,7 +12,7 @@ EVALUATION = "eval"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallSummary:
     """One tool call that came back."""
 
     status: ToolStatus
@@ -39,7 +39,7 @@ class Summary:
     num_errors: int
     seconds: float
     """Spent in queues, generating and waiting for tools."""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[CallSummary, ...] = ()
     stage: str = ""
     """What it was rolled out for, where that is not training."""
     unreadable: str = ""
@@ -75,7 +75,7 @@ def summarise(trace: Trace) -> Summary:
         num_errors=trace.num_tool_errors,
         seconds=sum(turn.queue_s + turn.generate_s + turn.tool_s for turn in trace.turns),
         stage=trace.metadata.get("stage", ""),
-        calls=tuple(Call(result.status, result.wall_s, result.num_attempts) for result in trace.results),
+        calls=tuple(CallSummary(result.status, result.wall_s, result.num_attempts) for result in trace.results),
     )
 
 

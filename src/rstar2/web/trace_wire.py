@@ -7,7 +7,7 @@ from rstar2.records import Group, ToolCall, ToolResult, Trace, Turn
 from rstar2.records.trace import GOLD_KEY
 from rstar2.web.cells import Cell, call_text, cells_of
 from rstar2.web.selection import is_right, penalty_of, why
-from rstar2.web.step_reader import Row
+from rstar2.web.step_reader import RolloutRow
 from rstar2.web.summary import question_in
 
 Texts = Callable[[Sequence[int]], list[str]]
@@ -16,7 +16,7 @@ NUM_SHOWN_CHARS = 700
 """Of each text in a view of many rollouts side by side; a trace by itself is shown whole."""
 
 
-def row_json(row: Row, place: tuple[Group, int] | None) -> dict[str, Any]:
+def row_json(row: RolloutRow, place: tuple[Group, int] | None) -> dict[str, Any]:
     """One line of a list."""
     summary = row.summary
     return {
