@@ -64,6 +64,12 @@ class Watcher:
         if stage in ("first", "second"):
             self._step, self._num_rollouts = step, 0
 
+    def waits_for(self, _what: str) -> None:
+        pass
+
+    def rollouts_begun(self, _num_begun: int) -> None:
+        pass
+
     def rollouts(self, num_ended: int) -> None:
         self._num_rollouts += num_ended
         is_time = self._is_training and self._step == self.at_step and self._num_rollouts >= self.after_rollouts

@@ -65,3 +65,35 @@ def test_the_command_says_no_where_a_gold_fails(tmp_path: Path, monkeypatch: pyt
     reports = json.loads(result.stdout)
     assert [len(reports[name]["failures"]) for name in ("aime24", "aime25")] == [0, 1]
     assert "not on this machine: amc23" in result.stderr
+
+
+def test_the_command_knows_conversations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RSTAR2_HOME", str(tmp_path / "home"))
+    asked, said, result = (
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "tool", "content": "4"},
+    )
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "run", "arguments": "{}"}}]}
+    tools = [{"name": "other"}]
+    rows: list[dict[str, object]] = [
+        {"id": "good", "messages": [asked, call, result, said]},
+        {"id": "early", "messages": [asked, result, said]},
+        {"id": "twice", "messages": [asked, call, result, result, said]},
+        {"id": "unknown", "messages": [asked, call, result, said], "tools": tools},
+        {"id": "empty", "messages": [asked, {"role": "assistant", "content": " "}]},
+        {"id": "unasked", "messages": [said]},
+    ]
+    path = tmp_path / "talk.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = CliRunner().invoke(app, ["validate", str(path), "--json"])
+    assert done.exit_code == ExitCode.NO
+    report = json.loads(done.stdout)[str(path)]
+    assert report["num_conversations"] == len(rows)
+    reasons = {failure["problem_id"]: failure["reason"] for failure in report["failures"]}
+    assert list(reasons) == ["early", "twice", "unknown", "empty", "unasked"]
+    assert "message 2 is a tool result" in reasons["early"]
+    assert "message 4 is a tool result" in reasons["twice"]
+    assert "calls run, which is not among the tools" in reasons["unknown"]
+    path.write_text(json.dumps(rows[0]) + "\n")
+    assert CliRunner().invoke(app, ["validate", str(path)]).exit_code == ExitCode.OK

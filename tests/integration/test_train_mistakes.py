@@ -3,7 +3,7 @@
 import errno
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +16,10 @@ from train_recipes import write_recipe
 from rstar2.config import load_recipe
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import RunDirectory, RunStatus, RunView
-from rstar2.train import prepare_new, prepare_resumed, train
+from rstar2.train import Observers, prepare_new, prepare_resumed, train
 from rstar2.train.sharding.shard_files import stored_shapes
 
 pytestmark = pytest.mark.integration
-
-
-class Silent:
-    """Satisfies `Observer`."""
-
-    def phase(self, name: str, num_steps: int, num_done: int) -> None:
-        pass
-
-    def metrics(self, step: int, stage: str, values: Mapping[str, float]) -> None:
-        pass
-
-    def rollouts(self, num_ended: int) -> None:
-        pass
-
-    def say(self, message: str) -> None:
-        pass
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,7 +40,7 @@ async def start(folder: Path, sandbox_url: str, *replacements: tuple[str, str]) 
     """A run of the recipe in `folder`, to its end or to what is wrong with it."""
     recipe = write_recipe(folder, ("num_slots = 1", f'base_url = "{sandbox_url}"'), *replacements)
     run = folder / "run"
-    await train(prepare_new(load_recipe(recipe), run), Silent())
+    await train(prepare_new(load_recipe(recipe), run), Observers())
     return run
 
 
@@ -80,13 +64,13 @@ async def test_a_full_disk_while_saving_costs_only_what_was_not_saved_yet(
     prepared = prepare_resumed(run)
     assert prepared.checkpoint is not None and prepared.checkpoint.state.step == 1
     assert stored_shapes(prepared.checkpoint.path)
-    await train(prepared, Silent())
+    await train(prepared, Observers())
     assert [row.step for row in RunView(run).metrics() if row.stage in ("first", "second")] == [1, 2, 3, 4]
     assert (run / "final" / "model.safetensors").is_file()
     with pytest.raises(UserError, match="is finished: there is nothing to resume"):
         prepare_resumed(run)
     with pytest.raises(UserError, match="already holds a run"):
-        await train(prepare_new(prepared.recipe, run), Silent())
+        await train(prepare_new(prepared.recipe, run), Observers())
 
 
 UNSOLVABLE = ("max_refills = 2", "max_refills = 0"), ("guesses.jsonl", "never.jsonl")

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from web_attacks import ATTACKS, UNSEEN
 from web_runs import answering_turn, calling_turn, create, make_group, make_step_record, make_trace, write_small_run
 
 from rstar2.records import Selection, ToolResult, ToolStatus
+from rstar2.records.trace import GOLD_KEY
 from rstar2.web import render_report
 from rstar2.web.demo import unpack_demo
 from rstar2.web.run_reader import open_runs
@@ -80,7 +82,7 @@ def write_hostile_run(path: Path) -> None:
                 answer=text,
                 model=text,
                 note=text,
-                metadata={text: text},
+                metadata={text: text, GOLD_KEY: text},
                 group_id=text,
             )
             traces.append(trace)
@@ -138,6 +140,42 @@ async def test_a_warm_up_has_charts_of_its_own(page: Page, tmp_path: Path) -> No
     await settled(page)
 
 
+@pytest.mark.parametrize("size", [PHONE, WIDE])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        {"a name as long as this one": 2, "another of the same length": 1, "and one that has just begun": 1},
+        {"WWWWWWWW": 30, "MMMMMMMM": 1, "WMWMWMWM": 1},
+        {"one": 1, "two": 1, "three": 1, "four": 1, "five": 1, "six": 1, "seven": 1, "eight": 1, "nine": 1, "ten": 1},
+        {"concise": 24, "longer": 8, "hard": 1},
+    ],
+)
+async def test_names_of_stages_do_not_overprint(
+    page: Page, tmp_path: Path, size: tuple[int, int], lengths: dict[str, int]
+) -> None:
+    with create(tmp_path / "staged") as run:
+        step = 0
+        for stage, num_steps in lengths.items():
+            for _ in range(num_steps):
+                step += 1
+                run.write_metrics(step, stage, {"loss": 1 / step})
+    await page.look(*size)
+    async with serving(create_app(open_runs([tmp_path / "staged"])), "127.0.0.1", 0) as url:
+        await page.open(url)
+        await page.wait_for(".stage-name")
+        boxes = await page.ask(
+            "[...document.querySelectorAll('.stage-name')].map((name) => name.getBoundingClientRect())"
+            ".map(({ left, right }) => [left, right])"
+        )
+        plot = await page.ask("document.querySelector('svg.plot').getBoundingClientRect().right")
+        marks = await page.ask("[...document.querySelectorAll('line.stage title')].map((title) => title.textContent)")
+    assert all(right <= left for (_, right), (left, _) in pairwise(boxes)), boxes
+    assert all(right <= plot for _, right in boxes)
+    assert marks == list(lengths)[1:]
+    await page.look(*WIDE)
+    await settled(page)
+
+
 async def test_a_run_of_one_step_is_a_table(page: Page, tmp_path: Path) -> None:
     with create(tmp_path / "evaluation") as run:
         run.write_metrics(0, "eval", {"aime24/accuracy": 0.5, "aime24/num_samples": 16})
@@ -165,8 +203,10 @@ async def test_a_group_shows_its_rollouts_side_by_side(page: Page, site: str) ->
     await page.open(f"{site}#/run/small/step/2")
     await page.wait_for(".row a")
     assert "2 of 4 right" in await page.text(".row")
+    assert await page.text(".row .main") == "What is 7^2025 modulo 1000?"
     await page.click(".row a")
     await page.wait_for(".card", 4)
+    assert await page.text("p.gold") == "gold 807"
     cards = await page.texts(".card")
     assert "Kept: 1 of 2 right rollouts were kept. Its penalty is 0.00" in cards[0]
     assert "Left out by resampling" in cards[1]
@@ -181,6 +221,8 @@ async def test_a_group_shows_its_rollouts_side_by_side(page: Page, site: str) ->
 async def test_rollouts_are_filtered_searched_and_linked_to(page: Page, site: str) -> None:
     await page.open(f"{site}#/run/small/step/2?show=rollouts")
     await page.wait_for(".row", 4)
+    rows = await page.texts(".row")
+    assert "143gold 807What is 7^2025 modulo 1000?" in rows[2]
     for label, count in (("tool error", 1), ("truncated", 1), ("no tool", 2), ("wrong", 1)):
         await page.click(".chip", label)
         await page.wait_for(".row", count)
@@ -223,6 +265,7 @@ async def test_a_trace_is_a_notebook_with_its_tokens(page: Page, site: str) -> N
     assert "I compute it." in turns[0]
     assert await page.text(".code") == "print(807)"
     assert await page.text(".output") == "807"
+    assert await page.text(".trace-head p.gold") == "gold 807"
     assert await page.text(".cell.answer .prose") == "\\boxed{807}"
     await page.click(".tokens summary")
     await page.wait_for(".turn:first-child .token", 5)

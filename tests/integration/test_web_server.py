@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from web_runs import answering_turn, create, make_trace, write_small_run
+from web_runs import answering_turn, create, make_group, make_trace, write_small_run
 
 from rstar2.errors import InfrastructureError
-from rstar2.records import RunDirectory, Verdict
+from rstar2.records import RunDirectory, Selection, Verdict
 from rstar2.records.codec import encode
 from rstar2.records.run_layout import RunLayout, segment
 from rstar2.web.run_reader import RunReader, open_runs
@@ -63,7 +63,7 @@ async def test_everything_about_a_small_run(run: Path) -> None:
         problems = await get(client, "/api/runs/small/steps/2/problems")
         assert [(row["num_right"], row["num_kept"], row["num_rollouts"]) for row in problems["rows"]] == [(2, 2, 4)]
         early = await get(client, "/api/runs/small/steps/1/problems")
-        assert early["rows"] == [{"problem_id": "p0", "num_rollouts": 1}]
+        assert early["rows"] == [{"problem_id": "p0", "question": "What is 7^2025 modulo 1000?", "num_rollouts": 1}]
         late = await get(client, "/api/runs/small/steps/3/problems")
         assert [(row["problem_id"], row.get("is_dropped")) for row in late["rows"]] == [
             ("p0", True),
@@ -299,3 +299,19 @@ def test_a_report_of_a_huge_run_stays_small(tmp_path: Path) -> None:
     held = [step for step, _ in about["step"]]
     assert (held[0], held[-1]) == (1, 500)
     assert about["step"][0][1]["is_sampled"]
+
+
+def test_problems_are_listed_with_what_they_ask(tmp_path: Path) -> None:
+    with create(tmp_path / "run") as run:
+        grouped = [make_trace(f"g{n}", problem_id="in a group", question='Say "7".', sample_index=n) for n in range(2)]
+        alone = make_trace("e", problem_id="alone", question="A long one. " * 100)
+        endless = make_trace("x", problem_id="endless", question="?", prompt_ids=tuple(range(20_000)))
+        for trace in (*grouped, alone, endless):
+            run.write_trace(trace)
+        run.write_group(make_group("g", 1, grouped, [Selection.KEPT] * 2))
+    rows = RunReader(tmp_path / "run", "run").problems(1, 0)["rows"]
+    assert [row["problem_id"] for row in rows] == ["in a group", "alone", "endless"]
+    assert rows[0]["question"] == 'Say "7".'
+    assert rows[1]["question"].startswith("A long one. ") and len(rows[1]["question"]) < 250
+    assert rows[2]["question"] is None, "its prompt is beyond what is read of a line"
+    assert RunReader(tmp_path / "run", "run").problems(1, 1)["rows"] == rows[1:]

@@ -50,6 +50,12 @@ class Counter:
     def metrics(self, step: int, stage: str, _values: Mapping[str, float]) -> None:
         self._count(f"{stage} {step}")
 
+    def waits_for(self, _what: str) -> None:
+        pass
+
+    def rollouts_begun(self, _num_begun: int) -> None:
+        pass
+
     def rollouts(self, num_ended: int) -> None:
         self._num_rollouts += num_ended
         self._count(f"rollout {self._num_rollouts} of {self._phase}")

@@ -23,6 +23,7 @@ from rstar2.records import (
     Turn,
     Verdict,
 )
+from rstar2.records.trace import GOLD_KEY
 
 Record = TypeVar("Record")
 
@@ -68,6 +69,7 @@ def make_trace(trace_id: str, step: int = 1, *, turns: Sequence[Turn] | None = N
         "reward": 1.0,
         "answer": "807",
         "model": "by hand",
+        "metadata": {GOLD_KEY: "807"},
     }
     return Trace(id=trace_id, step=step, **(values | changed))
 

@@ -21,6 +21,7 @@ def test_json_has_every_workload_and_policy_and_nothing_else() -> None:
     result = CliRunner().invoke(app, ["--json", *SMALL])
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
+    assert "simulating: 0 of 20 done" in result.stderr
     assert list(document) == ["workloads"]
     assert list(document["workloads"]) == ["default", "short-tail", "heavy-tail", "slow-tools"]
     for workload in document["workloads"].values():

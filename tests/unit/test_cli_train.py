@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from rstar2.cli.main import app
-from rstar2.cli.train_display import Lines, LiveView, Progress
+from rstar2.cli.train_display import CURVES, Lines, LiveView, Progress
 from rstar2.config import load_recipe, parse_recipe
 from rstar2.errors import UserError
 
@@ -17,16 +18,76 @@ pytestmark = pytest.mark.unit
 runner = CliRunner()
 
 
-@pytest.mark.parametrize("name", ["quickstart", "smollm2-1gpu", "qwen3-14b-64gpu"])
-def test_recipes_pass_a_dry_run(name: str) -> None:
-    result = runner.invoke(app, ["train", name, "--dry-run"])
+@pytest.fixture(autouse=True)
+def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No data set is here, and the working directory is empty."""
+    monkeypatch.setenv("RSTAR2_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RSTAR2_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+FEWER = [argument for name in ("format", "train", "held_out") for argument in ("--set", f"data.{name}.num_problems=6")]
+
+
+def test_a_dry_run_shows_the_recipe_in_full_with_overrides() -> None:
+    path = "quickstart"
+    result = runner.invoke(app, ["train", path, "--dry-run", *FEWER])
     assert result.exit_code == 0, result.output
-    assert parse_recipe(result.stdout) == load_recipe(name)
+    assert parse_recipe(result.stdout) == load_recipe(path, FEWER[1::2])
+    assert parse_recipe(result.stdout).data["train"].num_problems == 6
 
 
-def test_a_dry_run_shows_overrides() -> None:
-    arguments = ["train", "quickstart", "--dry-run", "--set", "train.lr=0.5"]
-    assert parse_recipe(runner.invoke(app, arguments).stdout).train.lr == 0.5
+@pytest.mark.parametrize("name", ["smollm2-1gpu", "qwen-coder-1gpu", "qwen3-14b-64gpu"])
+def test_a_dry_run_names_every_set_that_is_not_here(name: str) -> None:
+    recipe = load_recipe(name)
+    fewer = [
+        argument
+        for set_name, data_set in recipe.data.items()
+        if data_set.kind == "procedural"
+        for argument in ("--set", f"data.{set_name}.num_problems=20")
+    ]
+    result = runner.invoke(app, ["train", name, "--dry-run", *fewer])
+    used = {*(recipe.sft.data if recipe.sft else ()), *(name for stage in recipe.stages for name in stage.data)}
+    files = {recipe.data[name].source.removeprefix("file:") for name in used if recipe.data[name].kind == "file"}
+    benchmarks = set(recipe.eval.benchmarks) - set(recipe.data)
+    assert files and benchmarks
+    assert isinstance(result.exception, UserError)
+    lines = str(result.exception).splitlines()[1:]
+    wanted = [
+        *(f"data file {file} is not there" for file in files),
+        *(f"rstar2 data get {each}" for each in benchmarks),
+    ]
+    assert len(lines) == len(wanted)
+    assert all(any(words in line for line in lines) for words in wanted), lines
+
+
+@pytest.mark.parametrize("recipe_is_faulty", [False, True])
+def test_a_dry_run_names_all_mistakes_of_recipe_and_data(empty_machine: Path, recipe_is_faulty: bool) -> None:
+    (empty_machine / "problems.jsonl").write_text('{"problem": "p"}\n{"problem": "p", "answer": 1}\nno json\n')
+    (empty_machine / "talk.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
+    overrides = [
+        "data.train.source='file:problems.jsonl'",
+        "data.format.source='file:talk.jsonl'",
+        "data.held_out.source='procedural:nosuch'",
+    ]
+    wanted = [
+        "problems.jsonl, line 1: no column for the answer",
+        "problems.jsonl, line 3: not JSON",
+        "talk.jsonl, line 1: no message is the assistant's",
+        "there is no procedural task 'nosuch'",
+    ]
+    if recipe_is_faulty:
+        overrides += ["train.lr=-1", "stages.hard.data=['trian']"]
+        wanted += ["train.lr must be", 'did you mean "train"?']
+    sets = [argument for override in overrides for argument in ("--set", override)]
+    result = runner.invoke(app, ["train", "quickstart", "--dry-run", *sets])
+    assert isinstance(result.exception, UserError)
+    assert result.stdout == ""
+    _, *lines = str(result.exception).splitlines()
+    assert len(lines) == len(wanted), lines
+    for words in wanted:
+        assert any(words in line for line in lines), (words, lines)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +126,7 @@ def test_what_a_terminal_shows() -> None:
         observer.phase("first", 10, 2)
         observer.rollouts(5)
         observer.metrics(3, "first", {"accuracy": 0.25, "loss": 0.1, "tokens_per_s": 1234.0, "entropy": 0.5})
+        observer.metrics(3, "first", dict.fromkeys((key for key, _, _ in CURVES), 0.25))
         observer.metrics(4, "first", {"accuracy": 0.75, "loss": 0.2, "tokens_per_s": 1234.0, "entropy": 0.5})
         observer.metrics(4, "eval:first/held_out", {"accuracy": 0.625})
         observer.say("half way")
@@ -72,4 +134,59 @@ def test_what_a_terminal_shows() -> None:
     shown = console.export_text()
     for words in ("first", "75%", "1,234", "held_out", "62.5%", "half way"):
         assert words in shown, shown
-    assert (progress.num_done, progress.num_steps) == (4, 10)
+    assert all(len(line) <= 80 for line in shown.splitlines()), shown
+    assert (progress.num_done, progress.num_steps) == (5, 10)
+
+
+def test_inside_a_step_a_terminal_shows_what_is_waited_for() -> None:
+    time_s = 0.0
+    progress = Progress(lambda: time_s)
+    assert progress.waiting is None
+    progress.phase("first", 10, 0)
+    progress.waits_for("rollouts")
+    progress.rollouts_begun(384)
+    time_s = 41.0
+    progress.rollouts(212)
+    assert progress.waiting == "waiting for rollouts, 212 of 384 ended, 0:41"
+    console = Console(width=80, force_terminal=False, record=True)
+    console.print(LiveView(progress))
+    assert "212 of 384" in console.export_text()
+    progress.rollouts(172)
+    progress.rollouts_begun(16)  # some groups taught nothing
+    progress.waits_for("the update")
+    assert progress.waiting == "waiting for the update, 0:00"
+    progress.rollouts(4)
+    progress.metrics(1, "first", {"accuracy": 0.25})
+    progress.waits_for("rollouts")
+    assert progress.waiting == "waiting for rollouts, 0 of 12 ended, 0:00"
+
+
+def test_without_a_terminal_a_long_wait_is_a_line_now_and_then() -> None:
+    time_s = 0.0
+    console = Console(width=80, force_terminal=False, record=True)
+    lines = Lines(console, lambda: time_s)
+
+    def printed_at(now_s: float) -> str:
+        nonlocal time_s
+        time_s = now_s
+        lines.tick()
+        return console.export_text()
+
+    lines.waits_for("the model, the engine and the sandbox to start")
+    assert printed_at(3.0) == ""
+    assert printed_at(11.0) == "[0:11]   waiting for the model, the engine and the sandbox to start, 0:11\n"
+    assert printed_at(15.0) == ""
+    lines.phase("first", 10, 0)
+    lines.waits_for("rollouts")
+    lines.rollouts_begun(384)
+    lines.rollouts(2)
+    console.export_text()
+    assert printed_at(35.0) == "[0:35]   waiting for rollouts, 2 of 384 ended, 0:20\n"
+    lines.phase("eval:first", 480, 0)
+    lines.rollouts(100)
+    console.export_text()
+    assert printed_at(60.0) == "[1:00]   eval:first: 100 of 480 rollouts done\n"
+    lines.phase("sft", 375, 0)
+    lines.metrics(20, "sft", {"loss": 1.0})
+    console.export_text()
+    assert printed_at(80.0) == "[1:20]   sft: 21 of 375 steps done\n"

@@ -193,7 +193,10 @@ def test_faulty_values(addition: str, complaint: str) -> None:
         (["algo.selection=off"], "set algo.group_size to 32"),
         (["algo.oversample_factor=1"], 'leaves "paper" selection nothing to choose from'),
         (["train.prompts_per_step=2", "train.optimizer_steps_per_batch=3"], "groups are never split"),
-        (["data.train={source = 'procedural:gcd'}"], "data.train.num_problems is needed for a procedural set"),
+        (
+            ["data.train={source = 'procedural:gcd'}"],
+            "data.train.num_problems is needed: procedural:gcd can generate any number",
+        ),
         (["data.aime24={source = 'file:x'}"], "data.aime24 has the name of a benchmark"),
         (["data.é={source = 'file:x'}"], "cannot name a set"),
         (

@@ -56,10 +56,46 @@ def test_without_a_number_all_rows_come_in_order(home: Path) -> None:
     assert [problem.answer for problem in problems] == ["1", "2", "3", "4", "5"]
 
 
-def test_more_than_there_are_and_none_at_all(home: Path) -> None:
+def test_a_number_means_at_most(home: Path) -> None:
     spec = numbered(home / "set.jsonl", 3).model_copy(update={"num_problems": 4})
-    with pytest.raises(UserError, match=r"data\.train\.num_problems is 4, but the set has 3"):
-        load_problems("train", spec, seed=0)
+    assert [problem.answer for problem in load_problems("train", spec, seed=0)] == ["1", "2", "3"]
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    few = DataSet(source=f"file:{write(home / 'talk.jsonl', {'messages': talk})}", num_problems=4)
+    assert len(load_conversations("format", few, seed=0)) == 1
+
+
+def test_every_mistake_of_a_file_is_reported(home: Path) -> None:
+    path = home / "set.jsonl"
+    path.write_text(
+        '{"id": "a", "problem": "p", "answer": 1}\n'
+        "no json\n"
+        '{"id": "b", "problem": "p"}\n'
+        '{"id": "a", "problem": "q", "answer": 2}\n'
+        "[1]\n"
+    )
+    with pytest.raises(UserError) as raised:
+        load_problems("train", DataSet(source=f"file:{path}"), seed=0)
+    heading, *lines = str(raised.value).splitlines()
+    assert heading.endswith("has 4 mistakes:")
+    said = (
+        "line 2: not JSON",
+        "line 3: no column for the answer",
+        f"line 4: the id 'a' is also that of {path}, line 1",
+    )
+    for words, line in zip((*said, "line 5: expected an object"), lines, strict=True):
+        assert words in line
+
+
+def test_a_file_of_mistakes_is_cut_short(home: Path) -> None:
+    path = write(home / "talk.jsonl", *({"messages": []} for _ in range(1000)))
+    with pytest.raises(UserError) as raised:
+        load_conversations("format", DataSet(source=f"file:{path}"), seed=0)
+    lines = str(raised.value).splitlines()
+    assert len(lines) < 30
+    assert lines[-1].strip() == "data.format: 980 more mistakes, not listed"
+
+
+def test_an_empty_set_is_a_mistake(home: Path) -> None:
     with pytest.raises(UserError, match="data set train is empty"):
         load_problems("train", numbered(home / "empty.jsonl", 0), seed=0)
 
@@ -71,7 +107,7 @@ def test_procedural_problems_and_conversations() -> None:
     assert not {p.problem for p in problems} & {p.problem for p in load_problems("held_out", spec, seed=0)}
     talk = load_conversations("format", DataSet(source="procedural:tool_format", num_problems=3), seed=0)
     assert len(talk) == 3
-    with pytest.raises(UserError, match=r"data\.train\.num_problems must be given"):
+    with pytest.raises(UserError, match=r"data\.train\.num_problems is needed: procedural:gcd can generate any number"):
         load_problems("train", DataSet(source="procedural:gcd"), seed=0)
 
 

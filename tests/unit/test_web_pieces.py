@@ -20,10 +20,9 @@ from rstar2.web.assets import assets, bundled_script
 from rstar2.web.cells import CellKind, cells_of
 from rstar2.web.report import evenly, page_with
 from rstar2.web.selection import why
-from rstar2.web.step_reader import Row
-from rstar2.web.summary import Call, Summary
+from rstar2.web.step_reader import RolloutRow
+from rstar2.web.summary import CallSummary, Summary, question_in
 from rstar2.web.tool_calls import tool_call_statistics
-from rstar2.web.trace_wire import question_in
 from rstar2.web.vocabulary import Vocabulary
 
 pytestmark = pytest.mark.unit
@@ -102,14 +101,16 @@ def test_the_reason_says_what_the_group_shows() -> None:
     assert "every kept rollout has the reward 1" in why(group((1.0, 1.0), (0.0, 0.0), EQUAL, LEFT), 0)
 
 
-def summary(*calls: Call) -> Summary:
-    return Summary("t", "p", 0, "answered", "right", 1.0, "1", 1, 10, len(calls), 0, 1.0, calls=calls)
+def summary(*calls: CallSummary) -> Summary:
+    return Summary("t", "p", 0, "answered", "right", 1.0, "1", "1", "p", 1, 10, len(calls), 0, 1.0, calls=calls)
 
 
 def test_tool_call_statistics() -> None:
-    ok = [Call(ToolStatus.OK, wall_s, 1) for wall_s in (0.001, 0.002, 0.003, 0.004)]
-    raised = Call(ToolStatus.RAISED, 0.5, 2)
-    result = tool_call_statistics([Row(0, summary(*ok)), Row(9, summary(raised)), Row(17, summary())])
+    ok = [CallSummary(ToolStatus.OK, wall_s, 1) for wall_s in (0.001, 0.002, 0.003, 0.004)]
+    raised = CallSummary(ToolStatus.RAISED, 0.5, 2)
+    result = tool_call_statistics(
+        [RolloutRow(0, summary(*ok)), RolloutRow(9, summary(raised)), RolloutRow(17, summary())]
+    )
     assert result["num_calls"] == 5
     assert result["num_rollouts"] == 3
     assert result["num_without"] == 1

@@ -8,6 +8,7 @@ import typer
 
 from rstar2.cli.download_bars import DownloadBars
 from rstar2.cli.output import ExitCode, note, print_json
+from rstar2.cli.tables import print_table
 from rstar2.errors import InfrastructureError, UserError
 
 if TYPE_CHECKING:
@@ -47,22 +48,19 @@ def list_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
             ]
         )
         return
-    from rich.table import Column
-
-    columns = Column("name", no_wrap=True), "kind", Column("rows", justify="right"), "here", "licence", "what it is"
     _print_table(
-        columns,
+        ("name", "kind", "rows", "here", "what it is (licence)"),
         [
             (
                 entry.name,
                 entry.kind,
                 f"{entry.num_rows:,}",
                 "yes" if files[entry.name] else "no",
-                entry.licence,
-                entry.summary,
+                f"{entry.summary} ({entry.licence})",
             )
             for entry in CATALOG.values()
         ],
+        num_right=2,
     )
 
 
@@ -134,15 +132,15 @@ def validate_command(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prove that each gold answer scores as right under its set's own grader. Exit code 1 if one does not."""
+    """Prove that each gold answer scores as right under its set's own grader, and that conversations can be learnt
+    from. Exit code 1 if one fails."""
     import asyncio
 
-    from rstar2.data import CATALOG, Kind, find_files
+    from rstar2.data import CATALOG, find_files
 
     if names == ["all"]:
-        graded = (entry for entry in CATALOG.values() if entry.kind is not Kind.CONVERSATIONS)
-        names = [entry.name for entry in graded if find_files(entry, data_dir)]
-        missing = [name for name in CATALOG if name not in names and CATALOG[name].kind is not Kind.CONVERSATIONS]
+        names = [entry.name for entry in CATALOG.values() if find_files(entry, data_dir)]
+        missing = [name for name in CATALOG if name not in names]
         if not names:
             raise UserError("no set of the catalog is on this machine: `rstar2 data get NAME` gets one")
         if missing:
@@ -225,7 +223,7 @@ def curate_command(
         )
         return
     rows = [(reason.value, f"{number:,}") for reason, number in curated.num_rejected.items()]
-    _print_table(("rejected for", "rows"), rows)
+    _print_table(("rejected for", "rows"), rows, num_right=1)
     note(f"kept {len(curated.kept):,} of {len(problems):,} rows in {output}; the rest is in {rejects_path(output)}")
     if not curated.kept:
         raise typer.Exit(ExitCode.NO)
@@ -246,16 +244,34 @@ def _joined(sets: "dict[str, tuple[Problem, ...]]") -> "tuple[Problem, ...]":
 
 
 async def _validate_all(names: list[str], data_dir: Path | None) -> dict[str, dict[str, Any]]:
-    from dataclasses import asdict
+    from rstar2.data import Conversation, load_any, validate_conversations
+    from rstar2.data.mistakes import Mistakes
 
+    mistakes = Mistakes()
+    problems: dict[str, tuple[Problem, ...]] = {}
+    conversations: dict[str, tuple[Conversation, ...]] = {}
+    for name in names:
+        with mistakes.noted():
+            rows = load_any(name, data_dir)
+            if rows and isinstance(rows[0], Conversation):
+                conversations[name] = rows  # all rows are of one kind
+            else:
+                problems[name] = rows  # type: ignore[assignment]
+    mistakes.raise_any()
+    reports = await _grade_golds(problems) if problems else {}
+    for name, talks in conversations.items():
+        reports[name] = _report("conversations", len(talks), "form", validate_conversations(talks))
+    return {name: reports[name] for name in names}
+
+
+async def _grade_golds(sets: "dict[str, tuple[Problem, ...]]") -> dict[str, dict[str, Any]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from rstar2.data import grading_of, load_any_problems, validate
+    from rstar2.data import grading_of, validate
     from rstar2.grading import Grader
     from rstar2.sandbox import LocalExecutor
 
-    sets = {name: load_any_problems(name, data_dir) for name in names}
     reports: dict[str, dict[str, Any]] = {}
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     async with LocalExecutor() as executor:
@@ -269,19 +285,26 @@ async def _validate_all(names: list[str], data_dir: Path | None) -> dict[str, di
                     Grader(executor),
                     lambda task=task: bars.advance(task),  # type: ignore[misc]
                 )
-                reports[name] = {
-                    "num_problems": len(problems),
-                    "grading": grading,
-                    "failures": [asdict(failure) for failure in failures],
-                }
+                reports[name] = _report("problems", len(problems), grading, failures)
     return reports
+
+
+def _report(kind: str, num_rows: int, grading: str, failures: "list[Failure]") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {f"num_{kind}": num_rows, "grading": grading, "failures": [asdict(failure) for failure in failures]}
 
 
 def _print_validation(reports: dict[str, dict[str, Any]]) -> None:
     _print_table(
-        ("set", "problems", "checked by", "failures"),
+        ("set", "rows", "checked by", "failures"),
         [
-            (name, f"{report['num_problems']:,}", report["grading"], str(len(report["failures"])))
+            (
+                name,
+                f"{report.get('num_problems', report.get('num_conversations')):,}",
+                report["grading"],
+                str(len(report["failures"])),
+            )
             for name, report in reports.items()
         ],
     )
@@ -292,15 +315,11 @@ def _print_validation(reports: dict[str, dict[str, Any]]) -> None:
     ]
     if failures:
         typer.echo("")
-        _print_table(("set", "problem", "gold", "why"), failures)
+        _print_table(("set", "row", "gold", "why"), failures)
 
 
-def _print_table(columns: Any, rows: Sequence[tuple[str, ...]]) -> None:
+def _print_table(columns: Sequence[str], rows: Sequence[tuple[str, ...]], num_right: int | None = None) -> None:
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(*columns, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*map(escape, row))
-    Console().print(table)
+    is_right = [index == num_right for index in range(len(columns))]
+    print_table(Console(), columns, rows, is_right=is_right)

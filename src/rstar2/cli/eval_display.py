@@ -67,16 +67,13 @@ def grading_bar(num_traces: int) -> Iterator[Callable[[], None]]:
 def print_results(results: Mapping[str, "BenchmarkResult"], model: str, deviations: Sequence[str]) -> None:
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
+    from rstar2.cli.tables import print_table
     from rstar2.evals.tables import all_tables, remarks
 
     console = Console()
     for table in all_tables(results, model):
-        shown = Table(*map(escape, table.columns), title=escape(table.title), title_justify="left", box=None)
-        for row in table.rows:
-            shown.add_row(*map(escape, row))
-        console.print(shown)
+        print_table(console, table.columns, table.rows, title=table.title)
         console.print()
     for remark in remarks(results, deviations):
         console.print(escape(remark))

@@ -1,9 +1,11 @@
 """How a plan is shown to a person: memory by part, capacity, time by stage, and what all of it rests on."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
 
+from rstar2.cli.tables import print_table
 from rstar2.plan import RecipePlan
 from rstar2.plan.advice import MAX_MICRO_BATCH_TOKENS
 from rstar2.plan.document import mean_context, notes
@@ -22,12 +24,12 @@ def print_plan(plan: RecipePlan) -> None:
         f"{layout.num_devices} x {plan.device.name} ({parts})",
         soft_wrap=True,
     )
-    console.print(_memory(plan))
+    _print_memory(console, plan)
     console.print(_micro_batch(plan), soft_wrap=True)
     if plan.run_time is not None:
-        for table in (_cache(plan, plan.run_time), _steps(plan.run_time), _stages(plan, plan.run_time)):
+        for print_part in (_print_cache, _print_steps, _print_stages):
             console.print()
-            console.print(table)
+            print_part(console, plan, plan.run_time)
         _print_total(console, plan, plan.run_time)
     console.print("\n[bold]rests on[/]")
     for note in notes(plan):
@@ -38,19 +40,21 @@ def print_plan(plan: RecipePlan) -> None:
             console.print(f"  {escape(problem)}", soft_wrap=True)
 
 
-def _memory(plan: RecipePlan) -> Table:
+def _print_memory(console: Console, plan: RecipePlan) -> None:
     columns = [(rank, phase) for rank in plan.ranks for phase in rank.phases]
-    headers = [Column(f"{rank.name}\n{phase.name}", justify="right") for rank, phase in columns]
-    table = Table(Column("memory, GiB"), *headers, box=None, pad_edge=False)
-    for part in PARTS:
-        if any(part in phase.parts for _, phase in columns):
-            table.add_row(part, *(_gib(phase.parts.get(part, 0)) for _, phase in columns))
-    table.add_row("in all", *(_gib(phase.total_bytes) for _, phase in columns), style="bold")
-    table.add_row("may be used", *(_gib(rank.capacity_bytes) for rank, _ in columns))
-    table.add_row("fits", *("yes" if phase.total_bytes <= rank.capacity_bytes else "no" for rank, phase in columns))
+    rows = [
+        (part, *(_gib(phase.parts.get(part, 0)) for _, phase in columns))
+        for part in PARTS
+        if any(part in phase.parts for _, phase in columns)
+    ]
+    rows += [
+        ("in all", *(_gib(phase.total_bytes) for _, phase in columns)),
+        ("may be used", *(_gib(rank.capacity_bytes) for rank, _ in columns)),
+        ("fits", *("yes" if phase.total_bytes <= rank.capacity_bytes else "no" for rank, phase in columns)),
+    ]
     if any(rank.host_bytes for rank in plan.ranks):
-        table.add_row("on the host", *(_gib(rank.host_bytes) for rank, _ in columns))
-    return table
+        rows.append(("on the host", *(_gib(rank.host_bytes) for rank, _ in columns)))
+    _print_numbers(console, "memory, GiB", [f"{rank.name}: {phase.name}" for rank, phase in columns], rows)
 
 
 def _micro_batch(plan: RecipePlan) -> str:
@@ -64,43 +68,50 @@ def _micro_batch(plan: RecipePlan) -> str:
     )
 
 
-def _cache(plan: RecipePlan, run: RunTime) -> Table:
+def _print_cache(console: Console, plan: RecipePlan, run: RunTime) -> None:
     num_tokens, num_engines = plan.engine.num_cache_tokens, plan.layout.num_engines
     names = ("tokens", "rollouts of mean length", "in all", "of longest", "in all")
-    table = _numbers("KV of an engine", names)
+    rows = []
     for stage in run.stages:
         mean = int(num_tokens / mean_context(plan, stage))
         longest = num_tokens // (plan.recipe.rollout.max_prompt_tokens + stage.max_response_tokens)
         counts = (num_tokens, mean, mean * num_engines, longest, longest * num_engines)
-        table.add_row(stage.name, *(f"{count:,}" for count in counts))
-    return table
+        rows.append((stage.name, *(f"{count:,}" for count in counts)))
+    _print_numbers(console, "KV of an engine", names, rows)
 
 
-def _steps(run: RunTime) -> Table:
+def _print_steps(console: Console, _: RecipePlan, run: RunTime) -> None:
     names = ("mean response", "generate", "tools", "train", "sync", "in all")
-    table = _numbers("a step, on average", names)
+    rows = []
     for stage in run.stages:
         step = stage.mean
         parts = (step.generate_s, step.tools_s, step.train_s, step.sync_s, step.total_s)
         response = f"{stage.mean_response.first:,.0f}-{stage.mean_response.last:,.0f}"
-        table.add_row(stage.name, response, *map(_duration, parts))
-    return table
+        rows.append((stage.name, response, *map(_duration, parts)))
+    _print_numbers(console, "a step, on average", names, rows)
 
 
-def _stages(plan: RecipePlan, run: RunTime) -> Table:
-    table = _numbers("stage", ("steps", "of steps", "filter", "evaluation", "in all", "device-hours"))
+def _print_stages(console: Console, plan: RecipePlan, run: RunTime) -> None:
+    rows: list[tuple[str, ...]] = []
     if plan.recipe.sft is not None:
-        table.add_row("warm-up", *[""] * 4, *_cost(plan, run.warm_up_s))
+        rows.append(("warm-up", *[""] * 4, *_cost(plan, run.warm_up_s)))
     for stage in run.stages:
         parts = (stage.num_steps * stage.mean.total_s, stage.filter_s, stage.evaluation_s)
-        table.add_row(stage.name, f"{stage.num_steps:,}", *map(_duration, parts), *_cost(plan, stage.total_s))
-    table.add_row("in all", *[""] * 4, *_cost(plan, run.total_s), style="bold")
-    return table
+        rows.append((stage.name, f"{stage.num_steps:,}", *map(_duration, parts), *_cost(plan, stage.total_s)))
+    rows.append(("in all", *[""] * 4, *_cost(plan, run.total_s)))
+    names = ("steps", "of steps", "filter", "evaluation", "in all", "device-hours")
+    _print_numbers(console, "stage", names, rows, last_style="bold")
 
 
-def _numbers(title: str, names: tuple[str, ...]) -> Table:
-    columns = [Column(name, justify="right", no_wrap=True) for name in names]
-    return Table(Column(title, no_wrap=True), *columns, box=None, pad_edge=False)
+def _print_numbers(
+    console: Console,
+    title: str,
+    names: Sequence[str],
+    rows: Sequence[tuple[str, ...]],
+    last_style: str | None = None,
+) -> None:
+    is_right = [False, *[True] * len(names)]
+    print_table(console, (title, *names), rows, is_right=is_right, last_style=last_style)
 
 
 def _print_total(console: Console, plan: RecipePlan, run: RunTime) -> None:

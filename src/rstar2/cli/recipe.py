@@ -90,21 +90,14 @@ def show(
     ] = False,
 ) -> None:
     """Print a recipe with every field resolved, as TOML that is itself a recipe."""
-    if not as_written:
-        print_resolved(file, overrides or [], as_json=as_json)
-    elif overrides or as_json:
-        raise UserError("--as-written prints the file as it is: leave --set and --json out")
-    else:
-        from rstar2.config import recipe_text
+    from rstar2.config import load_recipe, recipe_text, to_toml
 
+    if as_written:
+        if overrides or as_json:
+            raise UserError("--as-written prints the file as it is: leave --set and --json out")
         typer.echo(recipe_text(file), nl=False)
-
-
-def print_resolved(file: Path, overrides: list[str], *, as_json: bool = False) -> None:
-    """What `--dry-run` prints as well: the recipe that a run would follow."""
-    from rstar2.config import load_recipe, to_toml
-
-    recipe = load_recipe(file, overrides)
+        return
+    recipe = load_recipe(file, overrides or ())
     if as_json:
         print_json(recipe.model_dump(mode="json"))
     else:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rstar2.cli.output import note, print_json
+from rstar2.cli.progress import counted, waiting
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
@@ -60,9 +61,6 @@ def simulate_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Simulate a step of rollouts under several scheduling policies. No GPU is needed."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from rstar2.rollout.policies import POLICIES
     from rstar2.rollout.simulator import SHAPES, Fleet, generate, replay
     from rstar2.rollout.simulator.compare import compare
@@ -77,22 +75,24 @@ def simulate_command(
         _write_measured(measure, measured)
     model = _engine_model(hardware, memory_fraction, measured, step if measured == run else None)
     names = workload or list(SHAPES)
-    workloads = [replay(run, step)] if run is not None else [generate(n, seed, problems, samples) for n in names]
+    with waiting("reading the run" if run is not None else "drawing the workloads"):
+        workloads = [replay(run, step)] if run is not None else [generate(n, seed, problems, samples) for n in names]
     policies = policy or list(POLICIES)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), disable=as_json) as bars:
-        task = bars.add_task("simulating", total=len(workloads) * len(policies))
+    with counted("simulating", len(workloads) * len(policies)) as on_done:
         comparisons = compare(
             workloads,
             policies,
             Fleet(model, engines),
             keeps_spans=chart is not None,
             num_processes=processes,
-            on_done=lambda: bars.advance(task),
+            on_done=on_done,
         )
     if chart is not None:
         _write_charts(chart, comparisons, model)
-    bounds = [_informed_bounds(drawn, model, engines) for drawn in workloads] if informed else [{}] * len(workloads)
+    bounds: list[dict[str, float]] = [{}] * len(workloads)
+    if informed:
+        with waiting("bounding what a scheduler without foresight could reach"):
+            bounds = [_informed_bounds(drawn, model, engines) for drawn in workloads]
     if as_json:
         documents = [c.as_json() | _rounded(extra) for c, extra in zip(comparisons, bounds, strict=True)]
         print_json({"workloads": dict(zip((c.workload for c in comparisons), documents, strict=True))})
@@ -127,15 +127,13 @@ def _rounded(bounds: dict[str, float]) -> dict[str, object]:
 def _write_measured(model: str, path: Path | None) -> None:
     import asyncio
 
-    from rich.console import Console
-
     from rstar2.models import resolve
     from rstar2.rollout.simulator import write_measured
 
     if path is None or path.is_dir():
         raise UserError("--measure needs --measured FILE: where to write what was measured")
     folder = resolve(model)
-    with Console(stderr=True).status(f"measuring the embedded engine on {folder}"):
+    with waiting(f"measuring the embedded engine on {folder}"):
         write_measured(path, asyncio.run(_measure_embedded(folder)))
     note(f"wrote {path}; other work on this machine meanwhile would have made the engine look slow")
 

@@ -11,6 +11,7 @@ import typer
 
 from rstar2.cli.interrupts import Interrupts
 from rstar2.cli.output import note
+from rstar2.cli.progress import waiting
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,7 +41,9 @@ def train_command(
         ),
     ] = None,
     is_driver: Annotated[bool, typer.Option("--driver", hidden=True)] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check recipe and print it with every field.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check recipe and data: all mistakes, or the recipe in full.")
+    ] = False,
 ) -> None:
     """Train a model by a recipe. Everything is kept in the run folder: traces, metrics, checkpoints, a report."""
     _check_threads(num_threads)
@@ -49,10 +52,8 @@ def train_command(
     if resume is not None and (overrides or run is not None or dry_run):
         raise UserError("--resume goes on by the run's own recipe: leave --set, --run and --dry-run out")
     if dry_run:
-        from rstar2.cli.recipe import print_resolved
-
         assert recipe is not None
-        print_resolved(recipe, overrides or [])
+        _dry_run(recipe, overrides or [])
         return
     from rstar2.models.storage import require_installed
 
@@ -61,8 +62,23 @@ def train_command(
         raise typer.Exit(_supervise(recipe, overrides or [], run, resume, cluster, num_threads))
     interrupts = Interrupts()
     with interrupts.watched():
-        prepared = _prepare(recipe, overrides or [], run, resume, for_cluster=cluster is not None)
+        with waiting("reading recipe and data"):
+            prepared = _prepare(recipe, overrides or [], run, resume, for_cluster=cluster is not None)
         _train(prepared, num_threads, cluster, interrupts)
+
+
+def _dry_run(path: Path, overrides: list[str]) -> None:
+    """All mistakes of the recipe and of its data at once; without any, the recipe on stdout."""
+    from rstar2.config import examine_recipe, to_toml
+    from rstar2.data import data_mistakes
+    from rstar2.data.mistakes import listed
+
+    reading = examine_recipe(path, overrides)
+    mistakes = (*reading.mistakes, *data_mistakes(reading))
+    if mistakes:
+        raise UserError(listed(str(path), mistakes))
+    assert reading.recipe is not None
+    typer.echo(to_toml(reading.recipe), nl=False)
 
 
 def _check_threads(num_threads: int | None) -> None:
@@ -182,11 +198,14 @@ def _shown() -> "Iterator[Observer]":
     from rich.console import Console
     from rich.live import Live
 
+    from rstar2.cli.progress import every_so_often
     from rstar2.cli.train_display import Lines, LiveView, Progress
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Lines(console)
+        lines = Lines(console)
+        with every_so_often(lines.tick):
+            yield lines
         return
     progress = Progress()
     with Live(LiveView(progress), console=console, refresh_per_second=4):

@@ -2,8 +2,12 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
+
+from rstar2.cli.progress import LINE_PERIOD_S, minutes
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -22,6 +26,29 @@ CURVES = (
 )
 
 
+def counts_rollouts(phase: str) -> bool:
+    return phase.startswith(("eval:", "filter:"))
+
+
+@dataclass(slots=True)
+class Wait:
+    """What the run waits for, and how many rollouts of it have ended."""
+
+    what: str
+    since_s: float
+    num_begun: int = 0
+    num_ended: int = 0
+
+    def step_ended(self) -> None:
+        """Rollouts that a later step has begun by now are still under way."""
+        self.num_begun = max(0, self.num_begun - self.num_ended)
+        self.num_ended = 0
+
+    def words(self, now_s: float) -> str:
+        counted = f", {self.num_ended} of {self.num_begun} ended" if self.what == "rollouts" else ""
+        return f"waiting for {self.what}{counted}, {minutes(now_s - self.since_s)}"
+
+
 class Progress:
     """What is known of the run. Satisfies `Observer`."""
 
@@ -34,33 +61,52 @@ class Progress:
         self.loss: float | None = None
         self.evaluations: list[tuple[str, float]] = []
         self.messages: list[str] = []
+        self._wait: Wait | None = None
 
     def phase(self, name: str, num_steps: int, num_done: int) -> None:
         self.name, self.num_steps, self.num_done, self.num_rollouts = name, num_steps, num_done, 0
         self.phase_started_s, self.num_done_before = self._clock(), num_done
+        self._wait = None
 
     def metrics(self, step: int, stage: str, values: Mapping[str, float]) -> None:
         if stage.startswith("eval:"):
             self.evaluations.append((stage.removeprefix("eval:"), values["accuracy"]))
             return
+        if self._wait is not None:
+            self._wait.step_ended()
         self.loss = values.get("loss", self.loss)
         self.num_done = step + 1 if stage == "sft" else self.num_done + 1
         for key, points in self.curves.items():
             if stage != "sft" and key in values:
                 points.append(values[key])
 
+    def waits_for(self, what: str) -> None:
+        self._wait = _next_wait(self._wait, what, self._clock())
+
+    def rollouts_begun(self, num_begun: int) -> None:
+        if self._wait is not None:
+            self._wait.num_begun += num_begun
+
     def rollouts(self, num_ended: int) -> None:
         self.num_rollouts += num_ended
+        if self._wait is not None:
+            self._wait.num_ended += num_ended
+
+    @property
+    def waiting(self) -> str | None:
+        """What the run waits for, in words."""
+        wait = self._wait  # another thread may end it meanwhile
+        return None if wait is None else wait.words(self._clock())
 
     def say(self, message: str) -> None:
         self.messages.append(message)
 
     @property
     def done_share(self) -> float | None:
-        """Of the phase; an evaluation counts rollouts, everything else steps."""
+        """Of the phase, in rollouts or in steps."""
         if not self.num_steps:
             return None
-        return min(1.0, (self.num_rollouts if self.name.startswith("eval:") else self.num_done) / self.num_steps)
+        return min(1.0, (self.num_rollouts if counts_rollouts(self.name) else self.num_done) / self.num_steps)
 
     @property
     def left_s(self) -> float | None:
@@ -75,36 +121,83 @@ class Progress:
         return float(self._clock() - self.started_s)
 
 
+def _next_wait(wait: Wait | None, what: str, now_s: float) -> Wait:
+    """The counts go on: rollouts of the next step may be under way while the run waits for an update."""
+    return Wait(what, now_s) if wait is None else Wait(what, now_s, wait.num_begun, wait.num_ended)
+
+
 class Lines:
-    """One line for each thing that happened: for logs, pipes and CI. Satisfies `Observer`."""
+    """One line for each thing that happened: for logs, pipes and CI. Satisfies `Observer`.
+
+    While nothing happens, `tick` says what the run waits for.
+    """
 
     def __init__(self, console: "Console", clock: Any = time.monotonic) -> None:
         self._console = console
         self._clock = clock
-        self._started_s = clock()
+        self._started_s = self._printed_s = clock()
+        self._phase, self._num_done, self._num_in_phase = "", 0, 0
+        self._wait: Wait | None = None
 
     def phase(self, name: str, num_steps: int, num_done: int) -> None:
-        what = "rollouts" if name.startswith("eval:") else "steps"
-        size = f", {num_steps} {what}" if num_steps else ""
+        self._phase, self._num_done, self._num_in_phase = name, num_done, num_steps
+        self._wait = None
+        size = f", {num_steps} {self._unit}" if num_steps else ""
         self._print(f"{name}{size}" + (f", {num_done} done" if num_done else ""))
 
     def metrics(self, step: int, stage: str, values: Mapping[str, float]) -> None:
-        if stage == "sft" and step % 100:
-            return
+        if self._wait is not None:
+            self._wait.step_ended()
+        if stage == "sft":
+            self._num_done = step + 1
+            if step % 100:
+                return
         shown = [f"{words} {form.format(values[key])}" for key, words, form in CURVES if key in values]
         if stage == "sft":
             shown.insert(0, f"loss {values['loss']:.3f}")
         self._print(f"  {stage} {step}: " + ", ".join(shown))
 
+    def waits_for(self, what: str) -> None:
+        self._wait = _next_wait(self._wait, what, self._clock())
+
+    def rollouts_begun(self, num_begun: int) -> None:
+        if self._wait is not None:
+            self._wait.num_begun += num_begun
+
     def rollouts(self, num_ended: int) -> None:
-        pass
+        if counts_rollouts(self._phase):
+            self._num_done += num_ended
+        if self._wait is not None:
+            self._wait.num_ended += num_ended
 
     def say(self, message: str) -> None:
         self._print(f"  {message}")
 
+    def tick(self) -> None:
+        """A line about the wait, if there was no line for a while."""
+        if self._clock() - self._printed_s < LINE_PERIOD_S:
+            return
+        wait = self._wait  # another thread may end it meanwhile
+        if wait is not None:
+            self._print(f"  {wait.words(self._clock())}")
+        elif self._phase:
+            self._print(f"  {self._phase}: {self._num_done} of {self._num_in_phase} {self._unit} done")
+
+    @property
+    def _unit(self) -> str:
+        return "rollouts" if counts_rollouts(self._phase) else "steps"
+
     def _print(self, text: str) -> None:
-        seconds = self._clock() - self._started_s
-        self._console.print(f"[{_minutes(seconds)}] {text}", markup=False, highlight=False, soft_wrap=True)
+        self._printed_s = self._clock()
+        head = f"[{minutes(self._printed_s - self._started_s)}] "
+        for line in wrap(
+            head + text,
+            self._console.width,
+            subsequent_indent=" " * (len(head) + 4),
+            break_long_words=False,
+            break_on_hyphens=False,
+        ):
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def sparkline(values: list[float], num_points: int = NUM_POINTS) -> str:
@@ -125,12 +218,14 @@ def render(progress: Progress) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
-    head = Text.assemble((progress.name, "bold"), f"   {_minutes(progress.elapsed_s)}")
+    head = Text.assemble((progress.name, "bold"), f"   {minutes(progress.elapsed_s)}")
     if progress.left_s is not None:
-        head.append(f", about {_minutes(progress.left_s)} left in this phase")
+        head.append(f", about {minutes(progress.left_s)} left in this phase")
     if progress.loss is not None:
         head.append(f", loss {progress.loss:.3f}")
     parts: list[RenderableType] = [head]
+    if progress.waiting is not None:
+        parts.append(Text(progress.waiting, style="dim"))
     if progress.done_share is not None:
         parts.append(ProgressBar(total=1.0, completed=progress.done_share, width=70))
     table = Table.grid(padding=(0, 2))
@@ -152,9 +247,3 @@ class LiveView:
 
     def __rich__(self) -> "RenderableType":
         return render(self._progress)
-
-
-def _minutes(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -10,7 +10,7 @@ from rstar2.config.curriculum import BENCHMARKS, DataSet, DifficultyFilter, Eval
 from rstar2.config.emit import to_toml
 from rstar2.config.generation import AgentSection, EngineSection, RolloutSection, SandboxLimits, SandboxSection
 from rstar2.config.learning import AlgoSection, SftSection, TrainSection
-from rstar2.config.load import load_recipe, parse_recipe, recipe_text
+from rstar2.config.load import RecipeReading, examine_recipe, load_recipe, parse_recipe, recipe_text
 from rstar2.config.model import Lora, ModelSection, Tiny
 from rstar2.config.recipe import Recipe
 from rstar2.config.shipped import ShippedRecipe, shipped_recipes
@@ -27,6 +27,7 @@ __all__ = [
     "Lora",
     "ModelSection",
     "Recipe",
+    "RecipeReading",
     "RolloutSection",
     "SandboxLimits",
     "SandboxSection",
@@ -35,6 +36,7 @@ __all__ = [
     "StageSection",
     "Tiny",
     "TrainSection",
+    "examine_recipe",
     "load_recipe",
     "parse_recipe",
     "recipe_text",

@@ -151,7 +151,7 @@ def _names(recipe: "Recipe") -> Iterator[Impossibility]:
             yield _no("has the name of a benchmark; call the set something else", ("data", name))
         if data_set.kind == "procedural" and data_set.num_problems is None:
             yield _no(
-                "is needed for a procedural set, which has no end of its own",
+                f"is needed: {data_set.source} can generate any number, so say how many, as in num_problems = 1000",
                 ("data", name, "num_problems"),
                 ("data", name, "source"),
             )

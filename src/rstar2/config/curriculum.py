@@ -44,8 +44,8 @@ class DataSet(Section):
     num_problems: int | None = Field(
         None,
         ge=1,
-        description="How many to use: generated if procedural, where it must be given, else drawn with the seed. Left "
-        "out, all.",
+        description="At most so many are used, drawn with the seed. Left out, all of the set. A procedural set "
+        "generates exactly so many, and needs the number.",
     )
 
     @field_validator("source")

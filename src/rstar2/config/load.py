@@ -1,16 +1,22 @@
-"""From TOML text and overrides to a recipe, or to a message that names everything that is wrong with it.
+"""From TOML text and overrides to a recipe, or to everything that is wrong with it.
 
-Invariant: the result is a `Recipe`, or a `UserError` with one line for each mistake; nothing else comes out.
+Invariant: `load_recipe` and `parse_recipe` give a `Recipe`, or a `UserError` with one line for each mistake; nothing
+else comes out.
 """
 
 import json
 import re
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
+from pydantic import ValidationError
+
 from rstar2.config.checks import Path, nearest
+from rstar2.config.curriculum import DataSet
 from rstar2.config.fields import key_words, value_words
 from rstar2.config.mistakes import Mistake, validated
 from rstar2.config.positions import key_lines, line_of
@@ -20,6 +26,19 @@ from rstar2.errors import UserError
 
 _MAX_FILE_BYTES = 1 << 20
 """A recipe is a page or two of text; whatever is larger is another file."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeReading:
+    """A recipe, or its mistakes and what can still be read of it."""
+
+    recipe: Recipe | None
+    mistakes: tuple[str, ...]
+    """One sentence each, with the file and the line, or the override."""
+    sets: dict[str, DataSet]
+    """The sets of `[data]` that are valid by themselves."""
+    warm_up_sets: tuple[str, ...]
+    """The names in `sft.data`: these sets hold conversations."""
 
 
 def load_recipe(path: FilePath | str, overrides: Sequence[str] = ()) -> Recipe:
@@ -36,6 +55,22 @@ def recipe_text(path: FilePath | str) -> str:
 
 def parse_recipe(text: str, overrides: Sequence[str] = (), file: str = "recipe") -> Recipe:
     """The recipe of a TOML text; `file` is what messages call it."""
+    reading = _examine(text, overrides, file)
+    if reading.recipe is not None:
+        return reading.recipe
+    if len(reading.mistakes) == 1:
+        raise UserError(reading.mistakes[0])
+    raise UserError(
+        f"{file} has {len(reading.mistakes)} mistakes:\n" + "\n".join(f"  {line}" for line in reading.mistakes)
+    )
+
+
+def examine_recipe(path: FilePath | str, overrides: Sequence[str] = ()) -> RecipeReading:
+    """As `load_recipe`, for a caller that looks for more mistakes elsewhere. UserError if it is no TOML."""
+    return _examine(recipe_text(path), overrides, str(path))
+
+
+def _examine(text: str, overrides: Sequence[str], file: str) -> RecipeReading:
     tree = _parse_toml(text, file)
     overridden: dict[Path, str] = {}
     complaints: list[str] = []
@@ -44,13 +79,25 @@ def parse_recipe(text: str, overrides: Sequence[str] = (), file: str = "recipe")
             overridden[apply_override(tree, override)] = override
         except UserError as error:
             complaints.append(f"--set {override}: {error}")
+    sets, warm_up_sets = _valid_sets(tree), _warm_up_sets(tree)  # before faulty values are replaced
     recipe, mistakes = validated(tree)
     complaints += _located(mistakes, text, file, overridden)
-    if recipe is not None and not complaints:
-        return recipe
-    if len(complaints) == 1:
-        raise UserError(complaints[0])
-    raise UserError(f"{file} has {len(complaints)} mistakes:\n" + "\n".join(f"  {line}" for line in complaints))
+    return RecipeReading(None if complaints else recipe, tuple(complaints), sets, warm_up_sets)
+
+
+def _valid_sets(tree: dict[str, Any]) -> dict[str, DataSet]:
+    declared = tree.get("data")
+    sets: dict[str, DataSet] = {}
+    for name, table in declared.items() if isinstance(declared, dict) else ():
+        with suppress(ValidationError):
+            sets[name] = DataSet.model_validate(table)
+    return sets
+
+
+def _warm_up_sets(tree: dict[str, Any]) -> tuple[str, ...]:
+    sft = tree.get("sft")
+    names = sft.get("data") if isinstance(sft, dict) else None
+    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
 
 def _located(mistakes: Sequence[Mistake], text: str, file: str, overridden: dict[Path, str]) -> list[str]:

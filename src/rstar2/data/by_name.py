@@ -65,19 +65,25 @@ def load_any(
     """Problems or conversations, whichever it holds."""
     source = source_of(name)
     kind, _, rest = source.partition(":")
-    if kind == "catalog" and find_set(rest).kind is Kind.CONVERSATIONS:
+    if not holds_conversations(source):
+        return load_any_problems(name, data_dir, num_generated, seed)
+    if kind == "catalog":
         return tuple(conversations_of(rows_of(local_files(find_set(rest), data_dir)), rest))
-    is_talk = (kind == "procedural" and rest in procedural.CONVERSATION_TASKS) or (
-        kind == "file" and _holds_conversations(rest)
-    )
-    if is_talk:
-        return load_conversations(rest, _spec(source, num_generated), seed)
-    return load_any_problems(name, data_dir, num_generated, seed)
+    return load_conversations(rest, _spec(source, num_generated), seed)
 
 
-def _holds_conversations(path: str) -> bool:
-    first = next(read_rows(Path(path).expanduser()), None)
-    return first is not None and holds_conversation(first)
+def holds_conversations(source: str) -> bool:
+    """Of a source as in a recipe. The first row of a file that can be read tells; a hub set is taken for problems."""
+    kind, _, rest = source.partition(":")
+    match kind:
+        case "catalog":
+            return find_set(rest).kind is Kind.CONVERSATIONS
+        case "procedural":
+            return rest in procedural.CONVERSATION_TASKS
+        case "file":
+            first = next(read_rows(Path(rest).expanduser(), lambda _: None), None)
+            return first is not None and holds_conversation(first)
+    return False
 
 
 def _spec(source: str, num_generated: int) -> DataSet:

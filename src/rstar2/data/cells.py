@@ -33,7 +33,7 @@ def require(row: Row, names: Sequence[str], what: str) -> tuple[str, Any]:
     if any(name.partition(".")[0] in map(str.lower, row.values) for name in names):
         raise UserError(f"{row.where}: the {what} is empty; fill or drop the row")
     seen = ", ".join(row.values) or "none"
-    raise UserError(f"{row.where}: no column for the {what} ({', '.join(names)}); the columns are {seen}")
+    raise UserError(f"{row.where}: no column for the {what}; the columns are {seen}: call it one of {', '.join(names)}")
 
 
 def as_text(value: Any, row: Row, what: str) -> str:

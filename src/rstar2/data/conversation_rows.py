@@ -11,7 +11,8 @@ from typing import Any
 
 from rstar2.data.cells import as_text, compact_json, find, optional_text, require
 from rstar2.data.conversation import Conversation
-from rstar2.data.problem_rows import ID_COLUMNS, SOURCE_COLUMNS
+from rstar2.data.mistakes import OnMistake, raise_it
+from rstar2.data.problem_rows import ID_COLUMNS, SOURCE_COLUMNS, require_new_id
 from rstar2.data.rows import Row
 from rstar2.errors import UserError
 
@@ -30,21 +31,24 @@ _SHAREGPT_ROLES = {
 _SHAREGPT_CALL = "function_call"
 
 
-def conversations_of(rows: Iterable[Row], source: str) -> Iterator[Conversation]:
-    """One conversation a row; a row without an id gets one from its place."""
+def conversations_of(rows: Iterable[Row], source: str, on_mistake: OnMistake = raise_it) -> Iterator[Conversation]:
+    """One conversation a row; a row without an id gets one from its place. `on_mistake` gets each row that is none."""
     seen: dict[str, str] = {}
     for number, row in enumerate(rows):
         found_id = find(row, ID_COLUMNS)
         conversation_id = f"{source}/{number}" if found_id is None else str(found_id[1])
-        if conversation_id in seen:
-            raise UserError(
-                f"{row.where}: the id {conversation_id!r} is also that of {seen[conversation_id]}; ids are unique"
-            )
-        seen[conversation_id] = row.where
-        messages = _from_alpaca(row) or _messages(row)
-        if not any(message["role"] == "assistant" for message in messages):
-            raise UserError(f"{row.where}: no message is the assistant's, so there is nothing to learn; drop the row")
-        yield Conversation(messages, _tools(row), conversation_id, optional_text(row, SOURCE_COLUMNS) or source)
+        try:
+            require_new_id(conversation_id, row, seen)
+            yield _conversation_of(row, conversation_id, source)
+        except UserError as error:
+            on_mistake(error)
+
+
+def _conversation_of(row: Row, conversation_id: str, source: str) -> Conversation:
+    messages = _from_alpaca(row) or _messages(row)
+    if not any(message["role"] == "assistant" for message in messages):
+        raise UserError(f"{row.where}: no message is the assistant's, so there is nothing to learn; drop the row")
+    return Conversation(messages, _tools(row), conversation_id, optional_text(row, SOURCE_COLUMNS) or source)
 
 
 def holds_conversation(row: Row) -> bool:

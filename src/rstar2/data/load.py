@@ -1,11 +1,12 @@
 """From a recipe's `[data.NAME]` to problems or conversations.
 
-Invariant: the same set, name and seed give the same rows in the same order on every machine. Nothing is downloaded
-but `hub:` sets that are not here yet; a `catalog:` set that is not here says how to get it.
+Invariant: the same set, name and seed give the same rows in the same order on every machine. Only `hub:` sets that are
+not here yet are downloaded; a `catalog:` set that is not here says how to get it. An error about a file or a hub set
+names all of its mistakes.
 """
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from rstar2.data.conversation_rows import conversations_of
 from rstar2.data.folder import DATA_FOLDER_ENV, data_folder, find_in_folder
 from rstar2.data.hub import cached_files, fetch_files
 from rstar2.data.hub_split import split_files
+from rstar2.data.mistakes import Mistakes, OnMistake, raise_it
 from rstar2.data.problem_rows import problems_of
 from rstar2.data.reasoning_gym_tasks import PREFIX as REASONING_GYM_PREFIX
 from rstar2.data.reasoning_gym_tasks import generate_reasoning_gym
@@ -29,18 +31,18 @@ Item = TypeVar("Item", Problem, Conversation)
 
 
 def load_problems(name: str, spec: DataSet, seed: int) -> tuple[Problem, ...]:
-    """The set's problems, `num_problems` of them if that is given."""
+    """The set's problems, at most `num_problems` of them if that is given."""
     if spec.kind == "procedural":
         return _generate_problems(name, spec, seed)
     if spec.kind == "catalog":
         problems = load_catalog_problems(_rest(spec))
     else:
-        problems = tuple(problems_of(rows_of(_uncatalogued_files(spec)), name))
+        problems = _read(name, _uncatalogued_files(spec), problems_of)
     return _drawn(name, problems, spec.num_problems, seed)
 
 
 def load_conversations(name: str, spec: DataSet, seed: int) -> tuple[Conversation, ...]:
-    """The set's conversations, `num_problems` of them if that is given."""
+    """The set's conversations, at most `num_problems` of them if that is given."""
     if spec.kind == "procedural":
         tasks = _rest(spec).split(",")
         if len(tasks) != 1:
@@ -53,7 +55,7 @@ def load_conversations(name: str, spec: DataSet, seed: int) -> tuple[Conversatio
         paths = local_files(entry)
     else:
         paths = _uncatalogued_files(spec)
-    return _drawn(name, tuple(conversations_of(rows_of(paths), name)), spec.num_problems, seed)
+    return _drawn(name, _read(name, paths, conversations_of), spec.num_problems, seed)
 
 
 def load_benchmark(name: str, data_dir: Path | None = None) -> tuple[Problem, ...]:
@@ -125,7 +127,10 @@ def _shares(num_problems: int, tasks: Sequence[str]) -> list[int]:
 
 def _num_to_generate(name: str, spec: DataSet) -> int:
     if spec.num_problems is None:
-        raise UserError(f"data.{name}.num_problems must be given: a procedural set has no end")
+        raise UserError(
+            f"data.{name}.num_problems is needed: {spec.source} can generate any number, so say how many, as in "
+            "num_problems = 1000"
+        )
     return spec.num_problems
 
 
@@ -144,18 +149,28 @@ def _uncatalogued_files(spec: DataSet) -> tuple[Path, ...]:
     return split_files(repo, revision or None, spec.split)
 
 
-def rows_of(paths: Iterable[Path]) -> Iterator[Row]:
+def rows_of(paths: Iterable[Path], on_mistake: OnMistake = raise_it) -> Iterator[Row]:
     for path in paths:
-        yield from read_rows(path)
+        yield from read_rows(path, on_mistake)
+
+
+def _read(
+    name: str, paths: Iterable[Path], read: Callable[[Iterable[Row], str, OnMistake], Iterable[Item]]
+) -> tuple[Item, ...]:
+    """Every row, or one error with all that is wrong with them."""
+    mistakes = Mistakes()
+    items: tuple[Item, ...] = ()
+    with mistakes.noted():
+        items = tuple(read(rows_of(paths, mistakes.note), name, mistakes.note))
+    mistakes.raise_any(name)
+    return items
 
 
 def _drawn(name: str, items: tuple[Item, ...], num_wanted: int | None, seed: int) -> tuple[Item, ...]:
-    """All, or as many as are wanted, drawn by the set's own stream and left in their order."""
+    """All, or at most as many as are wanted, drawn by the set's own stream and left in their order."""
     if not items:
         raise UserError(f"data set {name} is empty: its file has no rows")
-    if num_wanted is None:
+    if num_wanted is None or num_wanted >= len(items):
         return items
-    if num_wanted > len(items):
-        raise UserError(f"data.{name}.num_problems is {num_wanted}, but the set has {len(items)}; ask for fewer")
     chosen = random.Random(_stream(name, seed)).sample(range(len(items)), num_wanted)
     return tuple(items[index] for index in sorted(chosen))

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from rstar2.data.cells import as_text, compact_json, find, optional_text, require
+from rstar2.data.mistakes import OnMistake, raise_it
 from rstar2.data.rows import Row
 from rstar2.errors import UserError
 from rstar2.grading import last_box
@@ -45,24 +46,33 @@ _DAPO_OPENING = (
 _DAPO_CLOSING = '\n\nRemember to put your answer on its own line after "Answer:".'
 
 
-def problems_of(rows: Iterable[Row], source: str) -> Iterator[Problem]:
-    """One problem a row. `source` is what a row without its own is said to come from."""
+def problems_of(rows: Iterable[Row], source: str, on_mistake: OnMistake = raise_it) -> Iterator[Problem]:
+    """One problem a row. `source` is what a row without its own is said to come from. `on_mistake` gets each row that
+    is no problem."""
     seen: dict[str, str] = {}
     num_same: Counter[str] = Counter()
     for row in rows:
-        problem = _problem_of(row, source)
+        try:
+            problem = _problem_of(row, source)
+            require_new_id(problem.id, row, seen)
+        except UserError as error:
+            on_mistake(error)
+            continue
         if problem.id:
-            if problem.id in seen:
-                raise UserError(
-                    f"{row.where}: the id {problem.id!r} is also that of {seen[problem.id]}; ids are unique"
-                )
-            seen[problem.id] = row.where
             yield problem
         else:
             made = content_id(problem)
             num_same[made] += 1
             unique = made if num_same[made] == 1 else f"{made}-{num_same[made]}"
             yield replace(problem, id=unique)
+
+
+def require_new_id(row_id: str, row: Row, seen: dict[str, str]) -> None:
+    """`seen` says where each id was first; a row without an id has an empty one."""
+    if row_id in seen:
+        raise UserError(f"{row.where}: the id {row_id!r} is also that of {seen[row_id]}; give each row its own")
+    if row_id:
+        seen[row_id] = row.where
 
 
 def answered_problems_of(rows: Iterable[Row], source: str) -> Iterator[Problem]:

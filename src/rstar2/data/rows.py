@@ -1,7 +1,7 @@
 """Rows of a data file, one after the other, each with the words that lead a person to it.
 
 JSON Lines, a JSON array, CSV (each of them plain or gzipped) and Parquet. A file that is not what its name says, and a
-line that is not a row, are user errors that name the file and the line; nothing is skipped.
+line that is not a row, are user errors that name the file and the line. No line is skipped without one.
 """
 
 import csv
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
+from rstar2.data.mistakes import OnMistake, raise_it
 from rstar2.errors import UserError
 from rstar2.models.storage import require_installed
 
@@ -38,8 +39,9 @@ def stem(name: str) -> str:
     return name[: len(name) - len(ending)]
 
 
-def read_rows(path: Path) -> Iterator[Row]:
-    """All rows of one file, in its order."""
+def read_rows(path: Path, on_mistake: OnMistake = raise_it) -> Iterator[Row]:
+    """All rows of one file, in its order. `on_mistake` gets each line that is no row; a file that cannot be read on
+    raises."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "is not there"
         raise UserError(f"data file {path} {what}: give the path of a {', '.join(SUFFIXES)} file")
@@ -47,19 +49,19 @@ def read_rows(path: Path) -> Iterator[Row]:
         raise UserError(f"data file {path} has none of the endings {', '.join(SUFFIXES)}: rename or convert it")
     if path.name.lower().endswith(".parquet"):
         return _parquet_rows(path)
-    return _text_rows(path)
+    return _text_rows(path, on_mistake)
 
 
-def _text_rows(path: Path) -> Iterator[Row]:
+def _text_rows(path: Path, on_mistake: OnMistake) -> Iterator[Row]:
     name = path.name.lower().removesuffix(".gz")
     try:
         with _open_text(path) as file:
             if name.endswith(".csv"):
                 yield from _csv_rows(path, file)
             elif name.endswith(".json") and _starts_an_array(file):
-                yield from _array_rows(path, file)
+                yield from _array_rows(path, file, on_mistake)
             else:
-                yield from _json_lines(path, file)
+                yield from _json_lines(path, file, on_mistake)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path} is not a whole gzip file ({error}): get it again") from error
     except UnicodeDecodeError as error:
@@ -97,18 +99,24 @@ def _starts_an_array(file: TextIO) -> bool:
     return start == "["
 
 
-def _json_lines(path: Path, file: TextIO) -> Iterator[Row]:
+def _json_lines(path: Path, file: TextIO, on_mistake: OnMistake) -> Iterator[Row]:
     # Split at newlines alone: a JSON text may hold other line separators of Unicode as they are.
     for number, line in enumerate(file, start=1):
         if line.strip():
             where = f"{path}, line {number}"
-            yield Row(_object(_parsed(line, where), where), where)
+            try:
+                yield Row(_object(_parsed(line, where), where), where)
+            except UserError as error:
+                on_mistake(error)
 
 
-def _array_rows(path: Path, file: TextIO) -> Iterator[Row]:
+def _array_rows(path: Path, file: TextIO, on_mistake: OnMistake) -> Iterator[Row]:
     for number, item in enumerate(_parsed(file.read(), str(path)), start=1):
         where = f"{path}, item {number}"
-        yield Row(_object(item, where), where)
+        try:
+            yield Row(_object(item, where), where)
+        except UserError as error:
+            on_mistake(error)
 
 
 def _csv_rows(path: Path, file: TextIO) -> Iterator[Row]:
@@ -144,10 +152,12 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not JSON ({error})") from error
+        raise UserError(f"{where}: not JSON ({error}); mend the line, or take it out") from error
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UserError(f"{where}: expected an object with columns, found {type(value).__name__}")
+        raise UserError(
+            f'{where}: expected an object with columns, as in {{"problem": …}}, found {type(value).__name__}'
+        )
     return value

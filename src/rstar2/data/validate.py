@@ -1,17 +1,21 @@
-r"""Whether the gold answers of a set score as right under the set's own grader.
+r"""Whether the gold answers of a set score as right under the set's own grader, and whether conversations can be
+learnt from.
 
 A gold is put where a model would put it, into `<answer>\boxed{…}</answer>`, and graded like any response. What has no
 gold answer is checked for what its grader will need: IFEval's checks and their arguments, BFCL's right calls among the
-functions on offer, a prompt for the judge.
+functions on offer, a prompt for the judge. A conversation is checked for its form: something to learn, every tool
+result after a call, every call of a tool that it declares.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rstar2.data.benchmarks import FunctionCallTask, InstructionTask
 from rstar2.data.benchmarks.function_calls import WITHOUT_GOLD
 from rstar2.data.catalog import Grading
+from rstar2.data.conversation import Conversation
 from rstar2.grading import Grader
 from rstar2.records import Problem, Verdict
 
@@ -20,9 +24,10 @@ NUM_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A problem whose gold does not score, and why."""
+    """A problem whose gold does not score, or a conversation that cannot be learnt from, and why."""
 
     problem_id: str
+    """The id of the problem or the conversation."""
     answer: str
     reason: str
 
@@ -43,6 +48,38 @@ async def validate(
         return None if reason is None else Failure(problem.id, problem.answer, reason)
 
     return [failure for failure in await asyncio.gather(*map(check, problems)) if failure is not None]
+
+
+def validate_conversations(conversations: Sequence[Conversation]) -> list[Failure]:
+    """What fails, in the set's order."""
+    faults = ((conversation, _conversation_fault(conversation)) for conversation in conversations)
+    return [Failure(conversation.id, "", reason) for conversation, reason in faults if reason is not None]
+
+
+def _conversation_fault(conversation: Conversation) -> str | None:
+    messages = conversation.messages
+    if not any(message["role"] == "user" for message in messages):
+        return "no message is the user's: nothing is asked"
+    if not any(_says_something(message) for message in messages if message["role"] == "assistant"):
+        return "every message of the assistant is empty: there is nothing to learn"
+    declared = {tool["function"].get("name") for tool in conversation.tools}
+    num_open_calls = 0
+    for number, message in enumerate(messages, start=1):
+        calls = message.get("tool_calls", ())
+        if message["role"] == "assistant":
+            num_open_calls = len(calls)
+        elif message["role"] == "tool":
+            num_open_calls -= 1
+            if num_open_calls < 0:
+                return f"message {number} is a tool result, and no call comes before it"
+        unknown = [call["function"]["name"] for call in calls if call["function"]["name"] not in declared]
+        if unknown and declared:
+            return f"message {number} calls {unknown[0]}, which is not among the tools"
+    return None
+
+
+def _says_something(message: dict[str, Any]) -> bool:
+    return bool(message["content"].strip() or message.get("tool_calls"))
 
 
 async def _why_wrong(problem: Problem, grading: Grading, grader: Grader) -> str | None:

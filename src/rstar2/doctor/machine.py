@@ -28,7 +28,7 @@ ROOMY_DISK_BYTES = 8 * GIB
 def machine_checks(run_folder: Path, data_home: Path) -> tuple[Check, ...]:
     return (
         python_check(sys.version_info[:3]),
-        platform_check(platform.system(), platform.platform()),
+        platform_check(platform.system(), f"{platform.system()} {platform.release()}, {platform.machine()}"),
         cores_check(_num_allowed_cores(), core_quota()),
         memory_check(_physical_bytes(), memory_limit_bytes()),
         _disk_check_of("room for runs", run_folder, "start runs in another folder"),

@@ -16,6 +16,7 @@ from rstar2.engine import Sampling
 from rstar2.engine.protocol import Message
 from rstar2.errors import InfrastructureError
 from rstar2.records import Outcome, Problem, StopReason, Trace, Turn
+from rstar2.records.trace import GOLD_KEY
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.judge import Judge, judged
 from rstar2.rollout.placed_rollout import PlacedRollout
@@ -122,7 +123,7 @@ class PlainRoller(Roller):
             sample_index=request.sample_index,
             step=request.step,
             model=self._model,
-            metadata={END_OF_TURN_KEY: self._end_of_turn(transcript.turns)},
+            metadata={END_OF_TURN_KEY: self._end_of_turn(transcript.turns), GOLD_KEY: request.problem.answer},
         )
         return await judged(self._judge, request.problem, trace)
 

@@ -23,9 +23,8 @@ def set_size(recipe: Recipe, name: str, given: Mapping[str, int]) -> int | None:
     if name not in recipe.data:
         return CATALOG[name].num_rows if name in CATALOG else None
     spec = recipe.data[name]
-    if spec.num_problems is not None:
-        return spec.num_problems
-    return _size_of_source(spec)
+    sizes = [size for size in (spec.num_problems, _size_of_source(spec)) if size is not None]
+    return min(sizes, default=None)
 
 
 def total_size(recipe: Recipe, names: Sequence[str], given: Mapping[str, int]) -> tuple[int, tuple[str, ...]]:

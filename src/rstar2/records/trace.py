@@ -81,6 +81,10 @@ class Turn:
             raise ValueError(f"turn has {len(self.calls)} tool calls but {len(self.results)} results")
 
 
+GOLD_KEY = "gold"
+"""In a trace's metadata: the answer that its problem wants, for people who read the trace."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
     """One rollout of one problem."""

@@ -8,6 +8,7 @@ from rstar2.agent.events import AgentEvent, CallStarted, TurnStarted
 from rstar2.agent.tool import close_all
 from rstar2.engine import Chunk, EngineLoad, Sampling
 from rstar2.records import Problem, StepRecord, Trace
+from rstar2.records.trace import GOLD_KEY
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.judge import Judge, judged
 from rstar2.rollout.placed_rollout import PlacedRollout
@@ -108,6 +109,7 @@ class Roller:
             sample_index=request.sample_index,
             step=request.step,
             model=self._model,
+            metadata={**trace.metadata, GOLD_KEY: request.problem.answer},
         )
         return await judged(self._judge, request.problem, trace)
 

@@ -150,7 +150,13 @@ class Collector:
         async with self._bench.collecting():
             self._roller.begin_step(step)
             batch = await collect_step(
-                self._roller, self._problems, cursor, step, self._settings, self._records.keep_trace
+                self._roller,
+                self._problems,
+                cursor,
+                step,
+                self._settings,
+                self._records.keep_trace,
+                self._records.rollouts_begun,
             )
             self._records.begin_writing()
             schedule = await self._roller.end_step()
@@ -176,8 +182,10 @@ async def collect_step(
     step: int,
     settings: CollectSettings,
     on_trace: Callable[[Trace], None],
+    on_begin: Callable[[int], None] = lambda _: None,
 ) -> StepBatch:
-    """A group is chosen from as soon as its last rollout ends: other groups are still being sampled then."""
+    """A group is chosen from as soon as its last rollout ends: other groups are still being sampled then. `on_begin`
+    gets the number of rollouts that are begun at a time."""
     started_s = time.monotonic()
     stream = f"{settings.seed}/{settings.stage}"
     groups: dict[str, _OpenGroup] = {}
@@ -198,6 +206,7 @@ async def collect_step(
             groups[group.id] = group
         requests = [request for group in groups.values() for request in _requests(group, step, settings)]
         if requests:
+            on_begin(len(requests))
             await roller.run(requests, settings.limits, settings.sampling, take_in)
         num_rounds += 1
         num_lost = sum(_num_lost(group, settings) for group in groups.values())

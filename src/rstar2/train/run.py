@@ -9,7 +9,7 @@ from rstar2.agent import load_chat
 from rstar2.config import Recipe, load_recipe
 from rstar2.config.emit import to_toml
 from rstar2.config.model import TINY_PREFIX
-from rstar2.data import Conversation
+from rstar2.data import Conversation, Curriculum, load_curriculum
 from rstar2.engine.embedded.options import choose_device
 from rstar2.errors import UserError
 from rstar2.models import resolve
@@ -19,7 +19,6 @@ from rstar2.records.rewind import superseded_traces
 from rstar2.records.run_layout import RunLayout
 from rstar2.train.checkpoints.checkpoint import Checkpoint, write_errors
 from rstar2.train.checkpoints.resume import find_checkpoint, rewind_to
-from rstar2.train.curriculum.curriculum import Curriculum, load_curriculum
 from rstar2.train.curriculum.tags import require_learnable_tags
 from rstar2.train.learning.sft_examples import conversation_texts
 from rstar2.train.reporting.observer import Observer
@@ -56,7 +55,7 @@ class Prepared:
 
 def prepare_new(recipe: Recipe, folder: Path, check: Callable[[Recipe], None] = check_solo) -> Prepared:
     """`check` raises UserError for a recipe that the workbench it is meant for cannot train."""
-    _check(recipe, check)
+    check(recipe)
     return Prepared(recipe, load_curriculum(recipe), folder)
 
 
@@ -70,7 +69,7 @@ def prepare_resumed(folder: Path, check: Callable[[Recipe], None] = check_solo) 
     if view.status is RunStatus.RUNNING:
         raise UserError(f"{folder} is being written by another process: stop that first")
     recipe = load_recipe(RunLayout(folder).recipe)
-    _check(recipe, check)
+    check(recipe)
     curriculum = load_curriculum(recipe)
     checkpoint = find_checkpoint(folder, recipe, curriculum)
     return Prepared(recipe, curriculum, folder, checkpoint, is_resumed=True)
@@ -85,6 +84,7 @@ async def train(
     """To the end of the recipe. Whatever ends it early is in the run directory, which can be resumed."""
     with _open_run(prepared, observer, argv) as run:
         recipe = prepared.recipe
+        observer.waits_for("the model, the engine and the sandbox to start")
         folder = _model_folder(recipe, prepared.curriculum.conversations, run)
         _keep_tokenizer(folder, run)
         chat = load_chat(folder, recipe.agent.template, recipe.agent.system_text, recipe.agent.tool_tags)
@@ -94,12 +94,6 @@ async def train(
             finished = _finished_rollouts(prepared) if prepared.is_resumed else {}
             await trainer.train(prepared.checkpoint, finished)
             await trainer.export(folder)
-
-
-def _check(recipe: Recipe, check: Callable[[Recipe], None]) -> None:
-    if not recipe.trains:
-        raise UserError("the recipe has neither [sft] nor [[stages]], so there is nothing to train")
-    check(recipe)
 
 
 def _open_run(prepared: Prepared, observer: Observer, argv: Sequence[str] | None) -> RunDirectory:

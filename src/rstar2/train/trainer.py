@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from rstar2.agent import ChatFormat
 from rstar2.config import Recipe, StageSection
+from rstar2.data import Curriculum, require_short_prompts
 from rstar2.engine.process.child import collect_garbage_if_rare
 from rstar2.errors import UserError
 from rstar2.evals import EvalSettings, evaluate
@@ -27,7 +28,6 @@ from rstar2.train.checkpoints.checkpoint import Checkpoint, CheckpointFolder
 from rstar2.train.checkpoints.export import agent_folder
 from rstar2.train.checkpoints.resume import run_digest
 from rstar2.train.collector import Collector, CollectSettings, StepBatch
-from rstar2.train.curriculum.curriculum import Curriculum, require_short_prompts
 from rstar2.train.curriculum.difficulty import hard_problems
 from rstar2.train.learning.optimizer import warmup_factor
 from rstar2.train.learning.sft import SftSettings, render_all
@@ -122,6 +122,7 @@ class Trainer:
         sft = self._recipe.sft
         if sft is None or self._state.sft_is_done:
             return
+        self._records.waits_for("the conversations to be tokenized")
         examples, num_long = render_all(self._curriculum.conversations, self._chat, sft.max_tokens)
         if num_long:
             self._records.say(
@@ -179,7 +180,9 @@ class Trainer:
         )
         async with collector:
             started_s = time.monotonic()
+            self._records.waits_for("rollouts")
             async for batch in collector:
+                self._records.waits_for("the update")
                 values = await uninterrupted(
                     self._learn_step(batch, stage, collector, started_s),
                     lambda: asyncio.get_running_loop().call_later(INTERRUPT_S, collector.stop),
@@ -192,8 +195,9 @@ class Trainer:
                     self._reach(replace(self._state, pending_evaluation=stage.name))
                 if self._state.step % self._recipe.train.checkpoint_every_steps == 0:
                     await self._save()
-                await self._evaluate_if_due()
+                await self._evaluate_if_due(then=stage)
                 started_s = time.monotonic()
+                self._records.waits_for("rollouts")
 
     def _stage_is_done(self, stage: StageSection) -> bool:
         if self._state.stage_step >= stage.steps:
@@ -290,7 +294,7 @@ class Trainer:
         if stage.difficulty_filter is None:
             return problems
         if self._state.problem_ids is None:
-            self._records.phase(f"filter:{stage.name}", 0, 0)
+            self._records.phase(f"filter:{stage.name}", stage.difficulty_filter.num_samples * len(problems), 0)
             hard = await hard_problems(
                 self._roller, problems, self._recipe, stage, self._state.step, self._records.keep_trace
             )
@@ -313,7 +317,8 @@ class Trainer:
 
     # Evaluation, records, checkpoints.
 
-    async def _evaluate_if_due(self) -> None:
+    async def _evaluate_if_due(self, then: StageSection | None = None) -> None:
+        """`then` is the stage that continues afterwards."""
         stage = self._state.pending_evaluation
         if stage is None:
             return
@@ -334,6 +339,8 @@ class Trainer:
             for benchmark, result in results.items():
                 numbers = {key: float(value) for key, value in asdict(result).items() if isinstance(value, int | float)}
                 self._records.metrics(self._state.step, f"{name}/{benchmark}", numbers)
+            if then is not None:
+                self._records.phase(then.name, then.steps, self._state.stage_step)
         self._reach(replace(self._state, pending_evaluation=None))
 
     def _report_held_out(self) -> None:

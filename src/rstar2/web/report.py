@@ -15,7 +15,7 @@ from rstar2.records import Selection, Trace
 from rstar2.records.run_layout import segment_steps
 from rstar2.web.assets import PAGE, STYLE, assets, bundled_script, source_hash
 from rstar2.web.run_reader import RunReader, open_runs
-from rstar2.web.step_reader import Row, StepReader
+from rstar2.web.step_reader import RolloutRow, StepReader
 from rstar2.web.summary import summarise
 from rstar2.web.tool_calls import tool_call_statistics
 from rstar2.web.trace_wire import group_row_json, row_json, trace_json
@@ -102,12 +102,16 @@ def _all_rows(read: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
 def _step_data(reader: RunReader, step: int, max_bytes: int) -> dict[str, Any]:
     step_reader, candidates = reader.sample(step, 4 * max_bytes)
     traces = _choose(step_reader, candidates, max_bytes)
-    rows = [Row(start, summarise(trace)) for start, trace in traces]
+    rows = [RolloutRow(start, summarise(trace)) for start, trace in traces]
     find, place_of, groups = step_reader.table.find, step_reader.table.place_of, step_reader.table.groups
     numbers = sorted({place_of[trace.id][0] for _, trace in traces if trace.id in place_of})
     without_group = Counter(trace.problem_id for _, trace in traces if trace.id not in place_of)
-    problems = [group_row_json(number, groups[number]) for number in numbers]
-    problems += [{"problem_id": problem_id, "num_rollouts": count} for problem_id, count in without_group.items()]
+    questions = {row.summary.problem_id: row.summary.question for row in rows}
+    problems = [group_row_json(number, groups[number], questions.get(groups[number].problem_id)) for number in numbers]
+    problems += [
+        {"problem_id": problem_id, "question": questions[problem_id], "num_rollouts": count}
+        for problem_id, count in without_group.items()
+    ]
     return {
         "num_sampled": len(traces),
         "is_sampled": len(traces) < len(step_reader.index.entries) or not step_reader.index.is_complete,

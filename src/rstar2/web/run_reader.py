@@ -4,7 +4,7 @@ Invariant: an answer is bounded, whatever the size of the run: rows come in page
 (`step_reader`). Threads may share a reader; they take turns.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -91,14 +91,23 @@ class RunReader:
         of a step that is not decided yet."""
         with self._lock:
             reader = self._step(step)
-            rows = [group_row_json(number, group) for number, group in enumerate(reader.table.groups)]
-            if after >= len(rows):
-                reader.find_lines()
+            reader.find_lines()
+            groups = reader.table.groups
             is_complete = reader.index.is_complete
-            rows += _problems_without_group(reader) if is_complete or after >= len(rows) else []
-        page = rows[after : after + MAX_PAGE_PROBLEMS]
-        at_end = after + len(page) >= len(rows)
-        return {"rows": page, "next": after + len(page), "is_end": is_complete and at_end, "num_known": len(rows)}
+            others = _traces_without_group(reader) if is_complete or after >= len(groups) else {}
+            num_known = len(groups) + len(others)
+            numbers = range(after, min(after + MAX_PAGE_PROBLEMS, num_known))
+            page = [
+                group_row_json(n, groups[n], reader.question_of(groups[n].problem_id, groups[n].trace_ids))
+                for n in numbers
+                if n < len(groups)
+            ]
+            page += [
+                {"problem_id": name, "question": reader.question_of(name, ids), "num_rollouts": len(ids)}
+                for name, ids in list(others.items())[max(0, after - len(groups)) :][: MAX_PAGE_PROBLEMS - len(page)]
+            ]
+        at_end = after + len(page) >= num_known
+        return {"rows": page, "next": after + len(page), "is_end": is_complete and at_end, "num_known": num_known}
 
     def rollouts(self, step: int, query: Query, after: int, limit: int = MAX_PAGE_ROWS) -> dict[str, Any]:
         with self._lock:
@@ -207,10 +216,13 @@ def open_runs(paths: Sequence[Path], tokenizer: Path | None = None) -> list[RunR
     return list(readers.values())
 
 
-def _problems_without_group(reader: StepReader) -> list[dict[str, Any]]:
-    left = (entry for entry in reader.index.entries if entry.id not in reader.table.place_of)
-    counts = Counter(entry.problem_id for entry in left)
-    return [{"problem_id": problem_id, "num_rollouts": number} for problem_id, number in counts.items()]
+def _traces_without_group(reader: StepReader) -> dict[str, list[str]]:
+    """By problem, the ids of its traces that are in no group."""
+    traces: dict[str, list[str]] = {}
+    for entry in reader.index.entries:
+        if entry.id not in reader.table.place_of:
+            traces.setdefault(entry.problem_id, []).append(entry.id)
+    return traces
 
 
 def _progress(reader: StepReader) -> dict[str, Any]:

@@ -20,6 +20,10 @@ BLOCK_BYTES = 1 << 22
 HEAD_BYTES = 4096
 """Of a line, what is kept to find the ids in: they are its first two fields, and short."""
 
+QUESTION_BYTES = 1 << 16
+"""Of a line, what is read to find the prompt in: it comes after the prompt's token ids."""
+
+_PROMPT_TEXT = re.compile(rb',"prompt_text":("(?:[^"\\]|\\.)*")')
 _IDS = re.compile(rb'\{"id":("(?:[^"\\]|\\.)*"),"problem_id":("(?:[^"\\]|\\.)*")')
 
 
@@ -85,6 +89,18 @@ class SegmentIndex:
         if not line.endswith(b"\n"):
             raise UserError(f"{self.path.name} has no line that starts at byte {start}")
         return line[:-1]
+
+    def prompt_text_at(self, start: int) -> str | None:
+        """The prompt of the trace that starts at `start`, without reading the trace; None if the prompt is too long."""
+        with self._open() as file:
+            file.seek(start)
+            head = file.read(QUESTION_BYTES).partition(b"\n")[0]
+        self.num_bytes_read += len(head)
+        found = _PROMPT_TEXT.search(head)
+        try:
+            return None if found is None else str(json.loads(found[1]))
+        except ValueError:
+            return None
 
     def trace_at(self, start: int) -> Trace:
         try:

@@ -13,7 +13,7 @@ from rstar2.errors import UserError
 from rstar2.records import Trace
 from rstar2.web.group_table import GroupTable
 from rstar2.web.segment_index import BLOCK_BYTES, SegmentIndex
-from rstar2.web.summary import Summary, summarise, unreadable
+from rstar2.web.summary import MAX_QUESTION_CHARS, Summary, cut, question_in, summarise, unreadable
 
 SCAN_BYTES = 1 << 28
 """Lines are found at about a gigabyte a second."""
@@ -34,14 +34,14 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RolloutRow:
     start: int
     summary: Summary
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    rows: list[Row]
+    rows: list[RolloutRow]
     next: int
     """The number of the line to go on with."""
     is_end: bool
@@ -53,6 +53,7 @@ class StepReader:
         self.index = SegmentIndex(traces)
         self.table = GroupTable(groups)
         self._summaries: dict[int, Summary] = {}
+        self._questions: dict[str, str] = {}
 
     @property
     def num_bytes_read(self) -> int:
@@ -76,23 +77,34 @@ class StepReader:
 
     def page(self, query: Query, after: int, limit: int) -> Page:
         """The next rollouts that match, from line number `after` on."""
-        rows: list[Row] = []
+        rows: list[RolloutRow] = []
         number = after
         for number, summary, trace in self._parsed(after, PARSE_BYTES, reads_all=bool(query.text)):
             if len(rows) >= limit:
                 return Page(rows, number, is_end=False)
             if self._matches(query, summary, trace):
-                rows.append(Row(self.index.entries[number].start, summary))
+                rows.append(RolloutRow(self.index.entries[number].start, summary))
             number += 1
         return Page(rows, number, is_end=self.index.is_complete and number >= len(self.index.entries))
 
-    def summaries(self) -> tuple[list[Row], bool]:
+    def summaries(self) -> tuple[list[RolloutRow], bool]:
         """All that are known, after parsing some more; and whether that is all of them."""
         for _ in self._parsed(0, PARSE_BYTES, reads_all=False):
             pass
         known = sorted(self._summaries)
-        rows = [Row(self.index.entries[number].start, self._summaries[number]) for number in known]
+        rows = [RolloutRow(self.index.entries[number].start, self._summaries[number]) for number in known]
         return rows, self.index.is_complete and len(known) == len(self.index.entries)
+
+    def question_of(self, problem_id: str, trace_ids: Iterable[str]) -> str | None:
+        """What one of the traces asks, if its line is known by now."""
+        if problem_id not in self._questions:
+            numbers = (self.index.number_of[trace_id] for trace_id in trace_ids if trace_id in self.index.number_of)
+            number = next(numbers, None)
+            prompt = None if number is None else self.index.prompt_text_at(self.index.entries[number].start)
+            if prompt is None:
+                return None
+            self._questions[problem_id] = cut(question_in(prompt), MAX_QUESTION_CHARS)
+        return self._questions[problem_id]
 
     def traces_of(self, trace_ids: Iterable[str]) -> tuple[list[tuple[int, Trace]], bool]:
         """Those that were found, with their offsets, and whether looking further could find more."""

@@ -3,14 +3,16 @@
 from dataclasses import dataclass
 
 from rstar2.records import ToolStatus, Trace
+from rstar2.records.trace import GOLD_KEY
 
 MAX_ANSWER_CHARS = 120
+MAX_QUESTION_CHARS = 200
 EVALUATION = "eval"
 """How the stages of evaluations begin."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallSummary:
     """One tool call that came back."""
 
     status: ToolStatus
@@ -27,6 +29,9 @@ class Summary:
     verdict: str | None
     reward: float | None
     answer: str | None
+    gold: str
+    """The answer that the problem wants; empty if it has none, or the run did not record it."""
+    question: str
     num_turns: int
     num_tokens: int
     """Sampled by the model."""
@@ -34,7 +39,7 @@ class Summary:
     num_errors: int
     seconds: float
     """Spent in queues, generating and waiting for tools."""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[CallSummary, ...] = ()
     stage: str = ""
     """What it was rolled out for, where that is not training."""
     unreadable: str = ""
@@ -54,9 +59,6 @@ class Summary:
 
 
 def summarise(trace: Trace) -> Summary:
-    answer = trace.answer
-    if answer is not None and len(answer) > MAX_ANSWER_CHARS:
-        answer = answer[:MAX_ANSWER_CHARS] + "…"
     return Summary(
         id=trace.id,
         problem_id=trace.problem_id,
@@ -64,17 +66,29 @@ def summarise(trace: Trace) -> Summary:
         outcome=trace.outcome.value,
         verdict=trace.verdict.value if trace.verdict else None,
         reward=trace.reward,
-        answer=answer,
+        answer=None if trace.answer is None else cut(trace.answer, MAX_ANSWER_CHARS),
+        gold=cut(trace.metadata.get(GOLD_KEY, ""), MAX_ANSWER_CHARS),
+        question=cut(question_in(trace.prompt_text), MAX_QUESTION_CHARS),
         num_turns=len(trace.turns),
         num_tokens=trace.num_sampled_tokens,
         num_calls=trace.num_tool_calls,
         num_errors=trace.num_tool_errors,
         seconds=sum(turn.queue_s + turn.generate_s + turn.tool_s for turn in trace.turns),
         stage=trace.metadata.get("stage", ""),
-        calls=tuple(Call(result.status, result.wall_s, result.num_attempts) for result in trace.results),
+        calls=tuple(CallSummary(result.status, result.wall_s, result.num_attempts) for result in trace.results),
     )
 
 
 def unreadable(trace_id: str, problem_id: str, reason: str) -> Summary:
     """A line that is no trace: it is listed with the reason, never skipped."""
-    return Summary(trace_id, problem_id, 0, "unreadable", None, None, None, 0, 0, 0, 0, 0.0, unreadable=reason)
+    return Summary(trace_id, problem_id, 0, "unreadable", None, None, None, "", "", 0, 0, 0, 0, 0.0, unreadable=reason)
+
+
+def question_in(prompt_text: str) -> str:
+    """What the user asked, without the system text and the template around it, where they can be told apart."""
+    _, found, rest = prompt_text.rpartition("<|im_start|>user\n")
+    return rest.partition("<|im_end|>")[0] if found else prompt_text
+
+
+def cut(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else text[:max_chars] + "…"

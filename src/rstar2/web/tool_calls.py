@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from rstar2.records import count_tool_calls
-from rstar2.web.step_reader import Row
+from rstar2.web.step_reader import RolloutRow
 
 FIRST_BIN_S, BINS_PER_DECADE, NUM_BINS = 1e-4, 4, 28
 """Logarithmic bins from a tenth of a millisecond to a thousand seconds."""
 NUM_SLOWEST = 12
 
 
-def tool_call_statistics(rows: Sequence[Row]) -> dict[str, Any]:
+def tool_call_statistics(rows: Sequence[RolloutRow]) -> dict[str, Any]:
     walls: dict[str, list[float]] = defaultdict(list)
     bins: dict[str, list[int]] = {"none": [0] * NUM_BINS, "policy": [0] * NUM_BINS, "infrastructure": [0] * NUM_BINS}
     all_calls = [(call, row) for row in rows for call in row.summary.calls]

@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rstar2.records import Group, ToolCall, ToolResult, Trace, Turn
+from rstar2.records.trace import GOLD_KEY
 from rstar2.web.cells import Cell, call_text, cells_of
 from rstar2.web.selection import is_right, penalty_of, why
-from rstar2.web.step_reader import Row
+from rstar2.web.step_reader import RolloutRow
+from rstar2.web.summary import question_in
 
 Texts = Callable[[Sequence[int]], list[str]]
 
@@ -14,7 +16,7 @@ NUM_SHOWN_CHARS = 700
 """Of each text in a view of many rollouts side by side; a trace by itself is shown whole."""
 
 
-def row_json(row: Row, place: tuple[Group, int] | None) -> dict[str, Any]:
+def row_json(row: RolloutRow, place: tuple[Group, int] | None) -> dict[str, Any]:
     """One line of a list."""
     summary = row.summary
     return {
@@ -26,6 +28,8 @@ def row_json(row: Row, place: tuple[Group, int] | None) -> dict[str, Any]:
         "verdict": summary.verdict,
         "reward": summary.reward,
         "answer": summary.answer,
+        "gold": summary.gold,
+        "question": summary.question,
         "num_turns": summary.num_turns,
         "num_tokens": summary.num_tokens,
         "num_calls": summary.num_calls,
@@ -38,13 +42,14 @@ def row_json(row: Row, place: tuple[Group, int] | None) -> dict[str, Any]:
     }
 
 
-def group_row_json(number: int, group: Group) -> dict[str, Any]:
+def group_row_json(number: int, group: Group, question: str | None) -> dict[str, Any]:
     """One line of the list of a step's problems."""
     penalties = [p for p in (penalty_of(group, i) for i in range(len(group.trace_ids))) if p is not None]
     return {
         "number": number,
         "id": group.id,
         "problem_id": group.problem_id,
+        "question": question,
         "num_rollouts": len(group.trace_ids),
         "num_right": sum(map(is_right, group.rewards)),
         "num_kept": sum(selection == "kept" for selection in group.selections),
@@ -83,12 +88,6 @@ def short_trace_json(start: int, trace: Trace, place: tuple[Group, int] | None) 
     }
 
 
-def question_in(prompt_text: str) -> str:
-    """What the user asked, without the system text and the template around it, where they can be told apart."""
-    _, found, rest = prompt_text.rpartition("<|im_start|>user\n")
-    return rest.partition("<|im_end|>")[0] if found else prompt_text
-
-
 def _befores(trace: Trace) -> list[str]:
     return [trace.prompt_text, *(turn.appended_text for turn in trace.turns)][: len(trace.turns)]
 
@@ -108,9 +107,10 @@ def _head_json(start: int, trace: Trace, place: tuple[Group, int] | None) -> dic
         "verdict": trace.verdict.value if trace.verdict else None,
         "reward": trace.reward,
         "answer": trace.answer,
+        "gold": trace.metadata.get(GOLD_KEY, ""),
         "note": trace.note,
         "stage": trace.metadata.get("stage", ""),
-        "metadata": [[name, text] for name, text in trace.metadata.items()],
+        "metadata": [[name, text] for name, text in trace.metadata.items() if name != GOLD_KEY],
         "num_tokens": trace.num_sampled_tokens,
         "num_calls": trace.num_tool_calls,
         "num_errors": trace.num_tool_errors,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ProblemFamily:
     """`draw` gives the numbers of one problem; `solve` its answer; a wording puts the numbers into a question."""
 
     name: str
@@ -48,17 +48,17 @@ def _digits_and_base(rng: random.Random) -> tuple[int, int]:
     return int("".join(map(str, digits))), base
 
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, ProblemFamily] = {
     family.name: family
     for family in (
-        Family(
+        ProblemFamily(
             "big_product",
             ("What is {} times {}?", "Multiply {} by {}.", "Find the product of {} and {}."),
             _two_factors,
             lambda a, b: a * b,
             "print({a} * {b})",
         ),
-        Family(
+        ProblemFamily(
             "modular_power",
             (
                 "What is {} to the power of {} modulo {}?",
@@ -68,14 +68,14 @@ FAMILIES: dict[str, Family] = {
             lambda a, b, c: pow(a, b, c),
             "print(pow({a}, {b}, {c}))",
         ),
-        Family(
+        ProblemFamily(
             "gcd",
             ("What is the greatest common divisor of {} and {}?", "Which is the largest number to divide {} and {}?"),
             _two_multiples,
             math.gcd,
             "import math\nprint(math.gcd({a}, {b}))",
         ),
-        Family(
+        ProblemFamily(
             "lcm",
             (
                 "What is the least common multiple of {} and {}?",
@@ -85,14 +85,14 @@ FAMILIES: dict[str, Family] = {
             math.lcm,
             "import math\nprint(math.lcm({a}, {b}))",
         ),
-        Family(
+        ProblemFamily(
             "range_sum",
             ("Add up all whole numbers from {} to {}.", "What is the sum of the integers from {} to {}?"),
             _two_ends,
             lambda a, b: (a + b) * (b - a + 1) // 2,
             "print(sum(range({a}, {b} + 1)))",
         ),
-        Family(
+        ProblemFamily(
             "base_conversion",
             ("Which decimal number is {} in base {}?", "Convert {} from base {} to base ten."),
             _digits_and_base,

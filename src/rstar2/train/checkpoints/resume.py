@@ -5,11 +5,11 @@ from pathlib import Path
 
 from rstar2.config import Recipe
 from rstar2.config.emit import to_toml
+from rstar2.data import Curriculum
 from rstar2.errors import UserError
 from rstar2.records.rewind import rewind
 from rstar2.records.run_layout import RunLayout
 from rstar2.train.checkpoints.checkpoint import Checkpoint, CheckpointFolder
-from rstar2.train.curriculum.curriculum import Curriculum
 
 
 def run_digest(recipe: Recipe, curriculum: Curriculum) -> str:

@@ -22,6 +22,12 @@ class MetricWriter:
         kind = stage if stage.startswith(("sft", "eval:")) else "train"
         self._write(step, {f"{kind}/{name}": float(value) for name, value in values.items()})
 
+    def waits_for(self, what: str) -> None:
+        pass
+
+    def rollouts_begun(self, num_begun: int) -> None:
+        pass
+
     def rollouts(self, num_ended: int) -> None:
         pass
 

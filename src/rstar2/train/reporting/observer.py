@@ -6,11 +6,20 @@ from typing import Protocol
 
 class Observer(Protocol):
     def phase(self, name: str, num_steps: int, num_done: int) -> None:
-        """A phase begins or is resumed: the warm-up, a stage, an evaluation. 0 steps: their number is not known."""
+        """A phase begins or is resumed: the warm-up, a stage, a filter, an evaluation. Filters and evaluations count
+        rollouts instead of steps."""
         ...
 
     def metrics(self, step: int, stage: str, values: Mapping[str, float]) -> None:
         """One row of metrics.jsonl."""
+        ...
+
+    def waits_for(self, what: str) -> None:
+        """From now on the run waits for this: the engine, rollouts, the update."""
+        ...
+
+    def rollouts_begun(self, num_begun: int) -> None:
+        """A step begins so many more rollouts."""
         ...
 
     def rollouts(self, num_ended: int) -> None:
@@ -35,6 +44,14 @@ class Observers:
     def metrics(self, step: int, stage: str, values: Mapping[str, float]) -> None:
         for observer in self._observers:
             observer.metrics(step, stage, values)
+
+    def waits_for(self, what: str) -> None:
+        for observer in self._observers:
+            observer.waits_for(what)
+
+    def rollouts_begun(self, num_begun: int) -> None:
+        for observer in self._observers:
+            observer.rollouts_begun(num_begun)
 
     def rollouts(self, num_ended: int) -> None:
         for observer in self._observers:

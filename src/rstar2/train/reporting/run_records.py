@@ -39,6 +39,12 @@ class RunRecords:
     def phase(self, name: str, num_steps: int, num_done: int) -> None:
         self._observer.phase(name, num_steps, num_done)
 
+    def waits_for(self, what: str) -> None:
+        self._observer.waits_for(what)
+
+    def rollouts_begun(self, num_begun: int) -> None:
+        self._observer.rollouts_begun(num_begun)
+
     def say(self, message: str) -> None:
         self._observer.say(message)
 

@@ -5,6 +5,9 @@ import { number } from "./format.js";
 const HEIGHT = 210, TOP = 18, BOTTOM = 26, RIGHT = 12;
 const LETTER = 6.2; // the width of a letter of the smallest type, in pixels
 const NUM_COLOURS = 8;
+const GAP = 8; // between the names of two stages, in pixels
+const NARROWEST = 2; // letter of a stage name, in pixels
+const MIN_NAME = 40; // what is left at least of a name that makes room for the next
 
 /** Round numbers that cover the range, about `count` of them. */
 function ticks(low, high, count) {
@@ -119,20 +122,42 @@ export class LineChart {
     if (this.at !== null) this.#show(this.at);
   }
 
+  /** Marks and names of stages. A name that has no room is cut, or left out; the mark under the pointer says all. */
   #stages(width) {
-    const inside = this.marks.filter(({ x }) => x >= this.xs[0] && x <= this.xs[this.xs.length - 1]);
-    return inside.map(({ x, label }, index, marks) => {
-      const room = (marks[index + 1] ? this.x(marks[index + 1].x) : width) - this.x(x);
-      const fits = label.length * LETTER + 8 <= room;
-      // A stage that has just begun has its name on the other side of the mark.
-      const isLate = !fits && index > 0 && index === marks.length - 1;
-      const text = fits || isLate ? label : label.slice(0, Math.max(0, Math.floor(room / LETTER) - 2));
-      const place = { x: this.x(x) + (isLate ? -4 : 4), y: TOP - 6, "text-anchor": isLate ? "end" : "start" };
+    const marks = this.marks.filter(({ x }) => x >= this.xs[0] && x <= this.xs[this.xs.length - 1]);
+    const last = marks.length - 1;
+    const sized = marks.map(({ x, label }) => ({ at: this.x(x), label, size: this.#textWidth(label) + GAP }));
+    // A stage that has just begun has its name on the other side of its mark, if the one before leaves room there.
+    const isLate = last > 0 && sized[last].at + sized[last].size > width
+      && sized[last].at - sized[last].size >= sized[last - 1].at + Math.min(sized[last - 1].size, MIN_NAME);
+    return sized.map(({ at, label, size }, index) => {
+      const isLateOne = isLate && index === last;
+      const end = index === last ? width : sized[index + 1].at - (isLate && index === last - 1 ? sized[last].size : 0);
+      const text = isLateOne || size <= end - at ? label : this.#cut(label, end - at - GAP);
+      const place = { x: at + (isLateOne ? -4 : 4), y: TOP - 6, "text-anchor": isLateOne ? "end" : "start" };
       return [
-        index > 0 && svg("line", { class: "stage", x1: this.x(x), x2: this.x(x), y1: TOP - 14, y2: HEIGHT - BOTTOM }),
-        text && svg("text", { class: "stage-name", ...place }, text),
+        index > 0 && svg("line", { class: "stage", x1: at, x2: at, y1: TOP - 14, y2: HEIGHT - BOTTOM }, svg("title", {}, label)),
+        text && svg("text", { class: "stage-name", ...place }, text !== label && svg("title", {}, label), text),
       ];
     });
+  }
+
+  /** In the type of stage names, measured: letters differ. */
+  #textWidth(text) {
+    const probe = svg("text", { class: "stage-name" }, text);
+    this.drawing.append(probe);
+    const width = probe.getComputedTextLength();
+    probe.remove();
+    return width;
+  }
+
+  #cut(label, room) {
+    const most = Math.min(label.length - 1, Math.floor(room / NARROWEST));
+    for (let length = most; length > 0; length -= 1) {
+      const text = `${label.slice(0, length)}…`;
+      if (this.#textWidth(text) <= room) return text;
+    }
+    return "";
   }
 
   #line(points, style) {

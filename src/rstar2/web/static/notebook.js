@@ -48,6 +48,11 @@ export function table(label, head, rows) {
       h("tr", {}, h("th", { scope: "row" }, name), cells.map((text) => h("td", {}, text)))))));
 }
 
+/** The answer that the problem wants, where the run recorded one. */
+export function goldElement(rollout) {
+  return rollout.gold ? h("p", { class: "gold" }, "gold ", h("b", {}, rollout.gold)) : null;
+}
+
 /** Verdict, outcome and selection as small labelled signs. */
 export function badges(row) {
   const verdict = row.verdict ?? "ungraded";

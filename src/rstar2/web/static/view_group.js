@@ -1,7 +1,7 @@
 // The rollouts of one problem side by side, right and wrong, with what GRPO-RoC made of each.
 import { h, replace } from "./dom.js";
 import { number, percent, plural, words } from "./format.js";
-import { badges, cellElement, factList } from "./notebook.js";
+import { badges, cellElement, factList, goldElement } from "./notebook.js";
 import { link } from "./router.js";
 import { source } from "./source.js";
 
@@ -55,7 +55,8 @@ export async function groupView(context) {
   complete().catch((error) => { if (error.name !== "AbortError") replace(status, error.message); });
   return [
     h("p", { class: "crumbs" }, h("a", { href: link(["run", run.key, "step", step]) }, `Step ${step}`), " / ", data.problem_id),
-    data.rollouts.length > 0 && h("blockquote", { class: "question" }, data.rollouts[0].question),
+    data.rollouts.length > 0 && [
+      h("blockquote", { class: "question" }, data.rollouts[0].question), goldElement(data.rollouts[0])],
     h("div", { class: "toolbar" }, chips), status, columns,
   ];
 }

@@ -81,7 +81,7 @@ async function problemList(context, step) {
 }
 
 function problemRow(row) {
-  const name = h("span", { class: "main" }, h("span", { class: "ellipsis" }, row.problem_id));
+  const name = h("span", { class: "main" }, h("span", { class: "ellipsis", title: row.problem_id }, row.question ?? row.problem_id));
   if (row.number === undefined) return [name, h("span", { class: "side" }, plural(row.num_rollouts, "rollout"))];
   const share = row.num_rollouts ? row.num_right / row.num_rollouts : 0;
   const fate = row.is_dropped ? "dropped: equal rewards" : `${row.num_kept} kept`;
@@ -132,9 +132,10 @@ async function rolloutList(context, step) {
 function rolloutRow(row) {
   if (row.unreadable) return [h("span", { class: "main" }, "unreadable"), h("span", { class: "side quiet" }, row.unreadable)];
   return [
-    h("span", { class: "main" }, badges(row), h("span", { class: "answer" }, row.answer ?? "no answer")),
+    h("span", { class: "main" }, badges(row), h("span", { class: "answer" }, row.answer ?? "no answer"),
+      row.gold && h("span", { class: "gold ellipsis" }, `gold ${row.gold}`)),
     h("span", { class: "side" },
-      h("span", { class: "ellipsis w4" }, row.problem_id),
+      h("span", { class: "ellipsis w4", title: row.problem_id }, row.question || row.problem_id),
       h("span", { class: "quiet w1" }, plural(row.num_turns, "turn")),
       h("span", { class: "quiet w2" }, plural(row.num_calls, "call"), row.num_errors ? `, ${row.num_errors} failed` : ""),
       h("span", { class: "quiet w2" }, plural(row.num_tokens, "token")),

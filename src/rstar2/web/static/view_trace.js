@@ -1,7 +1,7 @@
 // One rollout as a notebook, with its tokens below each turn.
 import { h, replace } from "./dom.js";
 import { duration, number, plural, words } from "./format.js";
-import { badges, cellElement, factList } from "./notebook.js";
+import { badges, cellElement, factList, goldElement } from "./notebook.js";
 import { link } from "./router.js";
 import { source } from "./source.js";
 import { measuresOf, tokenStrip } from "./tokens.js";
@@ -24,7 +24,7 @@ export async function traceView(context) {
     h("p", { class: "crumbs" }, h("a", { href: link(above) }, `Step ${step}`), " / ",
       h("a", { href: group }, trace.problem_id), ` / rollout ${trace.sample_index}`),
     h("section", { class: "trace-head" },
-      badges(trace), h("p", { class: "answer" }, trace.answer ?? "no answer"), scores(trace),
+      badges(trace), h("p", { class: "answer" }, trace.answer ?? "no answer"), goldElement(trace), scores(trace),
       trace.why && h("p", { class: "why" }, trace.why), trace.note && h("p", { class: "why" }, trace.note), details(trace)),
     h("blockquote", { class: "question" }, trace.question),
     h("div", { class: "toolbar" }, colour, h("span", { class: "key-masked" }, "hatched: not the model's own, masked")),

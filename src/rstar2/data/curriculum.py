@@ -1,0 +1,118 @@
+"""The sets of a recipe, loaded before anything runs, so that a mistake in the data costs no GPU time.
+
+Invariant: no problem that is evaluated on is trained on, and no conversation of the warm-up asks it; what shares its
+text with one is left out and counted.
+"""
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+
+from rstar2.config import Recipe, RecipeReading
+from rstar2.data.by_name import holds_conversations
+from rstar2.data.catalog import Grading, find_set
+from rstar2.data.conversation import Conversation
+from rstar2.data.load import load_benchmark, load_conversations, load_problems
+from rstar2.data.mistakes import Mistakes
+from rstar2.errors import UserError
+from rstar2.records import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Curriculum:
+    conversations: tuple[Conversation, ...]
+    stages: tuple[tuple[Problem, ...], ...]
+    """The problems of each stage, in the order of the recipe."""
+    benchmarks: dict[str, tuple[Problem, ...]]
+    num_held_out: int
+    """Problems that were taken out of training because they are evaluated on."""
+    num_held_out_conversations: int
+    """Of the warm-up, for the same reason."""
+
+
+def load_curriculum(recipe: Recipe) -> Curriculum:
+    """UserError names every mistake of every set that the recipe uses."""
+    mistakes = Mistakes()
+    with mistakes.noted():
+        if not recipe.trains:
+            raise UserError("the recipe has neither [sft] nor [[stages]], so there is nothing to train")
+    sets: dict[str, tuple[Problem, ...]] = {}
+    for name in dict.fromkeys([*recipe.eval.benchmarks, *(name for stage in recipe.stages for name in stage.data)]):
+        with mistakes.noted():
+            sets[name] = _problems(name, recipe)
+    found: list[Conversation] = []
+    for name in recipe.sft.data if recipe.sft is not None else ():
+        with mistakes.noted():
+            found += load_conversations(name, recipe.data[name], recipe.seed)
+    mistakes.raise_any()
+
+    benchmarks = {name: sets[name] for name in recipe.eval.benchmarks}
+    held_out = {problem.problem for problems in benchmarks.values() for problem in problems}
+    stages, num_held_out = [], 0
+    for stage in recipe.stages:
+        problems = [problem for name in stage.data for problem in sets[name]]
+        left = tuple(problem for problem in problems if problem.problem not in held_out)
+        with mistakes.noted():
+            _require_unique(problems, stage.name)
+        with mistakes.noted():
+            if not left:
+                raise UserError(
+                    f"stages.{stage.name}: every one of its {len(problems)} problems is evaluated on as well"
+                )
+        num_held_out += len(problems) - len(left)
+        stages.append(left)
+    conversations = tuple(conversation for conversation in found if not _asks(conversation, held_out))
+    with mistakes.noted():
+        if found and not conversations:
+            raise UserError(f"sft.data: every one of its {len(found)} conversations asks what is evaluated on")
+    mistakes.raise_any()
+    return Curriculum(conversations, tuple(stages), benchmarks, num_held_out, len(found) - len(conversations))
+
+
+def data_mistakes(reading: RecipeReading) -> tuple[str, ...]:
+    """Everything that is wrong with the sets of a recipe, also where the recipe itself cannot be used: then each set
+    that is declared well is read alone."""
+    mistakes = Mistakes()
+    if reading.recipe is not None:
+        with mistakes.noted():
+            load_curriculum(reading.recipe)
+        return mistakes.sentences
+    for name, spec in reading.sets.items():
+        if spec.kind == "procedural" and spec.num_problems is None:
+            continue  # one of the recipe's own mistakes
+        with mistakes.noted():
+            is_talk = name in reading.warm_up_sets or holds_conversations(spec.source)
+            (load_conversations if is_talk else load_problems)(name, spec, seed=0)
+    return mistakes.sentences
+
+
+def _problems(name: str, recipe: Recipe) -> tuple[Problem, ...]:
+    """Of a set of `[data]`, or of a benchmark."""
+    if name in recipe.data:
+        return load_problems(name, recipe.data[name], recipe.seed)
+    if find_set(name).grading is not Grading.ANSWER:
+        raise UserError(f"eval.benchmarks: {name} has no boxed answers to compare; measure it with `rstar2 eval`")
+    return load_benchmark(name)
+
+
+def _asks(conversation: Conversation, questions: Container[str]) -> bool:
+    return any(message["role"] == "user" and message["content"] in questions for message in conversation.messages)
+
+
+def _require_unique(problems: Iterable[Problem], stage: str) -> None:
+    seen: set[str] = set()
+    for problem in problems:
+        if problem.id in seen:
+            raise UserError(
+                f"stages.{stage}: two problems have the id {problem.id!r}; ids must be unique over its sets"
+            )
+        seen.add(problem.id)
+
+
+def require_short_prompts(problems: Sequence[Problem], lengths: Sequence[int], max_prompt_tokens: int) -> None:
+    """UserError names the first problem whose prompt is longer than a rollout may have it."""
+    for problem, length in zip(problems, lengths, strict=True):
+        if length > max_prompt_tokens:
+            raise UserError(
+                f"problem {problem.id!r} has a prompt of {length} tokens, more than rollout.max_prompt_tokens of "
+                f"{max_prompt_tokens}: raise that, or remove the problem"
+            )
