@@ -54,7 +54,7 @@ class Service:
 
     @property
     def templates(self) -> list[int]:
-        return self.children_like("sandbox.template")
+        return self.children_like("template_process")
 
     @property
     def slots(self) -> list[int]:
