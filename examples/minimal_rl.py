@@ -70,10 +70,11 @@ class Rollout:
 
 def make_conversation(question: str, program: str, ran: Execution) -> Conversation:
     """The question, a program under it, what the program printed, and that as the answer."""
+    reason = f"<reason> {question}</reason>"  # repeated right before the program, so that the program can depend on it
     call = {"name": PythonTool.schema.name, "arguments": {"code": program, "input": ""}}
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": question},
-        {"role": "assistant", "content": "<reason></reason>", "tool_calls": [{"type": "function", "function": call}]},
+        {"role": "assistant", "content": reason, "tool_calls": [{"type": "function", "function": call}]},
         {"role": "tool", "content": (ran.stdout or ran.stderr).strip()},
         {"role": "assistant", "content": f"<reason></reason>\n<answer>\\boxed{{{ran.stdout.strip() or 0}}}</answer>"},
     ]
