@@ -26,9 +26,8 @@ from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.engine.embedded import options as limits_of_engines
 from rstar2.engine.embedded.options import CUDA_BLOCK_SIZE
 from rstar2.engine.embedded.runner import DecodeHandle
-from rstar2.engine.process.garbage_collection import look_rarely_for_cycles
-from rstar2.engine.process.guest import join_engine
-from rstar2.engine.process.host import serve_guest
+from rstar2.engine.process.child import make_garbage_collection_rare
+from rstar2.engine.process.host import join_engine, serve_guest
 from rstar2.engine.protocol import Sampling
 
 STOP_ID, VOCABULARY = 2, 1000
@@ -148,7 +147,7 @@ def main() -> None:
     options = parser.parse_args()
     engine = make_engine(options.concurrent, options.run_ms / 1e3)
     if not options.every_cycle:
-        look_rarely_for_cycles()
+        make_garbage_collection_rare()
     pairs = [socket.socketpair() for _ in range(options.clients)]
     shares = (options.rollouts // options.clients, options.concurrent // options.clients, options.tool_ms / 1e3)
     context = multiprocessing.get_context("spawn")

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from rstar2 import sandbox
-from rstar2.grading import Comparison, Grader, decide, extract_answer, program
+from rstar2.grading import Grader, SymbolicComparison, decide, extract_answer, program
 from rstar2.sandbox.unsafe.executor import UnsafeExecutor
 
 SEED = 0
@@ -56,7 +56,7 @@ def time_program(num_verdicts: int) -> float:
         stdin = sys.stdin
         try:
             for comparison in comparisons:
-                assert isinstance(comparison, Comparison)
+                assert isinstance(comparison, SymbolicComparison)
                 sys.stdin = io.StringIO(json.dumps(asdict(comparison)))
                 with contextlib.redirect_stdout(io.StringIO()):
                     program.main()

@@ -11,7 +11,7 @@ from pathlib import Path
 from roc_figures import LABELS, PANEL_PITCH, PANELS, TOP, WIDTH, curve, panel
 
 from rstar2.analysis.svg import PALETTE, legend, picture
-from rstar2.records import Metrics
+from rstar2.records import StepMetrics
 from rstar2.records.record_file import iterate
 
 RIGHT, ALL = "of right rollouts", "of all rollouts"
@@ -28,11 +28,11 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, required=True)
     options = parser.parse_args()
     file = options.run / "metrics.jsonl" if options.run.is_dir() else options.run
-    rows = [row for row in iterate(Metrics, file) if row.stage != "sft" and not row.stage.startswith("eval:")]
+    rows = [row for row in iterate(StepMetrics, file) if row.stage != "sft" and not row.stage.startswith("eval:")]
     options.figure.write_text(draw(rows), encoding="utf-8")
 
 
-def draw(rows: list[Metrics]) -> str:
+def draw(rows: list[StepMetrics]) -> str:
     colours = dict(zip((ALL, RIGHT), PALETTE, strict=False))
     parts = legend(80, 78, [(colour, words) for words, colour in colours.items()])
     for number, (name, show) in enumerate(PANELS.items()):

@@ -34,16 +34,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from rstar2.engine import Sampling
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.engine.embedded.scheduler import PrefillChunk
+from rstar2.engine.process.child import spawn
 from rstar2.engine.process.host import serve
-from rstar2.engine.process.spawned import spawn
 from rstar2.engine.remote import RemoteEngine
-from rstar2.engine.remote.peer import SILENCE_S
-from rstar2.engine.remote.wire import decode_load
+from rstar2.engine.remote.client import SILENCE_S
 from rstar2.records import StepRecord
 from rstar2.rollout.driver import Driver
-from rstar2.rollout.facts import EngineSpeed, RolloutSpec
-from rstar2.rollout.placed_rollout import Seat
+from rstar2.rollout.placed_rollout import PlacedRollout
 from rstar2.rollout.policies import make_policy
+from rstar2.rollout.scheduler import EngineSpeed, RolloutSpec
 from rstar2.rollout.simulator import Fleet, PlannedRollout, PlannedTurn, SimulationResult, Workload, simulate
 from rstar2.rollout.simulator.fit import engine_model, fit_speeds
 from rstar2.sandbox import LocalExecutor, Request
@@ -167,7 +166,7 @@ def serve_paced(connection: socket.socket, folder: Path) -> None:
 async def start_engine(folder: Path) -> RemoteEngine:
     channel = await spawn(serve_paced, folder)
     hello = await channel.hello("the engine's process")
-    return RemoteEngine(channel, decode_load(hello["load"]), "the engine's process", SILENCE_S)
+    return RemoteEngine(channel, hello["load"], "the engine's process", SILENCE_S)
 
 
 async def run_live(planned: Workload, policy: str, engines: Sequence[RemoteEngine], sandbox: LocalExecutor) -> Live:
@@ -177,7 +176,7 @@ async def run_live(planned: Workload, policy: str, engines: Sequence[RemoteEngin
     for number, engine in enumerate(engines):
         driver.add_engine(f"engine-{number:03d}", engine, ROUGH_SPEED)
 
-    async def rollout(seat: Seat) -> None:
+    async def rollout(seat: PlacedRollout) -> None:
         plan = plans[seat.spec.rollout]
         tokens = random.Random(named_seed(SEED, seat.spec.problem)).choices(range(VOCAB_SIZE), k=NUM_PROMPT_TOKENS)
         for number, turn in enumerate(plan.turns):

@@ -174,7 +174,7 @@ class Bench:
         self._stop_token_ids = set(task.stop_token_ids)
 
     async def call(self, tool: Any, arguments: Mapping[str, Any]) -> str:
-        from rstar2.agent.truncate import cut
+        from rstar2.agent.run_calls import cut
         from rstar2.errors import InfrastructureError
         from rstar2.records import Fault
 

@@ -106,9 +106,9 @@ POLICIES = Table(
     "scheduling policy",
     {
         "kv-aware": ("rstar2.rollout.policies.kv_aware:KvAware", "by expected KV need, moves rollouts where it pays"),
-        "least-requests": ("rstar2.rollout.policies.least_requests:LeastRequests", "to the engine with the fewest"),
+        "least-requests": ("rstar2.rollout.policies.sticky:LeastRequests", "to the engine with the fewest"),
         "worst-case": ("rstar2.rollout.policies.worst_case:WorstCase", "reserves the longest possible response"),
-        "round-robin": ("rstar2.rollout.policies.round_robin:RoundRobin", "to the engines in turn"),
+        "round-robin": ("rstar2.rollout.policies.sticky:RoundRobin", "to the engines in turn"),
         "static": ("rstar2.rollout.policies.static:Static", "an even split up front, turns wait for the longest"),
     },
 )

@@ -92,7 +92,7 @@ async def test_a_rank_that_is_killed(reference: Path, tmp_path: Path) -> None:
     watcher = Watcher(send("RankActor", signal.SIGKILL), at_step=MID_STEP)
     run = await run_on_cluster(tmp_path, watcher)
     assert_like(run, reference)
-    assert watcher.has_acted and any("taken up again from its last checkpoint" in said for said in watcher.said)
+    assert watcher.has_acted and any("resumes from its last checkpoint" in said for said in watcher.said)
     assert_rollouts_were_reused(run, MID_STEP + 1)
 
 
@@ -117,7 +117,7 @@ def test_a_driver_that_is_killed(address: str, reference: Path, tmp_path: Path) 
             assert supervisor.wait(300) == 0, log.read_text()
         finally:
             supervisor.kill()
-    assert "the driver was ended by SIGKILL: it goes on with its run" in log.read_text()
+    assert "the driver was ended by SIGKILL: it resumes its run" in log.read_text()
     assert_like(run, reference)
     assert_rollouts_were_reused(run, MID_STEP + 1)
 

@@ -27,7 +27,7 @@ vllm:cache_config_info{{block_size="32",cache_dtype="a \\"b\\"",engine="0",num_g
 
 @dataclass
 class FakeVllm(FakeServer):
-    tells_drawn: bool = True
+    reports_sampled: bool = True
     """--logprobs-mode processed_logprobs."""
     is_in_dev_mode: bool = True
     is_tied: bool = False
@@ -63,7 +63,7 @@ class FakeVllm(FakeServer):
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         if self._is_authorized(request) and (body.get("top_k"), body["max_tokens"]) == (1, 1):
-            value = 0.0 if self.tells_drawn else -0.7
+            value = 0.0 if self.reports_sampled else -0.7
             choice = {"token_ids": [9], "logprobs": {"token_logprobs": [value]}, "finish_reason": "length"}
             text = f"data: {json.dumps({'choices': [choice]})}\n\ndata: [DONE]\n\n"
             return web.Response(text=text, content_type="text/event-stream")

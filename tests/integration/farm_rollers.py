@@ -14,10 +14,11 @@ from rstar2.errors import InfrastructureError
 from rstar2.grading import Grader
 from rstar2.records import Problem, StepRecord, Trace
 from rstar2.rollout.driver import Driver
-from rstar2.rollout.facts import EngineSpeed
+from rstar2.rollout.judge import answer_judge
 from rstar2.rollout.policies import POLICIES, make_policy
 from rstar2.rollout.request import OnTrace, RolloutRequest
-from rstar2.rollout.roller import Roller, math_judge
+from rstar2.rollout.roller import Roller
+from rstar2.rollout.scheduler import EngineSpeed
 from rstar2.sandbox import LocalExecutor
 from rstar2.sandbox.local import LocalConfig
 
@@ -60,7 +61,7 @@ class Rollers:
         self._rollers: dict[str, Roller] = {}
         for policy in POLICIES:
             driver: Driver[Trace] = Driver(make_policy(policy), report_period_s=0.01)
-            roller = Roller(driver, CHAT, lambda: (JupyterTool(executor),), math_judge(Grader(executor)))
+            roller = Roller(driver, CHAT, lambda: (JupyterTool(executor),), answer_judge(Grader(executor)))
             prompt = max(roller.num_prompt_tokens(Problem(kind, kind, "42")) for kind in REPLIES)
             room = NUM_PLACES * (prompt + LIMITS.max_response_tokens)
             driver.add_engine("scripted", engine, EngineSpeed(1e-6, 1e-4, 1e-9), room)

@@ -10,7 +10,7 @@ from rstar2.engine.plain_text import PlainTextTokenizer
 from rstar2.engine.scripted import ScriptedEngine, ScriptedPrompt
 from rstar2.evals import Bench, Benchmark, Judges
 from rstar2.evals.bfcl.match import IRRELEVANCE, RELEVANCE
-from rstar2.evals.patience import PatientEngine
+from rstar2.evals.retrying_engine import RetryingEngine
 from rstar2.records import Problem
 from rstar2.rollout import EngineSpeed, make_policy
 from rstar2.rollout.driver import Driver
@@ -89,7 +89,7 @@ def scripted_bench(
         return reply(*problems[group])
 
     driver: Driver[Any] = Driver(make_policy("kv-aware"))
-    engine = PatientEngine(ScriptedEngine(policy, chat.tokenizer, chat.end_of_turn_id), pauses_s)
+    engine = RetryingEngine(ScriptedEngine(policy, chat.tokenizer, chat.end_of_turn_id), pauses_s)
     driver.add_engine("scripted", engine, SPEED, 1 << 30)
 
     def no_tools() -> Sequence[Tool]:

@@ -12,14 +12,14 @@ from sandbox_attacks import MIB, Mode, limits
 from rstar2.errors import UserError
 from rstar2.sandbox import Limits, Request
 from rstar2.sandbox.local import LocalConfig, LocalExecutor
-from rstar2.sandbox.slots.host import HostConfig
+from rstar2.sandbox.slots.slot_factory import SlotConfig
 
 Scenario = Callable[[Mode], Awaitable[list[str]]]
 
 
 def _executor(mode: Mode, *, num_young: int = 2, max_slots: int = 2) -> LocalExecutor:
-    host = HostConfig(fast=mode.is_fast, warm=False)
-    return LocalExecutor(LocalConfig(host=host, num_young=num_young, max_slots=max_slots))
+    slots = SlotConfig(fast=mode.is_fast, warm=False)
+    return LocalExecutor(LocalConfig(slots=slots, num_young=num_young, max_slots=max_slots))
 
 
 async def pool_of_sleepers(mode: Mode) -> list[str]:
@@ -54,7 +54,7 @@ async def absurd_limits(mode: Mode) -> list[str]:
             try:
                 async with asyncio.timeout(30):
                     run = await executor.run(Request("print(1)", limits=Limits(**fields)))
-                if run.status.is_ours:
+                if run.status.is_sandbox_fault:
                     wrong.append(f"{fields}: {run.status}")
             except (UserError, ValueError):
                 pass

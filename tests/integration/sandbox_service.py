@@ -7,7 +7,6 @@ import threading
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 from rstar2.errors import InfrastructureError
@@ -15,8 +14,8 @@ from rstar2.records import Verdict
 from rstar2.sandbox import Execution, ExecutionStatus, Executor, Limits, Request, Session, local
 from rstar2.sandbox.executor import Overloaded
 from rstar2.sandbox.http import Server, ServiceSettings, create_app
+from rstar2.sandbox.http.app import SERVICE
 from rstar2.sandbox.http.schema import GradeResult
-from rstar2.sandbox.http.server import SERVICE
 from rstar2.sandbox.http.service import Service
 from rstar2.sandbox.unsafe.executor import UnsafeExecutor
 
@@ -64,9 +63,7 @@ class GateExecutor:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         pass
 
 

@@ -23,7 +23,7 @@ from sandbox_service import service
 
 from rstar2.sandbox import Executor, Limits, LocalConfig, LocalExecutor, Request, Session
 from rstar2.sandbox.client import RemoteExecutor
-from rstar2.sandbox.slots.host import HostConfig
+from rstar2.sandbox.slots.slot_factory import SlotConfig
 
 CORE = max(os.sched_getaffinity(0))
 
@@ -67,7 +67,7 @@ async def run_case(executor: Executor, session: Session | None, case: dict[str, 
 
 async def main(mode: dict[str, Any], cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     async with AsyncExitStack() as stack:
-        config = LocalConfig(host=HostConfig(warm=False, fast=mode["fast"]), num_young=2)
+        config = LocalConfig(slots=SlotConfig(warm=False, fast=mode["fast"]), num_young=2)
         local = await stack.enter_async_context(LocalExecutor(config))
         executor: Executor = local
         session = None

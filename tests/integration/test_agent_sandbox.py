@@ -20,7 +20,7 @@ from rstar2.engine.scripted import ScriptedEngine, replies
 from rstar2.grading import extract_answer
 from rstar2.records import Outcome, Problem, ToolStatus, Trace
 from rstar2.sandbox import Limits, LocalExecutor
-from rstar2.sandbox.notebooks.sessions import LocalSession
+from rstar2.sandbox.notebooks.local_session import LocalSession
 
 pytestmark = pytest.mark.integration
 

@@ -34,9 +34,7 @@ def test_a_killed_driver_goes_on_with_its_run(said: list[str], tmp_path: Path) -
     with RunDirectory.create(tmp_path / "run", verb="train", recipe_toml="", seed=0):
         pass
     assert supervise([begin], ["raise SystemExit(0)"], tmp_path / "run", said.append) == 0
-    assert (tmp_path / "begun").read_text() == "x" and said == [
-        "the driver was ended by SIGKILL: it goes on with its run"
-    ]
+    assert (tmp_path / "begun").read_text() == "x" and said == ["the driver was ended by SIGKILL: it resumes its run"]
 
 
 def test_one_that_dies_before_there_is_a_run_starts_again_and_not_for_ever(said: list[str], tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from rstar2.engine.process.shared import SharedEngine
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import StopReason
 from rstar2.rollout.driver import Driver
-from rstar2.rollout.facts import EngineSpeed, RolloutSpec
-from rstar2.rollout.placed_rollout import Seat
+from rstar2.rollout.placed_rollout import PlacedRollout
 from rstar2.rollout.policies import make_policy
+from rstar2.rollout.scheduler import EngineSpeed, RolloutSpec
 
 pytestmark = pytest.mark.integration
 
@@ -85,7 +85,7 @@ async def test_a_killed_process_is_a_lost_engine_and_its_rollouts_go_on() -> Non
     driver.add_engine("second", second, SPEED)
     num_done = 0
 
-    async def rollout(seat: Seat) -> int:
+    async def rollout(seat: PlacedRollout) -> int:
         nonlocal num_done
         tokens = list(PROMPT)
         for _ in range(2):

@@ -51,7 +51,7 @@ async def test_it_generates_with_what_was_learnt_here() -> None:
     model = tiny_model()
     shared = await SharedEngine.start(model, OPTIONS)
     before = await sampled(shared, "a")
-    async with shared.learning(7):
+    async with shared.paused_for_weight_sync(7):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -71,16 +71,16 @@ async def test_whoever_waits_hears_of_its_death_and_learning_does_not_hang() -> 
         return pytest.raises(InfrastructureError, match=f"process {shared.pid} is gone")
 
     with told():
-        async with shared.learning(1):
+        async with shared.paused_for_weight_sync(1):
             waiting = asyncio.create_task(sampled(shared, "a"))
             await asyncio.sleep(0.1)
-            assert not waiting.done(), "it stands still"
+            assert not waiting.done(), "it is paused"
             os.kill(shared.pid, signal.SIGKILL)
             with told():
                 await asyncio.wait_for(waiting, 60)
     with told():
-        async with shared.learning(2):
-            raise AssertionError("nobody is there to stand still")
+        async with shared.paused_for_weight_sync(2):
+            raise AssertionError("nobody is there to pause")
     await shared.close()
     with pytest.raises(ProcessLookupError):
         os.kill(shared.pid, 0)

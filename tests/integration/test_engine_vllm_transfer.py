@@ -23,11 +23,11 @@ if importlib.util.find_spec("vllm") is None:
 from rstar2.engine.vllm import VllmInProcessEngine, VllmOptions
 from rstar2.engine.vllm.transfer import (
     Backend,
-    Meeting,
-    Pass,
+    Rendezvous,
     Sender,
     ServedWeights,
     TransferError,
+    WeightStream,
     open_sender,
     with_head,
 )
@@ -111,9 +111,9 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-async def send(link: OneEngine, sender: Sender, weights: ServedWeights, version: int) -> Pass:
+async def send(link: OneEngine, sender: Sender, weights: ServedWeights, version: int) -> WeightStream:
     link.version = version
-    running = Pass(weights)
+    running = WeightStream(weights)
     await asyncio.to_thread(sender.send, running)
     return running
 
@@ -161,7 +161,7 @@ async def test_weights_are_sent_and_followed(tmp_path: Path, monkeypatch: pytest
     try:
         await check_follows(engine, first, 0)
         link = OneEngine(engine, asyncio.get_running_loop())
-        meeting = Meeting("127.0.0.1", free_port(), num_workers=1)
+        meeting = Rendezvous("127.0.0.1", free_port(), num_workers=1)
         sender = await asyncio.to_thread(open_sender, BACKEND, 0, served(second), link, meeting)
 
         # In the middle of a turn: what is left of it has the new weights, and none of the old keys and values.

@@ -83,7 +83,7 @@ async def test_ids_go_in_and_come_out_as_they_are() -> None:
 
 
 async def test_the_request(subtests: pytest.Subtests) -> None:
-    server = FakeVllm(token_replies=[[7]] * 3, tells_drawn=False)
+    server = FakeVllm(token_replies=[[7]] * 3, reports_sampled=False)
     async with connected(server) as engine:
         await turn(engine, Sampling(stop_token_ids=(2,)), 9999)
         drawn_differently = await turn(engine, Sampling(temperature=0.6))

@@ -12,7 +12,7 @@ from aiohttp import web
 from gold_engine import Reply, right_reply, scripted_bench, wrong_reply
 
 from rstar2.errors import InfrastructureError, UserError
-from rstar2.evals import Benchmark, Judges, Plan, Protocol, grade_again, read_plan, results_of, run_evaluation
+from rstar2.evals import Benchmark, EvalPlan, EvalSettings, Judges, grade_again, read_plan, results_of, run_evaluation
 from rstar2.evals.arena import ChatClient
 from rstar2.evals.ifeval import instruction_judge
 from rstar2.grading import Grader
@@ -84,11 +84,11 @@ async def judges() -> AsyncIterator[Judges]:
     await executor.close()
 
 
-def plan_for(data_dir: Path, *names: str, num_samples: int = 2) -> Plan:
-    return Plan(names, Protocol(num_samples=num_samples), num_generated=4, data_dir=str(data_dir))
+def plan_for(data_dir: Path, *names: str, num_samples: int = 2) -> EvalPlan:
+    return EvalPlan(names, EvalSettings(num_samples=num_samples), num_generated=4, data_dir=str(data_dir))
 
 
-def new_run(tmp_path: Path, plan: Plan, name: str = "run") -> RunDirectory:
+def new_run(tmp_path: Path, plan: EvalPlan, name: str = "run") -> RunDirectory:
     return RunDirectory.create(tmp_path / name, verb="eval", recipe_toml=plan.to_toml({}))
 
 
@@ -166,7 +166,7 @@ async def test_arena_hard_asks_a_judge_of_the_users(data_dir: Path, tmp_path: Pa
 async def test_a_response_that_is_cut_off_scores_nothing_in_any_category(
     data_dir: Path, tmp_path: Path, judges: Judges
 ) -> None:
-    plan = replace(plan_for(data_dir, "bfcl"), protocol=Protocol(num_samples=1, max_response_tokens=4))
+    plan = replace(plan_for(data_dir, "bfcl"), settings=EvalSettings(num_samples=1, max_response_tokens=4))
     benchmarks = plan.load()
     bench, _ = scripted_bench(benchmarks, right_reply, judges)
     with new_run(tmp_path, plan) as run:
@@ -239,7 +239,7 @@ class MoodyGrader(Grader):
 async def test_what_could_not_be_judged_is_counted_and_judged_on_resume(
     data_dir: Path, tmp_path: Path, judges: Judges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rstar2.evals.judgement.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("rstar2.rollout.judge.FIRST_PAUSE_S", 0.0)
     moody = replace(judges, grader=MoodyGrader(judges.grader.executor))
     plan = plan_for(data_dir, "aime24", num_samples=1)
     benchmarks = plan.load()

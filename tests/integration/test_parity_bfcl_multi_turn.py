@@ -14,7 +14,7 @@ from rstar2.agent import ChatFormat
 from rstar2.data import Grading, MultiTurnCallTask
 from rstar2.engine.plain_text import PlainTextTokenizer
 from rstar2.engine.scripted import ScriptedEngine, ScriptedPrompt
-from rstar2.evals import Bench, Benchmark, Judges, Plan, Protocol, grade_again, run_evaluation
+from rstar2.evals import Bench, Benchmark, EvalPlan, EvalSettings, Judges, grade_again, run_evaluation
 from rstar2.evals.bfcl.services import Services, source_of
 from rstar2.grading import Grader
 from rstar2.records import Outcome, Problem, RunDirectory, RunView, ToolCall, ToolStatus
@@ -68,7 +68,7 @@ async def test_every_conversation_has_the_official_verdict(executor: LocalExecut
     problems = tuple(problem_of(GOLDEN["tasks"][task], f"c{index}") for index, (task, _, _) in chosen)
     scripts = {f"c{index}": texts for index, (_, _, texts) in chosen}
     official = {f"c{index}": float(is_right) for index, (_, is_right, _) in chosen}
-    plan = Plan(("bfcl_multi_turn",), Protocol(num_samples=1, max_response_tokens=10_000_000))
+    plan = EvalPlan(("bfcl_multi_turn",), EvalSettings(num_samples=1, max_response_tokens=10_000_000))
     benchmark = Benchmark("bfcl_multi_turn", problems, Grading.MULTI_TURN_CALLS)
     bench = bench_of(scripts, executor)
     with RunDirectory.create(tmp_path / "run", verb="eval", recipe_toml=plan.to_toml({})) as run:

@@ -12,12 +12,11 @@ from transformers import Qwen3ForCausalLM
 from rstar2.config import Recipe
 from rstar2.plan.activations import ActivationMeter, gpu_head
 from rstar2.plan.devices import find_device
-from rstar2.plan.engine_memory import engine_memory
 from rstar2.plan.layout import find_layout
-from rstar2.plan.memory import train_phase, trainer_bytes
+from rstar2.plan.memory import engine_memory, train_phase, trainer_bytes
 from rstar2.plan.meta_model import ModelPlan
 from rstar2.plan.model_config import find_config
-from rstar2.plan.shards import pretended_ranks, shard
+from rstar2.plan.shards import fake_ranks, shard
 from rstar2.train.sharding.fsdp import shard_layers
 
 pytestmark = pytest.mark.integration
@@ -65,7 +64,7 @@ def _tracked(model: ModelPlan, monkeypatch: pytest.MonkeyPatch) -> int:
         return gpu_head(self.lm_head, out.last_hidden_state[0][ids[0]], ids[0], 1.0)[0]
 
     monkeypatch.setattr(Qwen3ForCausalLM, "forward", step)
-    with pretended_ranks(0, 8):
+    with fake_ranks(0, 8):
         mesh = device_mesh.init_device_mesh("cpu", (8,))
         with FakeTensorMode(allow_non_fake_inputs=True):
             network = model.build(torch.float32)

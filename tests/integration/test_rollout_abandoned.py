@@ -25,11 +25,12 @@ from rstar2.errors import InfrastructureError, UserError
 from rstar2.grading import Grader
 from rstar2.records import Outcome, Problem, Trace
 from rstar2.rollout.driver import Driver
-from rstar2.rollout.facts import EngineSpeed, RolloutSpec
-from rstar2.rollout.placed_rollout import Seat
+from rstar2.rollout.judge import answer_judge
+from rstar2.rollout.placed_rollout import PlacedRollout
 from rstar2.rollout.policies import POLICIES, make_policy
 from rstar2.rollout.request import RolloutRequest
-from rstar2.rollout.roller import Roller, math_judge
+from rstar2.rollout.roller import Roller
+from rstar2.rollout.scheduler import EngineSpeed, RolloutSpec
 from rstar2.sandbox import LocalExecutor
 from rstar2.sandbox.local import LocalConfig
 
@@ -183,7 +184,7 @@ async def expect_nothing_left_of_agents(plan: Plan, executor: LocalExecutor) -> 
         patience_s=plan.patience_s,
         max_concurrent=plan.max_concurrent,
     )
-    roller = Roller(driver, CHAT, lambda: (JupyterTool(executor),), math_judge(Grader(executor)))
+    roller = Roller(driver, CHAT, lambda: (JupyterTool(executor),), answer_judge(Grader(executor)))
     longest = max(roller.num_prompt_tokens(request.problem) for request in requests([*REPLIES, "fails"]))
     num_cache_tokens = plan.num_places * (longest + LIMITS.max_response_tokens)
 
@@ -235,7 +236,7 @@ def model() -> Any:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
-async def converse(seat: Seat) -> int:
+async def converse(seat: PlacedRollout) -> int:
     tokens = list(PROMPT)
     for num_tokens in TURNS:
         async for chunk in seat.generate(tokens, Sampling(), num_tokens):

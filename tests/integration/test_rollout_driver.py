@@ -13,10 +13,10 @@ from rstar2.engine import Chunk, EngineLoad, Sampling
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import RunDirectory, RunView, SpanKind, StopReason
 from rstar2.rollout.driver import Driver
-from rstar2.rollout.facts import EngineSpeed, Fact, RolloutSpec
-from rstar2.rollout.placed_rollout import Seat
+from rstar2.rollout.placed_rollout import PlacedRollout
 from rstar2.rollout.policies import POLICIES, make_policy
 from rstar2.rollout.recorder import StepRecorder
+from rstar2.rollout.scheduler import EngineSpeed, Fact, RolloutSpec
 
 pytestmark = pytest.mark.integration
 
@@ -65,7 +65,7 @@ class CountingEngine:
         pass
 
 
-async def two_turns(seat: Seat) -> list[int]:
+async def two_turns(seat: PlacedRollout) -> list[int]:
     tokens = list(PROMPT)
     for num_tokens in (7, 5):
         async for chunk in seat.generate(tokens, Sampling(), num_tokens):
@@ -92,7 +92,7 @@ async def test_2000_rollouts_on_two_engines_of_which_one_dies_lose_none(policy: 
     driver.add_engine("living", living, SPEED)
     calls: Counter[str] = Counter()
 
-    async def rollout(seat: Seat) -> list[int]:
+    async def rollout(seat: PlacedRollout) -> list[int]:
         calls[seat.spec.rollout] += 1
         return await two_turns(seat)
 
@@ -111,7 +111,7 @@ async def test_an_engine_may_join_in_the_middle() -> None:
     first, second = CountingEngine(), CountingEngine()
     driver.add_engine("first", first, SPEED)
 
-    async def rollout(seat: Seat) -> list[int]:
+    async def rollout(seat: PlacedRollout) -> list[int]:
         tokens = await two_turns(seat)
         if driver.engine("second") is None:
             driver.add_engine("second", second, SPEED)
@@ -126,7 +126,7 @@ async def test_a_rollout_that_raises_harms_no_other() -> None:
     driver: Driver[list[int]] = Driver(make_policy("kv-aware"))
     driver.add_engine("only", CountingEngine(), SPEED)
 
-    async def rollout(seat: Seat) -> list[int]:
+    async def rollout(seat: PlacedRollout) -> list[int]:
         if seat.spec.rollout == "r3":
             async for _ in seat.generate(PROMPT, Sampling(), 7):
                 raise ValueError("in the middle of a turn")
@@ -173,7 +173,7 @@ async def test_no_more_are_in_flight_than_may_be_and_none_is_forgotten(policy: s
         driver.add_engine(name, CountingEngine(), SPEED)
     num_running = most = 0
 
-    async def counted(seat: Seat) -> list[int]:
+    async def counted(seat: PlacedRollout) -> list[int]:
         nonlocal num_running, most
         num_running += 1
         most = max(most, num_running)
@@ -195,7 +195,7 @@ async def test_a_run_that_is_cancelled_leaves_its_places_to_the_next(policy: str
     driver.add_engine("only", engine, SPEED, num_cache_tokens=2 * (len(PROMPT) + 64))
     has_begun = asyncio.Event()
 
-    async def endless(seat: Seat) -> list[int]:
+    async def endless(seat: PlacedRollout) -> list[int]:
         async for _ in seat.generate(PROMPT, Sampling(), 60):
             has_begun.set()
             await asyncio.Event().wait()
@@ -237,7 +237,7 @@ async def test_who_tries_again_after_the_last_engine_was_lost_hears_it_again(pol
     driver: Driver[list[int]] = Driver(make_policy(policy))
     driver.add_engine("only", CountingEngine(dies_after=50), SPEED)
 
-    async def stubborn(seat: Seat) -> list[int]:
+    async def stubborn(seat: PlacedRollout) -> list[int]:
         try:
             return await two_turns(seat)
         except InfrastructureError:
@@ -311,7 +311,7 @@ async def test_a_seat_says_how_long_its_turn_waited_for_a_place() -> None:
         def lose_engine(self, name: str) -> None:
             raise AssertionError(name)
 
-    seat = Seat(Host(), specs(1)[0])
+    seat = PlacedRollout(Host(), specs(1)[0])
     now_s = 2.0
     seat.place("here")
     await seat.placed()

@@ -9,7 +9,7 @@ from train_rollouts import LIMITS, LOST, PERHAPS, answer, call, make_roller
 from rstar2.engine import Sampling
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import Outcome, Problem, ToolStatus, Trace, Verdict
-from rstar2.rollout import roller as module
+from rstar2.rollout import judge as module
 from rstar2.rollout.request import RolloutRequest
 from rstar2.rollout.resume import RememberingRoller
 from rstar2.sandbox import Executor
@@ -60,7 +60,7 @@ def requests(names: list[str]) -> list[RolloutRequest]:
 
 
 async def test_one_judged_trace_a_request_in_their_order(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_JUDGE_ATTEMPTS", 1)
+    monkeypatch.setattr(module, "MAX_RETRIES", 0)
     roller = make_roller(executor, lambda _id, question, turn: TURNS[question][turn])
     seen: list[Trace] = []
     wanted = requests([*TURNS])
@@ -136,14 +136,15 @@ async def test_a_judge_that_is_out_of_order_is_asked_again_and_in_the_end_leaves
     roller = make_roller(executor, lambda *_: answer(42))
     judge, num_asked = roller._judge, 0
 
-    async def failing(problem: Problem, trace: Trace) -> module.Grade:
+    async def failing(problem: Problem, trace: Trace) -> module.Judgement:
         nonlocal num_asked
         num_asked += 1
         if problem.id == "never" or num_asked == 1:
             raise InfrastructureError("no worker")
-        return await judge(problem, trace)
+        return await judge.decide(problem, trace)
 
-    monkeypatch.setattr(roller, "_judge", failing)
+    monkeypatch.setattr(roller, "_judge", module.Judge(failing))
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.0)
     (once,) = await roller.run(requests(["once"]), LIMITS, Sampling())
     assert (once.verdict, once.reward) == (Verdict.RIGHT, 1.0)
     (never,) = await roller.run(requests(["never"]), LIMITS, Sampling())

@@ -15,7 +15,7 @@ from sandbox_attack_scenarios import SCENARIOS
 from sandbox_attacks import Attack, Mode
 
 from rstar2.sandbox.isolation import guarantees
-from rstar2.sandbox.slots import template
+from rstar2.sandbox.slots import template_process
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")]
 RUNNER = Path(__file__).parent / "sandbox_attack_runner.py"
@@ -38,7 +38,7 @@ def why_impossible(mode: Mode) -> str | None:
         return "needs root"
     if not mode.is_root and not capabilities.can_make_user_namespace:
         return "needs unprivileged user namespaces"
-    if mode.is_fast and not template.is_fast_path_built():
+    if mode.is_fast and not template_process.is_fast_path_built():
         return "the fast path is not built"
     return None
 

@@ -1,4 +1,4 @@
-"""The remote executor and the facade: one interface, typed results, retries of what is ours and of nothing else."""
+"""The remote executor and `Sandbox`: one interface, typed results, retries of what is ours and of nothing else."""
 
 import asyncio
 import itertools
@@ -15,8 +15,8 @@ from rstar2.errors import UserError
 from rstar2.sandbox import ExecutionStatus, Executor, Limits, Request
 from rstar2.sandbox import client as client_module
 from rstar2.sandbox.client import RemoteExecutor
-from rstar2.sandbox.facade import Sandbox
 from rstar2.sandbox.http import ServiceSettings
+from rstar2.sandbox.sandbox import Sandbox
 from rstar2.sandbox.unsafe.executor import UnsafeExecutor
 
 pytestmark = pytest.mark.integration
@@ -256,7 +256,7 @@ def use(sandbox: Sandbox) -> None:
     sandbox.close()
 
 
-def test_the_facade_in_process_and_remote() -> None:
+def test_the_sandbox_in_process_and_remote() -> None:
     use(Sandbox(executor=UnsafeExecutor))
     with service_on_thread(ServiceSettings(token="t")) as running:
         use(Sandbox(running.url, token="t"))
@@ -267,5 +267,5 @@ def test_the_facade_in_process_and_remote() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="isolation is Linux's")
-def test_the_facade_with_the_isolated_executor() -> None:
+def test_the_sandbox_with_the_isolated_executor() -> None:
     use(Sandbox())

@@ -28,7 +28,7 @@ from rstar2.sandbox import (
 )
 from rstar2.sandbox.execution import MIB
 from rstar2.sandbox.isolation.guarantees import detect
-from rstar2.sandbox.slots.host import HostConfig
+from rstar2.sandbox.slots.slot_factory import SlotConfig
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 S = ExecutionStatus
@@ -37,13 +37,13 @@ FOREVER = "while True: pass"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[True, False], ids=["fast", "python"])
 async def executor(request: pytest.FixtureRequest) -> AsyncIterator[LocalExecutor]:
-    async with LocalExecutor(LocalConfig(host=HostConfig(fast=request.param))) as executor:
+    async with LocalExecutor(LocalConfig(slots=SlotConfig(fast=request.param))) as executor:
         yield executor
 
 
 def cold(**settings: Any) -> LocalExecutor:
     """For what needs no libraries but an executor of its own."""
-    return LocalExecutor(LocalConfig(host=HostConfig(warm=False), **settings))
+    return LocalExecutor(LocalConfig(slots=SlotConfig(warm=False), **settings))
 
 
 async def run(executor: LocalExecutor, code: str, stdin: str = "", **limits: Any) -> Execution:
@@ -439,10 +439,10 @@ for number in (signal.SIGINT, signal.SIGHUP):
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 import asyncio
 from rstar2.sandbox import Limits, LocalConfig, LocalExecutor, Request
-from rstar2.sandbox.slots.host import HostConfig
+from rstar2.sandbox.slots.slot_factory import SlotConfig
 
 async def main():
-    executor = LocalExecutor(LocalConfig(HostConfig(fast={fast})))
+    executor = LocalExecutor(LocalConfig(SlotConfig(fast={fast})))
     for number in (signal.SIGHUP, signal.SIGUSR1):
         result = await executor.run(Request({SIGNALLED!r}.format(int(number)), "", Limits(), 60))
         print(result.stdout.strip(), signal.Signals(result.signal).name)
@@ -528,7 +528,7 @@ async def test_queue_timeout() -> None:
         await until(lambda: executor.status()["running"] == 1)
         waited = await executor.run(Request("print(1)", queue_s=0.3))
         assert (waited.status, waited.exit_code, waited.stdout) == (S.QUEUE_TIMEOUT, None, "")
-        assert waited.status.is_ours
+        assert waited.status.is_sandbox_fault
         assert waited.fault is Fault.INFRASTRUCTURE
         assert waited.queue_s >= 0.3
         patient = asyncio.create_task(run(executor, "print(2)"))
@@ -686,8 +686,8 @@ def check_answers(results: list[Execution]) -> int:
 
 
 def kill_template(executor: LocalExecutor) -> None:
-    assert executor._host is not None
-    template = executor._host.templates.current
+    assert executor._factory is not None
+    template = executor._factory.templates.current
     assert template is not None
     os.kill(template.facts["pid"], signal.SIGKILL)
 
@@ -776,10 +776,10 @@ async def test_after_close_nothing_is_left() -> None:
 HOST = """
 import asyncio, json, sys
 from rstar2.sandbox import Limits, LocalConfig, LocalExecutor, Request
-from rstar2.sandbox.slots.host import HostConfig
+from rstar2.sandbox.slots.slot_factory import SlotConfig
 
 async def main():
-    executor = LocalExecutor(LocalConfig(host=HostConfig(warm=False, fast=json.loads(sys.argv[1]))))
+    executor = LocalExecutor(LocalConfig(slots=SlotConfig(warm=False, fast=json.loads(sys.argv[1]))))
     async with executor:
         limits = Limits(wall_s=60, cpu_s=60)
         programs = ["while True: pass", "import time; time.sleep(60)", "open('f', 'w').write('x')", "print(1)"]

@@ -17,8 +17,8 @@ import pytest
 from library_snippets import SNIPPETS, Snippet
 
 from rstar2.sandbox import Limits, LocalConfig, LocalExecutor, Sandbox
-from rstar2.sandbox.slots.host import HostConfig
-from rstar2.sandbox.slots.inside import CELL_NAME
+from rstar2.sandbox.slots.interpreter import CELL_NAME
+from rstar2.sandbox.slots.slot_factory import SlotConfig
 from rstar2.sandbox.slots.templates import _ENVIRONMENT
 
 pytestmark = pytest.mark.integration
@@ -85,7 +85,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Snippe
 
 @pytest.fixture(scope="module", params=[True, False], ids=["fast", "python"])
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    config = LocalConfig(host=HostConfig(fast=request.param))
+    config = LocalConfig(slots=SlotConfig(fast=request.param))
     with Sandbox(executor=lambda: LocalExecutor(config)) as sandbox:
         yield sandbox
 

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from rstar2.sandbox.http import create_app
-from rstar2.sandbox.http.server import DOCUMENT
+from rstar2.sandbox.http.app import DOCUMENT
 
 pytestmark = pytest.mark.integration
 CHECKS = [

@@ -19,11 +19,11 @@ import asyncio
 from rstar2.sandbox.isolation import guarantees
 from rstar2.sandbox.execution import Limits
 from rstar2.sandbox.executor import Request
-from rstar2.sandbox.slots.host import HostConfig
+from rstar2.sandbox.slots.slot_factory import SlotConfig
 from rstar2.sandbox.local import LocalConfig, LocalExecutor
 
 async def main():
-    async with LocalExecutor(LocalConfig(HostConfig(warm=False, allow_weak_isolation=True))) as executor:
+    async with LocalExecutor(LocalConfig(SlotConfig(warm=False, allow_weak_isolation=True))) as executor:
         print((await executor.run(Request("import os; print(os.getuid())"))).stdout, end="")
         print((await executor.run(Request("while True: pass", limits=Limits(wall_s=0.3)))).status)
 

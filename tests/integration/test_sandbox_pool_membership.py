@@ -14,9 +14,9 @@ from rstar2.sandbox import Request
 from rstar2.sandbox.client import RemoteExecutor
 from rstar2.sandbox.http import Server, ServiceSettings
 from rstar2.sandbox.isolation import guarantees
-from rstar2.sandbox.pool import HealthConfig, PoolExecutor, membership
+from rstar2.sandbox.pool import HealthConfig, PoolExecutor, remote_node
 from rstar2.sandbox.pool.gateway import Gateway, create_gateway
-from rstar2.sandbox.pool.membership import Membership
+from rstar2.sandbox.pool.remote_node import Membership
 
 pytestmark = pytest.mark.integration
 TOKEN = "a-token-of-the-tests"
@@ -46,7 +46,7 @@ def states(pool: PoolExecutor) -> dict[str, str]:
 
 
 async def test_a_gateway_that_was_restarted_finds_its_nodes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(remote_node, "HEARTBEAT_S", 0.05)
     said: list[str] = []
     async with service(GateExecutor(), ServiceSettings(token=TOKEN), guarantees=full_table) as node:
         async with gateway_on(0) as (url, pool):
@@ -77,7 +77,7 @@ async def test_a_node_with_another_token_is_told_so_and_gets_no_calls() -> None:
 
 
 async def test_a_node_that_isolates_too_little_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(remote_node, "HEARTBEAT_S", 0.05)
     said: list[str] = []
     async with service(GateExecutor(), ServiceSettings(token=TOKEN)) as node, gateway_on(0) as (url, pool):
         standing = Membership(url, TOKEN, said.append)

@@ -14,8 +14,8 @@ import pytest
 
 from rstar2.errors import InfrastructureError
 from rstar2.sandbox import Execution, ExecutionStatus, Limits, LocalConfig, LocalExecutor, Request
-from rstar2.sandbox.notebooks import sessions
-from rstar2.sandbox.slots.host import HostConfig
+from rstar2.sandbox.notebooks import local_session
+from rstar2.sandbox.slots.slot_factory import SlotConfig
 from rstar2.sandbox.slots.templates import OwnTemplates
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")]
@@ -24,7 +24,7 @@ DEADLINE_S = 60.0
 
 
 def cold(**settings: Any) -> LocalExecutor:
-    return LocalExecutor(LocalConfig(host=HostConfig(warm=False), **settings))
+    return LocalExecutor(LocalConfig(slots=SlotConfig(warm=False), **settings))
 
 
 @contextmanager
@@ -50,7 +50,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def memory_groups(executor: LocalExecutor) -> set[str]:
-    group = executor._host._service_group if executor._host else None
+    group = executor._factory._service_group if executor._factory else None
     if group is None:
         return set()
     group.remove_slots(deadline_s=5.0)
@@ -100,18 +100,18 @@ async def test_a_session_without_descriptors_is_a_fault_of_ours() -> None:
 
 
 async def test_a_session_without_a_template_leaves_no_memory_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "_TEMPLATE_WAIT_S", 0.0)
+    monkeypatch.setattr(local_session, "_TEMPLATE_WAIT_S", 0.0)
     async with cold() as executor:
         session = await executor.session()
-        assert executor._host is not None
-        templates = executor._host.templates
+        assert executor._factory is not None
+        templates = executor._factory.templates
         assert isinstance(templates, OwnTemplates)
         template = templates.current
         assert template is not None
         before = memory_groups(executor)
         with no_descriptors():
             os.kill(template.facts["pid"], signal.SIGKILL)
-            await until(lambda: templates._nursery._starting is not None)
+            await until(lambda: templates._keeper._starting is not None)
             await asyncio.sleep(0)  # it tries to start another, and cannot
         refused = await session.run("x = 1")
         assert refused.status is S.INFRASTRUCTURE

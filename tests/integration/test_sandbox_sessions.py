@@ -13,8 +13,8 @@ from process_tree import descendants, is_running, until
 
 from rstar2.sandbox import Execution, ExecutionStatus, Limits, LocalConfig, LocalExecutor, Session
 from rstar2.sandbox.execution import MIB
-from rstar2.sandbox.notebooks.sessions import LocalSession
-from rstar2.sandbox.slots.host import HostConfig
+from rstar2.sandbox.notebooks.local_session import LocalSession
+from rstar2.sandbox.slots.slot_factory import SlotConfig
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 S = ExecutionStatus
@@ -22,7 +22,7 @@ S = ExecutionStatus
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[True, False], ids=["fast", "python"])
 async def executor(request: pytest.FixtureRequest) -> AsyncIterator[LocalExecutor]:
-    async with LocalExecutor(LocalConfig(host=HostConfig(fast=request.param))) as executor:
+    async with LocalExecutor(LocalConfig(slots=SlotConfig(fast=request.param))) as executor:
         yield executor
 
 
@@ -34,7 +34,7 @@ async def session(executor: LocalExecutor) -> AsyncIterator[Session]:
 
 
 def cold(**settings: Any) -> LocalExecutor:
-    return LocalExecutor(LocalConfig(host=HostConfig(warm=False), **settings))
+    return LocalExecutor(LocalConfig(slots=SlotConfig(warm=False), **settings))
 
 
 async def run(session: Session, code: str, stdin: str = "", **limits: Any) -> Execution:
@@ -462,6 +462,30 @@ def slot_pid(session: Session) -> int:
     return session.tree.pid
 
 
+async def test_a_cancelled_rebuild_leaves_no_slot() -> None:
+    async with cold() as executor:
+        session = await executor.session()
+        assert isinstance(session, LocalSession)
+        assert (await run(session, "x = 41")).ok
+        keeper = session._keeper
+        await until(lambda: keeper._spare is not None and keeper._spare.pid > 0)
+        spare = keeper._spare
+        assert spare is not None and session.tree is not None
+        keeper.end_tree(session.tree)
+        os.kill(spare.pid, signal.SIGSTOP)  # so the rebuild in it does not end before it is cancelled
+        try:
+            rebuilding = asyncio.create_task(session.run("x + 1"))
+            await until(lambda: spare.waiting is not None)
+            rebuilding.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await rebuilding
+        finally:
+            os.kill(spare.pid, signal.SIGCONT)
+        assert spare not in keeper._trees
+        await until(lambda: not is_running(spare.pid))
+        assert await value(session, "x + 1") == "42"
+
+
 async def test_a_killed_slot_is_a_fault_of_ours_and_the_session_goes_on(session: Session) -> None:
     await run(session, "x = 1\nopen('f', 'w').write('kept')")
     parked = descendants(slot_pid(session))
@@ -484,9 +508,9 @@ async def test_a_session_outlives_the_template() -> None:
     async with cold() as executor:
         session = await executor.session()
         await run(session, "x = 1")
-        assert executor._host is not None
-        assert executor._host.templates.current is not None
-        await kill(executor._host.templates.current.facts["pid"])
+        assert executor._factory is not None
+        assert executor._factory.templates.current is not None
+        await kill(executor._factory.templates.current.facts["pid"])
         assert await value(session, "x") == "1"
         await kill(slot_pid(session))
         assert await value(session, "x") == "1"

@@ -12,9 +12,10 @@ import pytest
 from rstar2.sandbox.executor import Request
 from rstar2.sandbox.local import LocalConfig, LocalExecutor
 from rstar2.sandbox.slots import wire
-from rstar2.sandbox.slots.host import Host, HostConfig
 from rstar2.sandbox.slots.slot import socket_pair
-from rstar2.sandbox.slots.templates import TemplateConfig, _spawn
+from rstar2.sandbox.slots.slot_factory import SlotConfig, SlotFactory
+from rstar2.sandbox.slots.template_process import TemplateConfig
+from rstar2.sandbox.slots.templates import _spawn
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")]
 
@@ -41,8 +42,8 @@ grace    4
 
 
 def template_pid(executor: LocalExecutor) -> int:
-    assert executor._host is not None
-    template = executor._host.templates.current
+    assert executor._factory is not None
+    template = executor._factory.templates.current
     assert template is not None
     pid: int = template.facts["pid"]
     return pid
@@ -51,7 +52,7 @@ def template_pid(executor: LocalExecutor) -> int:
 @pytest.mark.parametrize("fast", [True, False])
 async def test_pandas_behaves_as_without_pyarrow_whether_or_not_it_is_installed(fast: bool) -> None:
     pytest.importorskip("pandas", minversion="3.0")
-    async with LocalExecutor(LocalConfig(HostConfig(fast=fast))) as executor:
+    async with LocalExecutor(LocalConfig(SlotConfig(fast=fast))) as executor:
         assert (await executor.run(Request(PANDAS))).stdout == PRINTED
         process = Path(f"/proc/{template_pid(executor)}")
         assert len(list((process / "task").iterdir())) == 1
@@ -66,8 +67,8 @@ async def test_pandas_behaves_as_without_pyarrow_whether_or_not_it_is_installed(
 async def test_a_process_that_takes_the_place_of_another_has_another_uid() -> None:
     """What is left of the other may still be dying, and would count against it."""
     async with LocalExecutor(LocalConfig(num_young=1, max_slots=1)) as executor:
-        assert executor._host is not None
-        if not executor._host.layers.distinct_uid:
+        assert executor._factory is not None
+        if not executor._factory.layers.distinct_uid:
             pytest.skip("programs have a uid of their own only where root starts them")
         show = "import os\nprint(os.getuid())"
         first, again = [(await executor.run(Request(show))).stdout for _ in range(2)]
@@ -82,7 +83,7 @@ async def test_slots_that_nobody_wants_any_more_when_they_are_born_end_in_silenc
     kind: int, fast: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As when a short command ends on a busy machine: their memory groups and their template are gone before them."""
-    host = Host(HostConfig(warm=False, fast=fast))
+    host = SlotFactory(SlotConfig(warm=False, fast=fast))
     await host.start()
     template = host.templates.current
     assert template is not None
@@ -112,9 +113,9 @@ async def test_slots_that_nobody_wants_any_more_when_they_are_born_end_in_silenc
 async def test_a_template_whose_host_is_gone_before_it_is_ready_ends_in_silence(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    host = Host(HostConfig(warm=False))
+    host = SlotFactory(SlotConfig(warm=False))
     group = host._service_group
-    process, ours = _spawn(TemplateConfig(host.layers, warm=False, service_group=group.path if group else None))
+    process, ours = _spawn(TemplateConfig(host.layers, warm=False, service_group=str(group.path) if group else None))
     ours.close()
     assert process.wait(timeout=60) == 0
     assert capfd.readouterr().err == ""

@@ -155,18 +155,18 @@ def test_log_probs_and_gradients_of_a_model(kind: str, lora: dict[str, Any] | No
     alone does."""
     families = make_families()
 
-    def found(device: str, dtype: str, *, is_ours: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    def found(device: str, dtype: str, *, is_sandbox_fault: bool) -> tuple[Tensor, dict[str, Tensor]]:
         policy = make_policy_of(
             make_model(kind, getattr(torch, dtype), device), dtype, device, lora, gradient_checkpointing=is_checkpointed
         )
-        assert policy.shares_prefixes == is_ours
+        assert policy.shares_prefixes == is_sandbox_fault
         if lora is not None:
             with torch.no_grad():
                 for name, parameter in policy.parameters().items():
                     generator = torch.Generator().manual_seed(len(name))
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) / 30)
         alone = [Family([ids], [m]) for f in families for ids, m in zip(f.sequences, f.masks, strict=True)]
-        pack = Pack.of_families(families if is_ours else alone, policy.device)
+        pack = Pack.of_families(families if is_sandbox_fault else alone, policy.device)
         log_probs, _ = policy.token_log_probs(pack)
         weights = torch.linspace(-1, 2, len(log_probs), device=policy.device)
         parameters = policy.parameters()
@@ -175,9 +175,9 @@ def test_log_probs_and_gradients_of_a_model(kind: str, lora: dict[str, Any] | No
             name: gradient.cpu() for name, gradient in zip(parameters, gradients, strict=True)
         }
 
-    exact, exact_gradients = found("cpu", "float32", is_ours=False)
-    rounded, rounded_gradients = found("cpu", "bfloat16", is_ours=False)
-    ours, gradients = found("cuda", "bfloat16", is_ours=True)
+    exact, exact_gradients = found("cpu", "float32", is_sandbox_fault=False)
+    rounded, rounded_gradients = found("cpu", "bfloat16", is_sandbox_fault=False)
+    ours, gradients = found("cuda", "bfloat16", is_sandbox_fault=True)
     assert (ours - exact).norm() < 1.5 * (rounded - exact).norm()
     for name, gradient in gradients.items():
         wanted = exact_gradients[name].double()

@@ -16,7 +16,7 @@ import pytest
 from sandbox_service import service_on_thread
 from train_recipes import write_recipe
 
-from rstar2.records import Group, Metrics, RunStatus, RunView, Trace
+from rstar2.records import Group, RunStatus, RunView, StepMetrics, Trace
 from rstar2.records.record_file import iterate
 from rstar2.records.run_layout import segment
 from rstar2.train.seeds import Cursor, take
@@ -76,7 +76,7 @@ def attempts_at(recipe: Path) -> Iterator[Attempts]:
 def rows(run: Path) -> list[tuple[int, str, dict[str, float | None]]]:
     """The metrics, but for what a clock says."""
     found = []
-    for row in iterate(Metrics, run / "metrics.jsonl"):
+    for row in iterate(StepMetrics, run / "metrics.jsonl"):
         values = {name: value for name, value in row.values.items() if name not in MEASURED_TIMES}
         found.append((row.step, row.stage, values))
     return found

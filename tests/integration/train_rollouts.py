@@ -9,12 +9,13 @@ from rstar2.agent import AgentLimits, ChatFormat, PythonTool, Tool, ToolSchema
 from rstar2.engine.plain_text import PlainTextTokenizer
 from rstar2.engine.scripted import ScriptedEngine, ScriptedPrompt
 from rstar2.errors import InfrastructureError
-from rstar2.grading import Grade, Grader, Method
+from rstar2.grading import Grader
 from rstar2.records import Problem, ToolResult, Trace, Verdict
 from rstar2.rollout import make_policy
 from rstar2.rollout.driver import Driver
-from rstar2.rollout.facts import EngineSpeed
-from rstar2.rollout.roller import Roller, math_judge
+from rstar2.rollout.judge import Judge, Judgement, answer_judge
+from rstar2.rollout.roller import Roller
+from rstar2.rollout.scheduler import EngineSpeed
 from rstar2.sandbox import Executor
 
 CHAT = ChatFormat.of(PlainTextTokenizer(), "")
@@ -57,12 +58,12 @@ def make_roller(executor: Executor, says: Says) -> Roller:
         question = prompt.text.partition("user\n")[2].partition(CHAT.end_of_turn)[0]
         return says(prompt.session, question, prompt.turn)
 
-    grader = math_judge(Grader(executor))
+    by_answer = answer_judge(Grader(executor))
 
-    async def judge(problem: Problem, trace: Trace) -> Grade:
+    async def decide(problem: Problem, trace: Trace) -> Judgement:
         if PERHAPS in trace.response_text:
-            return Grade(Verdict.UNDECIDED, None, Method.MATH_VERIFY, "it could not tell")
-        return await grader(problem, trace)
+            return Judgement(Verdict.UNDECIDED, message="it could not tell")
+        return await by_answer.decide(problem, trace)
 
     def make_tools() -> Sequence[Tool]:
         return (LosingTool(PythonTool(executor)),)
@@ -70,4 +71,4 @@ def make_roller(executor: Executor, says: Says) -> Roller:
     driver: Driver[Trace] = Driver(make_policy("kv-aware"))
     engine = ScriptedEngine(policy, CHAT.tokenizer, CHAT.end_of_turn_id)
     driver.add_engine("scripted", engine, EngineSpeed(1e-6, 1e-4, 1e-9), num_cache_tokens=1 << 20)
-    return Roller(driver, CHAT, make_tools, judge, "scripted")
+    return Roller(driver, CHAT, make_tools, Judge(decide), "scripted")

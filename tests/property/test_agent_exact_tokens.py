@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rstar2.agent import Agent, AgentLimits, ChatFormat, HfTokenizer, ToolSchema, Transcript
 from rstar2.agent.chat_template import ASSISTANT_OPENING, SYSTEM_TEXT, with_tools
 from rstar2.agent.incremental import TextStream
-from rstar2.agent.truncate import cut
+from rstar2.agent.run_calls import cut
 from rstar2.engine import Chunk, EngineLoad, Sampling
 from rstar2.engine.plain_text import PlainTextTokenizer
 from rstar2.errors import UserError

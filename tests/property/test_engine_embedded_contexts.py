@@ -7,9 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rstar2.engine.embedded.architecture import Batch, Span
-from rstar2.engine.embedded.contexts_cpu import CONTEXT_TILE, Context, ContextPlanner
-from rstar2.engine.embedded.shared_prefixes import group_alike
+from rstar2.engine.embedded.architecture import ForwardBatch, PrefillSpan
+from rstar2.engine.embedded.contexts_cpu import CONTEXT_TILE, Context, ContextPlanner, group_by_prefix
 from rstar2.engine.embedded.weights import Shape
 
 pytestmark = pytest.mark.property
@@ -70,7 +69,7 @@ def make_tables(rng: random.Random, num_rows: int, num_columns: int) -> torch.Te
     return torch.tensor(rows, dtype=torch.int32)
 
 
-def assert_each_sees_its_past(batch: Batch, row_by_token: dict[int, int]) -> None:
+def assert_each_sees_its_past(batch: ForwardBatch, row_by_token: dict[int, int]) -> None:
     seen: dict[int, list[list[list[Slot]]]] = {}
     for context in PLANNER.plan(batch):
         part = seen_by(context)
@@ -91,24 +90,26 @@ def test_decoding_rows(seed: int, num_rows: int, num_columns: int) -> None:
     rng = random.Random(seed)
     table = make_tables(rng, num_rows, num_columns)
     positions = torch.tensor([rng.randint(-1, num_columns * BLOCK_SIZE - 1) for _ in range(num_rows)])
-    assert_each_sees_its_past(Batch(positions, positions, table), {row: row for row in range(num_rows)})
+    assert_each_sees_its_past(ForwardBatch(positions, positions, table), {row: row for row in range(num_rows)})
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), num_rows=st.integers(1, 10), num_columns=st.integers(6, 20))
 def test_prompts_long_and_short(seed: int, num_rows: int, num_columns: int) -> None:
     rng = random.Random(seed)
-    spans: list[Span] = []
+    spans: list[PrefillSpan] = []
     positions: list[int] = []
     row_by_token: dict[int, int] = {}
     for row in range(num_rows):
         num_tokens = rng.choice((1, 5, 16, 17, 70))
-        span = Span(len(positions), len(positions) + num_tokens, rng.randint(0, num_columns * BLOCK_SIZE - num_tokens))
+        span = PrefillSpan(
+            len(positions), len(positions) + num_tokens, rng.randint(0, num_columns * BLOCK_SIZE - num_tokens)
+        )
         spans.append(span)
         row_by_token |= dict.fromkeys(range(span.start, span.end), row)
         positions += range(span.position, span.position + num_tokens)
     position_T = torch.tensor([*positions, -1, -1])  # padding
-    batch = Batch(position_T, position_T, make_tables(rng, num_rows, num_columns), tuple(spans))
+    batch = ForwardBatch(position_T, position_T, make_tables(rng, num_rows, num_columns), tuple(spans))
     assert_each_sees_its_past(batch, row_by_token)
 
 
@@ -117,7 +118,7 @@ def test_a_group_of_rollouts_reads_its_prompt_once() -> None:
     blocks_per_tile = CONTEXT_TILE // BLOCK_SIZE
     prompts = [[number * 100 + block for block in range(num_tiles * blocks_per_tile)] for number in range(2)]
     table = torch.tensor([prompts[row % 2] + [1000 + row] for row in range(2 * num_rollouts)], dtype=torch.int32)
-    groups = group_alike(table.numpy(), [num_tiles] * len(table), blocks_per_tile)
+    groups = group_by_prefix(table.numpy(), [num_tiles] * len(table), blocks_per_tile)
     assert sorted((sorted(group.rows), group.num_tiles) for group in groups) == [
         (list(range(first, 2 * num_rollouts, 2)), num_tiles) for first in range(2)
     ]

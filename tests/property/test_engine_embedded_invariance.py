@@ -19,8 +19,7 @@ from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.engine.embedded.blocks import BlockManager
 from rstar2.engine.embedded.options import choose_limits
 from rstar2.engine.embedded.runner import Runner
-from rstar2.engine.embedded.scheduler import Scheduler
-from rstar2.engine.embedded.sequence import Sequence
+from rstar2.engine.embedded.scheduler import BatchScheduler, EngineSequence
 from rstar2.engine.embedded.weights import share_weights
 
 pytestmark = pytest.mark.property
@@ -54,7 +53,7 @@ class Progress:
 
     session: Session
     num_steps_until_next: int
-    sequence: Sequence | None = None
+    sequence: EngineSequence | None = None
     ids: list[int] = field(default_factory=list)
     trace: Trace = field(default_factory=list)
     num_turns: int = 0
@@ -71,7 +70,7 @@ class Server:
     def __init__(self, model: Any, options: EmbeddedOptions) -> None:
         weights = share_weights(model)
         limits = choose_limits(options, weights.device, weights.shape.context_tokens, weights.kv_bytes_per_token)
-        self.scheduler = Scheduler(
+        self.scheduler = BatchScheduler(
             BlockManager(limits.num_blocks, limits.block_size),
             max_running=limits.max_running,
             max_prefill_tokens=limits.max_prefill_tokens,
@@ -104,7 +103,7 @@ class Server:
             session = progress.session
             ids = [*progress.ids, *session.prompts[progress.num_turns]]
             seed = session.sampling.seed or 0
-            progress.sequence = Sequence(ids, len(ids) + session.max_tokens, session.sampling, seed)
+            progress.sequence = EngineSequence(ids, len(ids) + session.max_tokens, session.sampling, seed)
             self.scheduler.add(progress.sequence)
 
     def _end_turn(self, progress: Progress, delay: int) -> None:
@@ -114,7 +113,7 @@ class Server:
         progress.sequence, progress.num_steps_until_next = None, delay
         progress.num_turns += 1
 
-    def _step(self, traces: dict[Sequence, Trace]) -> None:
+    def _step(self, traces: dict[EngineSequence, Trace]) -> None:
         plan = self.scheduler.plan()
         if plan.prefill:
             self._runner.prefill(plan.prefill)
@@ -179,7 +178,7 @@ def make_bystander(rng: random.Random, max_delay: int) -> Progress:
 
 def serve_together(
     name: str, options: EmbeddedOptions, *, num_bystanders: int, max_delay: int, seed: int
-) -> tuple[list[Trace], Scheduler]:
+) -> tuple[list[Trace], BatchScheduler]:
     rng = random.Random(seed)
     players = [Progress(session, rng.randint(0, max_delay)) for session in SESSIONS]
     everyone = [*players, *(make_bystander(rng, max_delay) for _ in range(num_bystanders))]

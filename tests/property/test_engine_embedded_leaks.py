@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from rstar2.engine import Sampling
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.engine.embedded.blocks import BlockManager
-from rstar2.engine.embedded.scheduler import Plan, Scheduler
-from rstar2.engine.embedded.sequence import Sequence
+from rstar2.engine.embedded.scheduler import BatchScheduler, EngineSequence, StepPlan
 
 pytestmark = pytest.mark.property
 
@@ -26,12 +25,12 @@ class Device:
     """Does what plans say to a list of slots, in order, and checks each read: a token's place must still hold the
     prefix it was written for. So a block that two sequences own, or one reused too early, is seen."""
 
-    def __init__(self, scheduler: Scheduler, rng: random.Random) -> None:
+    def __init__(self, scheduler: BatchScheduler, rng: random.Random) -> None:
         self._scheduler, self._rng = scheduler, rng
         self._held: dict[int, tuple[int, ...]] = {}
-        self._in_flight: list[Plan] = []
+        self._in_flight: list[StepPlan] = []
 
-    def run(self, plan: Plan) -> None:
+    def run(self, plan: StepPlan) -> None:
         for chunk in plan.prefill:
             for position in range(chunk.start, chunk.end):
                 self._write(chunk.sequence.blocks, chunk.sequence.token_ids, position)
@@ -51,7 +50,7 @@ class Device:
             slot = blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
             assert self._held[slot] == tuple(token_ids[: position + 1])
 
-    def absorb(self, living: set[Sequence], num_left: int) -> list[Sequence]:
+    def absorb(self, living: set[EngineSequence], num_left: int) -> list[EngineSequence]:
         """Makes tokens known, of all but the last `num_left` plans; returns the sequences that ended."""
         ended = []
         while len(self._in_flight) > num_left:
@@ -88,11 +87,11 @@ def test_the_scheduler_loses_no_block(
 ) -> None:
     rng = random.Random(seed)
     blocks = BlockManager(num_blocks, BLOCK_SIZE)
-    scheduler = Scheduler(
+    scheduler = BatchScheduler(
         blocks, max_running=max_running, max_prefill_tokens=rng.randint(1, 40), steps_ahead=steps_ahead
     )
     device = Device(scheduler, rng)
-    living: set[Sequence] = set()
+    living: set[EngineSequence] = set()
     kept: list[list[int]] = []
     for _ in range(NUM_EVENTS):
         event = rng.random()
@@ -100,7 +99,7 @@ def test_the_scheduler_loses_no_block(
             # Few ids, so that prefixes are often shared.
             token_ids = [rng.randrange(2) for _ in range(rng.randint(1, BLOCK_SIZE * num_blocks // 3))]
             num_total = min(len(token_ids) + rng.randint(1, 30), BLOCK_SIZE * num_blocks)
-            sequence = Sequence(token_ids, num_total)
+            sequence = EngineSequence(token_ids, num_total)
             living.add(sequence)
             scheduler.add(sequence)
         elif event < 0.25 and living:

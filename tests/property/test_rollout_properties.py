@@ -7,20 +7,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rstar2.rollout.decisions import Decision, Evict, Move, Resume, Start
-from rstar2.rollout.facts import (
+from rstar2.rollout.policies import POLICIES, KvAware, KvAwareSettings, make_policy
+from rstar2.rollout.scheduler import (
+    Decision,
     EngineLost,
+    Evict,
     Fact,
+    Move,
+    Resume,
     RolloutEnded,
     RolloutSpec,
     RolloutsSubmitted,
+    Scheduler,
+    Start,
     ToolCalled,
     ToolReturned,
     TurnCancelled,
     TurnEnded,
 )
-from rstar2.rollout.policies import POLICIES, KvAware, KvAwareSettings, make_policy
-from rstar2.rollout.scheduler import Scheduler
 from rstar2.rollout.simulator import EngineModel, Fleet, PlannedRollout, PlannedTurn, Workload, lower_bound_s, simulate
 
 pytestmark = pytest.mark.property

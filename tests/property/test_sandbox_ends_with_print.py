@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rstar2.sandbox.slots.inside import ends_with_print
+from rstar2.sandbox.slots.interpreter import ends_with_print
 
 pytestmark = pytest.mark.property
 

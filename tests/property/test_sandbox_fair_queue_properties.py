@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rstar2.sandbox.slots.fair_queue import FairQueue
+from rstar2.sandbox.fair_queue import FairQueue
 
 pytestmark = pytest.mark.property
 

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from rstar2.agent import Agent, AgentLimits, ChatFormat, Observer, ToolSchema, Transcript
-from rstar2.agent.events import CallEnded, CallStarted, Ended, TextGenerated, TurnRestarted, TurnStarted
-from rstar2.agent.loop import nobody
+from rstar2.agent.events import CallEnded, CallStarted, Ended, TextGenerated, TurnRestarted, TurnStarted, nobody
 from rstar2.engine import Chunk, Engine, EngineLoad, Sampling
 from rstar2.engine.plain_text import PlainTextTokenizer
 from rstar2.engine.scripted import ScriptedEngine, ScriptedPrompt, read_script, replies

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rstar2.agent.spans import Span, SpanReader
+from rstar2.agent.events import SpanReader, TextKind
 
 pytestmark = pytest.mark.unit
 
 TEXT = 'two < three <b>.</reason>\n<tool_call>{"a": "<x>"}</tool_call> so <answer>\\boxed{1}</answer> <reas'
 
 
-def read(pieces: list[str]) -> list[tuple[Span, str]]:
+def read(pieces: list[str]) -> list[tuple[TextKind, str]]:
     reader = SpanReader()
     found = [span for piece in pieces for span in reader.feed(piece)] + reader.finish()
-    merged: list[tuple[Span, str]] = []
+    merged: list[tuple[TextKind, str]] = []
     for span, text in found:
         if merged and merged[-1][0] is span:
             merged[-1] = (span, merged[-1][1] + text)
@@ -26,12 +26,12 @@ def read(pieces: list[str]) -> list[tuple[Span, str]]:
 
 
 EXPECTED = [
-    (Span.REASON, "two < three <b>."),
-    (Span.PLAIN, "\n"),
-    (Span.CALL, '{"a": "<x>"}'),
-    (Span.PLAIN, " so "),
-    (Span.ANSWER, "\\boxed{1}"),
-    (Span.PLAIN, " <reas"),
+    (TextKind.REASON, "two < three <b>."),
+    (TextKind.PLAIN, "\n"),
+    (TextKind.CALL, '{"a": "<x>"}'),
+    (TextKind.PLAIN, " so "),
+    (TextKind.ANSWER, "\\boxed{1}"),
+    (TextKind.PLAIN, " <reas"),
 ]
 
 

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from rstar2.agent import Agent, ChatFormat, HfTokenizer, PythonTool, Transcript
 from rstar2.agent.chat_template import tool_responses
-from rstar2.agent.tool_tags import TOOL_TAGS, spell_tags
+from rstar2.agent.hf_tokenizer import TOOL_TAGS, spell_tags
 from rstar2.engine.scripted import ScriptedEngine, replies
 from rstar2.errors import UserError
 from rstar2.models.tiny import TAGS, TinySizes, build_tiny

@@ -2,15 +2,16 @@
 
 import json
 import xml.etree.ElementTree as ET
-from itertools import combinations
+from dataclasses import replace
 
 import pytest
 from analysis_traces import NAME_ERROR, OK, HandTexts, calling_turn, make_call, make_trace, silent_turn
 
 from rstar2.analysis import Analysis, analyze, as_json, draw_figures
-from rstar2.analysis.cloud import place_words
+from rstar2.analysis.figures import MAX_SHOWN_WORDS
+from rstar2.analysis.kind_words import KindWords, WordCount
+from rstar2.analysis.kinds import TokenKind
 from rstar2.analysis.svg import ticks
-from rstar2.analysis.words import WordCount
 
 pytestmark = pytest.mark.unit
 
@@ -68,18 +69,17 @@ def test_nothing_is_drawn_of_nothing() -> None:
     assert draw_figures(analyze([]), "run") == {}
 
 
-def test_words_of_a_cloud_do_not_overlap_and_stay_inside() -> None:
-    words = [WordCount("wide" * 12, 90, 90, 1.0), WordCount("数" * 40, 90, 90, 1.0)]
-    words += [WordCount(f"word{index}", 80 - index, 80, 1.0) for index in range(70)]
-    placed = place_words(words, 800, 400)
-    assert len(placed) > 40
-    assert placed[0].text == "widewidewidewidewidewid…"
-    for item in placed:
-        assert item.x >= -0.1 and item.x + item.width <= 800.1
-        assert item.y >= -0.1 and item.y + item.height <= 400.1
-    for one, two in combinations(placed, 2):
-        apart = one.x + one.width <= two.x or two.x + two.width <= one.x
-        assert apart or one.y + one.height <= two.y or two.y + two.height <= one.y
+def test_words_are_ranked_bars_of_which_the_first_is_longest() -> None:
+    counts = [("wide" * 12, 90), *((f"word{index}", 80 - index) for index in range(70))]
+    words = KindWords(500, tuple(WordCount(text, count, count, 1.0) for text, count in counts), ())
+    analysis = replace(full_analysis(), kinds={TokenKind.FORKING: words})
+    root = ET.fromstring(draw_figures(analysis, "run")["forking-words.svg"].encode())
+    texts = [element.text or "" for element in root.iter(f"{SVG}text")]
+    shown = [text for text in texts if text.startswith(("wide", "word"))]
+    assert shown == ["widewidewidewidewidewid…", *(f"word{index}" for index in range(MAX_SHOWN_WORDS - 1))]
+    bars = [float(element.attrib["width"]) for element in root.iter(f"{SVG}rect") if element.attrib["height"] == "13.0"]
+    assert len(bars) == len(shown)
+    assert bars == sorted(bars, reverse=True) and bars[0] > 6 * (bars[0] - bars[1]) > 0
 
 
 @pytest.mark.parametrize(

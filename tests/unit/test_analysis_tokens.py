@@ -7,9 +7,8 @@ import pytest
 from analysis_traces import NAME_ERROR, OK, HandTexts, make_call, make_trace
 
 from rstar2.analysis import Measure, TokenClass, TokenizerFile, TokenKind, analyze, examine, find_token_texts
-from rstar2.analysis.examine import Response
+from rstar2.analysis.examine import Response, find_high
 from rstar2.analysis.kinds import dense_length
-from rstar2.analysis.uncertainty import find_high
 from rstar2.analysis.words import find_words, words_of_tokens
 from rstar2.errors import UserError
 from rstar2.records import ToolResult, ToolStatus, Trace

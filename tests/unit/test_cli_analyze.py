@@ -9,7 +9,7 @@ from analysis_traces import NAME_ERROR, OK, HandTexts, calling_turn, make_trace,
 from typer.testing import CliRunner
 
 from rstar2.analysis import analyze_run
-from rstar2.analysis.sample import sample_newest, sample_step, spread
+from rstar2.analysis.analyze_run import sample_newest, sample_step, spread
 from rstar2.cli.analyze import analyze_command
 from rstar2.errors import UserError
 from rstar2.records import RunDirectory, RunView, ToolResult, ToolStatus, Trace

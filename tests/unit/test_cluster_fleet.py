@@ -15,15 +15,14 @@ from rstar2.cluster.actors import Process
 from rstar2.cluster.engine_actor import EnginePlan
 from rstar2.cluster.fleet import EngineFleet
 from rstar2.cluster.placement import place
-from rstar2.config.cluster import Cluster
+from rstar2.config.cluster import ClusterSection
 from rstar2.engine import EngineLoad
 from rstar2.engine.embedded import EmbeddedOptions
-from rstar2.engine.remote.wire import encode_load
 from rstar2.rollout import EngineSpeed
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
 
-LOAD = encode_load(EngineLoad(16, 8, 8, 0, 0, 0, 0, 0, 0, 0))
+LOAD = EngineLoad(16, 8, 8, 0, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass
@@ -68,7 +67,7 @@ class FakeEngine:
 
 @dataclass
 class FakeCourier:
-    """Satisfies `Courier`."""
+    """Satisfies `WeightSync`."""
 
     world: World
     failures: dict[str, str] = field(default_factory=dict)
@@ -112,7 +111,7 @@ async def make_fleet(
     fleet = EngineFleet(
         plan,
         group,
-        place(Cluster.model_validate(section)),
+        place(ClusterSection.model_validate(section)),
         any_driver,
         courier,
         EngineSpeed(1.0, 1.0, 1.0),
@@ -139,7 +138,7 @@ async def settle() -> None:
 
 async def test_engines_that_share_their_gpus_sleep_until_the_weights_have_room(world: World) -> None:
     fleet = await make_fleet(world, FakeDriver(), FakeCourier(world), 1, "colocated")
-    async with fleet.learning(3):
+    async with fleet.paused_for_weight_sync(3):
         world.said.append("learn")
     expected = ["sleep 0", "learn", "wake_for_weights 0", "changed", "deliver 3 to engine-0", "wake 0"]
     assert world.said == expected
@@ -148,7 +147,7 @@ async def test_engines_that_share_their_gpus_sleep_until_the_weights_have_room(w
 
 async def test_engines_of_their_own_gpus_never_sleep(world: World) -> None:
     fleet = await make_fleet(world, FakeDriver(), FakeCourier(world), 2, "separated")
-    async with fleet.learning(1):
+    async with fleet.paused_for_weight_sync(1):
         pass
     assert world.said == ["changed", "deliver 1 to engine-0,engine-1"]
     await fleet.close()
@@ -157,7 +156,7 @@ async def test_engines_of_their_own_gpus_never_sleep(world: World) -> None:
 async def test_an_engine_that_comes_while_ranks_learn_joins_with_what_they_learnt(world: World) -> None:
     driver = FakeDriver()
     fleet = await make_fleet(world, driver, FakeCourier(world), 2, "separated")
-    async with fleet.learning(1):
+    async with fleet.paused_for_weight_sync(1):
         world.engines[0].die()
         await until(lambda: driver.names == {"engine-1"} and "start 2" in world.said)
         await settle()
@@ -171,7 +170,7 @@ async def test_an_engine_that_comes_while_ranks_learn_joins_with_what_they_learn
 async def test_no_engine_is_started_on_a_gpu_that_a_rank_has(world: World) -> None:
     driver = FakeDriver()
     fleet = await make_fleet(world, driver, FakeCourier(world), 1, "colocated")
-    async with fleet.learning(1):
+    async with fleet.paused_for_weight_sync(1):
         world.engines[0].die()
         await settle()
         assert "start 1" not in world.said
@@ -183,7 +182,7 @@ async def test_no_engine_is_started_on_a_gpu_that_a_rank_has(world: World) -> No
 async def test_engines_of_a_failed_delivery_are_replaced_and_get_the_same_version(world: World) -> None:
     driver, courier = FakeDriver(), FakeCourier(world, {"engine-0": "torn", "engine-1": "torn"})
     fleet = await make_fleet(world, driver, courier, 2, "colocated")
-    async with fleet.learning(4):
+    async with fleet.paused_for_weight_sync(4):
         pass
     assert driver.names == set()
     assert not [said for said in world.said if said.startswith("wake ")], "what was given up is asked no more"

@@ -6,14 +6,14 @@ import pytest
 
 from rstar2.cluster.placement import place, require_room, transfer_backend
 from rstar2.config import load_recipe
-from rstar2.config.cluster import Cluster
+from rstar2.config.cluster import ClusterSection
 from rstar2.errors import UserError
 
 pytestmark = pytest.mark.unit
 
 
-def cluster(**fields: Any) -> Cluster:
-    return Cluster.model_validate({"num_nodes": 2, "gpus_per_node": 4, **fields})
+def cluster(**fields: Any) -> ClusterSection:
+    return ClusterSection.model_validate({"num_nodes": 2, "gpus_per_node": 4, **fields})
 
 
 def test_in_turns_on_the_same_gpus() -> None:

@@ -11,20 +11,19 @@ import torch
 from torch import Tensor
 from train_models import build_model, make_policy
 
-from rstar2.cluster.engine_links import EngineLink, worker_init_info
-from rstar2.cluster.rank_transfer import RankTransfer
-from rstar2.cluster.weight_sync import TransferCourier
+from rstar2.cluster.rank_transfer import EngineLink, RankTransfer, worker_init_info
+from rstar2.cluster.weight_sync import VllmTransferSync
 from rstar2.engine.vllm.checkpoint import EMBEDDING, HEAD
 from rstar2.engine.vllm.transfer import (
-    AlarmedLink,
+    AbortingLink,
     Backend,
+    ErrorKeepingLink,
     Link,
-    Meeting,
-    Pass,
-    PatientLink,
+    Rendezvous,
     Sender,
     ServedWeights,
     TransferError,
+    WeightStream,
     with_head,
 )
 from rstar2.train.policy.served_weights import served_shapes
@@ -138,7 +137,7 @@ class FakeSender:
     error: Exception | None = None
     num_closed: int = 0
 
-    def send(self, running: Pass) -> None:
+    def send(self, running: WeightStream) -> None:
         for number, _ in enumerate(running, start=1):
             if number == self.num_taken:
                 break
@@ -154,10 +153,12 @@ class Opened:
     """Satisfies `OpenSender`."""
 
     sender: FakeSender = field(default_factory=FakeSender)
-    meetings: list[Meeting] = field(default_factory=list)
+    meetings: list[Rendezvous] = field(default_factory=list)
     error: Exception | None = None
 
-    def __call__(self, _backend: Backend, _rank: int, _weights: ServedWeights, _link: Link, meeting: Meeting) -> Sender:
+    def __call__(
+        self, _backend: Backend, _rank: int, _weights: ServedWeights, _link: Link, meeting: Rendezvous
+    ) -> Sender:
         self.meetings.append(meeting)
         if self.error is not None:
             raise self.error
@@ -173,7 +174,7 @@ def test_ranks_and_workers_meet_once_for_the_same_engines() -> None:
     rank = transfer(weights, opened)
     one, two = {"engine-0": FakeActor()}, {"engine-0": FakeActor(), "engine-1": FakeActor()}
     assert [rank.send(one, 1), rank.send(one, 2), rank.send(two, 2)] == [None, None, None]
-    assert opened.meetings == [Meeting("10.0.0.1", 77, 2), Meeting("10.0.0.1", 77, 4)]
+    assert opened.meetings == [Rendezvous("10.0.0.1", 77, 2), Rendezvous("10.0.0.1", 77, 4)]
     assert opened.sender.num_closed == 1 and weights.taken == [*NAMES] * 3
 
 
@@ -228,7 +229,7 @@ class FakeLink:
 
 def test_ranks_in_step_are_not_left_by_one_that_raises() -> None:
     link = FakeLink("start")
-    patient = PatientLink(link)
+    patient = ErrorKeepingLink(link)
     patient.init_weight_transfer_engine({})
     patient.start_weight_update()
     patient.update_weights({})
@@ -238,7 +239,7 @@ def test_ranks_in_step_are_not_left_by_one_that_raises() -> None:
 
 def test_a_sender_is_called_out_of_a_broadcast_that_an_engine_left() -> None:
     aborted: list[bool] = []
-    alarmed = AlarmedLink(FakeLink("update"))
+    alarmed = AbortingLink(FakeLink("update"))
     alarmed.abort = lambda: aborted.append(True)
     alarmed.start_weight_update()
     assert not aborted
@@ -259,7 +260,7 @@ class FakeLearner:
 
 async def test_a_transfer_that_fails_leaves_none_of_its_engines_with_weights() -> None:
     learner: Any = FakeLearner("engine-1 failed in receive")
-    courier = TransferCourier(learner, "nccl", 1)
+    courier = VllmTransferSync(learner, "nccl", 1)
     engines = {"engine-0": 0, "engine-1": 1}
     assert await courier.deliver(engines, 5) == dict.fromkeys(engines, "engine-1 failed in receive")
     learner.failure = None

@@ -9,7 +9,7 @@ import pytest
 from rstar2.algo import SelectionRule
 from rstar2.algo.penalties import Penalty
 from rstar2.config import SandboxLimits, load_recipe, parse_recipe, to_toml
-from rstar2.config.learning import Algo
+from rstar2.config.learning import AlgoSection
 from rstar2.errors import UserError
 from rstar2.extensions import SELECTIONS
 from rstar2.sandbox import Limits
@@ -62,8 +62,8 @@ def test_bundled_recipes_load_and_survive_being_written_out(path: Path) -> None:
 
 def test_a_recipe_names_what_the_algorithm_has() -> None:
     for name in SELECTIONS:
-        assert Algo(selection=name).selection == name and isinstance(SELECTIONS.load(name), SelectionRule)
-    assert set(get_args(Algo.model_fields["penalty"].annotation)) == set(Penalty)
+        assert AlgoSection(selection=name).selection == name and isinstance(SELECTIONS.load(name), SelectionRule)
+    assert set(get_args(AlgoSection.model_fields["penalty"].annotation)) == set(Penalty)
 
 
 def test_there_are_bundled_recipes() -> None:

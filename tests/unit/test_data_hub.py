@@ -21,7 +21,7 @@ from rstar2.data.catalog import HubSource
 from rstar2.data.hub import LOCK_NAME, PARTIAL_NAME, cached_files, choose_files, fetch_files, repo_folder
 from rstar2.data.hub_split import choose_split
 from rstar2.errors import InfrastructureError, UserError
-from rstar2.models.hub_client import HubUnavailableError
+from rstar2.models.hub import HubUnavailableError
 
 pytestmark = pytest.mark.unit
 

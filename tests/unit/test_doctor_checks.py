@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.doctor import Check, Report, State
+from rstar2.doctor import Check, DoctorReport, State
 from rstar2.doctor.check import GIB
+from rstar2.doctor.examine import isolation_checks
 from rstar2.doctor.gpu import Gpu, decide_gpu, gpu_check, parse_gpus, parse_torch_backend
-from rstar2.doctor.isolation import checks_of
 from rstar2.doctor.machine import cores_check, disk_check, machine_checks, memory_check, platform_check, python_check
 from rstar2.doctor.software import OPTIONAL_PACKAGES, compiler_check, fast_path_check, package_check, package_checks
 from rstar2.sandbox.isolation.guarantees import Guarantee
@@ -144,7 +144,7 @@ def test_a_driver_tool_that_fails_is_a_finding(tmp_path: Path, monkeypatch: pyte
 
 
 def test_guarantees_become_checks() -> None:
-    provided, weaker, lacking = checks_of(
+    provided, weaker, lacking = isolation_checks(
         [
             Guarantee("no network", True, "network namespace", "not needed", required=True),
             Guarantee("memory", False, "", "run as root", required=False),
@@ -161,8 +161,8 @@ def test_only_what_is_required_and_missing_makes_a_report_bad() -> None:
     limited = Check("machine", "memory", State.LIMITED, "2 GiB", "more", required=True)
     optional = Check("optional", "ray", State.MISSING, "not installed", "install it")
     missing = Check("machine", "platform", State.MISSING, "Windows", "use Linux", required=True)
-    assert Report("1", (fine, limited, optional)).ok
-    bad = Report("1", (fine, missing, optional))
+    assert DoctorReport("1", (fine, limited, optional)).ok
+    bad = DoctorReport("1", (fine, missing, optional))
     assert not bad.ok
     assert bad.blocking == (missing,)
     assert bad.as_json()["ok"] is False

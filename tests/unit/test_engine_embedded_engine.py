@@ -197,7 +197,7 @@ async def test_the_event_loop_goes_on_while_learning_waits_for_a_step(
     turn = asyncio.create_task(chunks_of(engine, PROMPT, Sampling(), 10))
     await step.has_begun.wait()
     asyncio.get_running_loop().call_soon(step.end)  # which a loop that is blocked never comes to
-    async with asyncio.timeout(60), engine.learning(3):
+    async with asyncio.timeout(60), engine.paused_for_weight_sync(3):
         assert not step.is_late
     assert {chunk.policy_version for chunk in await turn} == {0, 3}
 
@@ -206,7 +206,7 @@ async def test_learning_that_is_cancelled_or_late_lets_the_engine_go_on(
     engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def learn() -> None:
-        async with engine.learning(3):
+        async with engine.paused_for_weight_sync(3):
             raise AssertionError("the step has not ended")
 
     step = LongStep(engine, monkeypatch)
@@ -217,8 +217,8 @@ async def test_learning_that_is_cancelled_or_late_lets_the_engine_go_on(
     cancelled.cancel()
     await asyncio.wait([cancelled])
     assert cancelled.cancelled()
-    monkeypatch.setattr(module, "STANDSTILL_DEADLINE_S", 0.05)
-    with pytest.raises(InfrastructureError, match=r"did not stand still: its steps in flight took longer than 0.05 s"):
+    monkeypatch.setattr(module, "PAUSE_DEADLINE_S", 0.05)
+    with pytest.raises(InfrastructureError, match=r"did not pause: its steps in flight took longer than 0.05 s"):
         await learn()
     step.end()
     assert {chunk.policy_version for chunk in await turn} == {0}

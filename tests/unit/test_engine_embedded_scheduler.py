@@ -3,24 +3,25 @@
 import pytest
 
 from rstar2.engine.embedded.blocks import BlockManager
-from rstar2.engine.embedded.scheduler import Plan, Scheduler
-from rstar2.engine.embedded.sequence import Sequence
+from rstar2.engine.embedded.scheduler import BatchScheduler, EngineSequence, StepPlan
 
 pytestmark = pytest.mark.unit
 
 
 def scheduler(
     num_blocks: int = 64, *, max_running: int = 8, max_prefill_tokens: int = 64, steps_ahead: int = 1
-) -> Scheduler:
+) -> BatchScheduler:
     blocks = BlockManager(num_blocks, 4)
-    return Scheduler(blocks, max_running=max_running, max_prefill_tokens=max_prefill_tokens, steps_ahead=steps_ahead)
+    return BatchScheduler(
+        blocks, max_running=max_running, max_prefill_tokens=max_prefill_tokens, steps_ahead=steps_ahead
+    )
 
 
-def chunks(plan: Plan) -> list[tuple[int, int]]:
+def chunks(plan: StepPlan) -> list[tuple[int, int]]:
     return [(chunk.start, chunk.end) for chunk in plan.prefill]
 
 
-def decode(scheduler: Scheduler, plan: Plan, token_id: int = 0) -> None:
+def decode(scheduler: BatchScheduler, plan: StepPlan, token_id: int = 0) -> None:
     """As the device would: each step one token, up to the full length."""
     for sequence in plan.decode:
         num_tokens = min(scheduler.steps_ahead, sequence.max_total_tokens - len(sequence.token_ids))
@@ -29,7 +30,7 @@ def decode(scheduler: Scheduler, plan: Plan, token_id: int = 0) -> None:
 
 def test_prefill_leaves_the_last_token_to_decoding() -> None:
     deciding = scheduler()
-    sequence = Sequence(list(range(10)), 20)
+    sequence = EngineSequence(list(range(10)), 20)
     deciding.add(sequence)
     plan = deciding.plan()
     assert chunks(plan) == [(0, 9)]
@@ -38,7 +39,7 @@ def test_prefill_leaves_the_last_token_to_decoding() -> None:
 
 def test_a_long_prompt_goes_in_chunks_while_others_decode() -> None:
     deciding = scheduler(max_prefill_tokens=8)
-    short, long = Sequence([1, 2, 3], 20), Sequence(list(range(100, 120)), 40)
+    short, long = EngineSequence([1, 2, 3], 20), EngineSequence(list(range(100, 120)), 40)
     deciding.add(short)
     deciding.add(long)
     seen = []
@@ -57,25 +58,25 @@ def test_a_long_prompt_goes_in_chunks_while_others_decode() -> None:
 def test_a_groups_prompt_is_computed_once_even_if_it_arrives_together() -> None:
     deciding = scheduler()
     for _ in range(4):
-        deciding.add(Sequence(list(range(18)), 30))
+        deciding.add(EngineSequence(list(range(18)), 30))
     assert chunks(deciding.plan()) == [(0, 17), (16, 17), (16, 17), (16, 17)]
     assert deciding.num_prefill_tokens == 20
 
 
 def test_a_session_that_comes_back_finds_its_cache() -> None:
     deciding = scheduler()
-    first = Sequence(list(range(10)), 20)
+    first = EngineSequence(list(range(10)), 20)
     deciding.add(first)
     while not first.is_full:
         decode(deciding, deciding.plan(), token_id=7)
     deciding.remove(first)
-    deciding.add(Sequence([*first.token_ids, 50, 51, 52], 40))
+    deciding.add(EngineSequence([*first.token_ids, 50, 51, 52], 40))
     assert chunks(deciding.plan()) == [(16, 22)]
 
 
 def test_without_room_the_youngest_gives_way_and_resumes() -> None:
     deciding = scheduler(num_blocks=6)
-    old, young = Sequence([1] * 8, 20), Sequence([2] * 8, 20)
+    old, young = EngineSequence([1] * 8, 20), EngineSequence([2] * 8, 20)
     deciding.add(old)
     deciding.add(young)
     finished = []
@@ -95,7 +96,7 @@ def test_without_room_the_youngest_gives_way_and_resumes() -> None:
 
 def test_a_plan_may_come_before_the_tokens_of_the_last_are_known() -> None:
     deciding = scheduler(steps_ahead=4)
-    sequence = Sequence([1, 2, 3], 12)
+    sequence = EngineSequence([1, 2, 3], 12)
     deciding.add(sequence)
     first, second = deciding.plan(), deciding.plan()
     assert first.decode == second.decode == (sequence,)
@@ -115,7 +116,7 @@ def test_a_plan_may_come_before_the_tokens_of_the_last_are_known() -> None:
 
 def test_what_runs_on_over_new_weights_is_not_offered_to_others() -> None:
     deciding = scheduler()
-    sequence = Sequence(list(range(10)), 20)
+    sequence = EngineSequence(list(range(10)), 20)
     deciding.add(sequence)
     decode(deciding, deciding.plan())
     deciding.blocks.drop_cache()
@@ -127,7 +128,7 @@ def test_what_runs_on_over_new_weights_is_not_offered_to_others() -> None:
 
 def test_slots_are_never_shared_and_waiters_wait_for_one() -> None:
     deciding = scheduler(max_running=2)
-    sequences = [Sequence([n] * 5, 20) for n in range(3)]
+    sequences = [EngineSequence([n] * 5, 20) for n in range(3)]
     for sequence in sequences:
         deciding.add(sequence)
     assert len(deciding.plan().decode) == 2

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 
 from rstar2.engine.vllm import VllmInProcessEngine
 from rstar2.engine.vllm import version as vllm
-from rstar2.engine.vllm.transfer import Meeting, ServedWeights, open_sender
+from rstar2.engine.vllm.transfer import Rendezvous, ServedWeights, open_sender
 from rstar2.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -48,4 +48,4 @@ def test_another_is_refused_where_it_is_first_used(
     weights = ServedWeights({}, torch.float32, lambda: iter(()))
     link = object()
     with pytest.raises(UserError, match=said):
-        open_sender("gloo", 0, weights, link, Meeting("", 0, 1))  # type: ignore[arg-type]
+        open_sender("gloo", 0, weights, link, Rendezvous("", 0, 1))  # type: ignore[arg-type]

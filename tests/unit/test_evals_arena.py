@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.engine.tokenizer import Message
+from rstar2.engine.protocol import Message
 from rstar2.errors import InfrastructureError, UserError
-from rstar2.evals import judgement
-from rstar2.evals.arena import arena_judge, read_baseline
-from rstar2.evals.arena.judge import points_of_first
-from rstar2.evals.judgement import judged
+from rstar2.evals.arena import arena_judge, points_of_first, read_baseline
 from rstar2.evals.sample import Sample
 from rstar2.records import Outcome, Problem, StopReason, Trace, Turn, Verdict
+from rstar2.rollout import judge
+from rstar2.rollout.judge import judged
 
 pytestmark = pytest.mark.unit
 
@@ -72,13 +71,13 @@ async def test_a_judge_who_prefers_a_place_makes_a_tie() -> None:
 
 
 async def test_a_judge_out_of_order_leaves_the_sample_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judgement, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(judge, "FIRST_PAUSE_S", 0.0)
     chat = Judge("", "I cannot decide")
     scored = await judged(arena_judge(chat, {"q1": "Because."}), PROBLEM, trace("Rayleigh."))
 
     assert (scored.reward, scored.verdict) == (None, Verdict.UNDECIDED)
     assert "3 times" in scored.note
-    assert len(chat.shown) == 2 * judgement.MAX_ATTEMPTS
+    assert len(chat.shown) == 2 * (judge.MAX_RETRIES + 1)
 
 
 def test_baselines_are_read_in_both_forms(tmp_path: Path) -> None:

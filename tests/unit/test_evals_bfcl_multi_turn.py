@@ -9,7 +9,7 @@ import pytest
 
 from rstar2.data import MultiTurnCallTask
 from rstar2.errors import UserError
-from rstar2.evals import Plan
+from rstar2.evals import EvalPlan
 from rstar2.evals.bfcl import multi_turn, services
 from rstar2.evals.bfcl.multi_turn import MORE_FUNCTIONS, calls_by_turn, first_messages, multi_turn_judge, said_in_turn
 from rstar2.evals.bfcl.services import NOT_RUN, source_of
@@ -90,7 +90,7 @@ def test_a_conversation_whose_gold_has_other_turns_is_left_out_and_counted(tmp_p
         for n in (1, 2)
     ]
     (tmp_path / "bfcl_v3.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    plan = Plan(("bfcl_multi_turn",), data_dir=str(tmp_path))
+    plan = EvalPlan(("bfcl_multi_turn",), data_dir=str(tmp_path))
     (benchmark,) = plan.load()
     assert ([problem.id for problem in benchmark.problems], benchmark.num_left_out) == (["multi_turn_base_1"], 1)
     assert plan.deviations([benchmark])[-1] == "1 problems of bfcl_multi_turn left out, whose gold cannot be met"

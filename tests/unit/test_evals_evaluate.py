@@ -6,7 +6,7 @@ import pytest
 
 from rstar2.agent import AgentLimits
 from rstar2.engine import Sampling
-from rstar2.evals import History, Protocol, evaluate
+from rstar2.evals import EvalSettings, History, evaluate
 from rstar2.evals.evaluate import NUM_FAULT_ROUNDS
 from rstar2.records import Outcome, Problem, StopReason, Trace, Turn, Verdict
 from rstar2.rollout.request import RolloutRequest
@@ -59,7 +59,7 @@ class Roller:
 
 async def test_each_sample_of_each_problem_is_asked_for_once_by_the_protocol() -> None:
     roller, seen = Roller(), list[Trace]()
-    protocol = Protocol(num_samples=3, temperature=0.2, max_response_tokens=77, max_turns=4)
+    protocol = EvalSettings(num_samples=3, temperature=0.2, max_response_tokens=77, max_turns=4)
 
     results = await evaluate(roller, PROBLEMS, protocol, step=5, stage="warm-up", seed=1, on_trace=seen.append)
 
@@ -81,7 +81,7 @@ async def test_each_sample_of_each_problem_is_asked_for_once_by_the_protocol() -
 
 async def test_a_lost_rollout_is_asked_for_again_under_a_new_id_and_the_same_seed() -> None:
     roller, seen = Roller(num_losses=1), list[Trace]()
-    results = await evaluate(roller, {"small": PROBLEMS["small"]}, Protocol(num_samples=2), on_trace=seen.append)
+    results = await evaluate(roller, {"small": PROBLEMS["small"]}, EvalSettings(num_samples=2), on_trace=seen.append)
 
     first, again = roller.calls
     assert [request.trace_id for request in again] == ["eval/0/small/q/0/retry-1", "eval/0/small/q/1/retry-1"]
@@ -93,7 +93,7 @@ async def test_a_lost_rollout_is_asked_for_again_under_a_new_id_and_the_same_see
 
 async def test_what_stays_lost_is_counted_and_not_scored() -> None:
     roller = Roller(num_losses=99)
-    results = await evaluate(roller, {"small": PROBLEMS["small"]}, Protocol(num_samples=2))
+    results = await evaluate(roller, {"small": PROBLEMS["small"]}, EvalSettings(num_samples=2))
 
     assert len(roller.calls) == 1 + NUM_FAULT_ROUNDS
     assert (results["small"].num_faults, results["small"].num_scored, results["small"].accuracy) == (2, 2, 1.0)
@@ -101,12 +101,14 @@ async def test_what_stays_lost_is_counted_and_not_scored() -> None:
 
 async def test_what_history_knows_is_not_repeated_and_retries_are_counted_on() -> None:
     history, traces = History(), list[Trace]()
-    await evaluate(Roller(num_losses=99), {"small": PROBLEMS["small"]}, Protocol(num_samples=2), on_trace=traces.append)
+    await evaluate(
+        Roller(num_losses=99), {"small": PROBLEMS["small"]}, EvalSettings(num_samples=2), on_trace=traces.append
+    )
     for trace in traces:
         history.add(trace)
 
     roller = Roller()
-    results = await evaluate(roller, PROBLEMS, Protocol(num_samples=2), history=history)
+    results = await evaluate(roller, PROBLEMS, EvalSettings(num_samples=2), history=history)
 
     asked = [request.trace_id for requests in roller.calls for request in requests]
     assert asked[:2] == ["eval/0/small/q/0/retry-3", "eval/0/small/q/1/retry-3"]

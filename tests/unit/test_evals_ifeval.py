@@ -11,7 +11,7 @@ from rstar2.data import InstructionTask
 from rstar2.errors import UserError
 from rstar2.evals.ifeval.checks import CHECKS, follows
 from rstar2.evals.ifeval.judge import followed, loose_versions
-from rstar2.evals.ifeval.words import capital_words, count_sentences, require_nltk
+from rstar2.evals.ifeval.language import capital_words, count_sentences, require_nltk
 
 pytestmark = pytest.mark.unit
 
@@ -123,7 +123,7 @@ def test_sentences_are_counted_by_the_trained_splitter(text: str, num_sentences:
 def test_a_missing_splitter_is_the_users_to_get(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nltk = pytest.importorskip("nltk")
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
-    monkeypatch.setattr("rstar2.evals.ifeval.words._bundled_data", list)
+    monkeypatch.setattr("rstar2.evals.ifeval.language._bundled_data", list)
     require_nltk.cache_clear()
     with pytest.raises(UserError, match=r"nltk\.downloader punkt_tab"):
         require_nltk()

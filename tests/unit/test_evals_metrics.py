@@ -11,7 +11,7 @@ from eval_samples import LOST, RIGHT, TRUNCATED, UNDECIDED, of_problem, wrong
 from rstar2.evals.interval import clustered_interval, wilson
 from rstar2.evals.metrics import measure, pass_at
 from rstar2.evals.session import result_as_json
-from rstar2.evals.settings import REPORT, Protocol
+from rstar2.evals.settings import REPORT, EvalSettings
 from rstar2.evals.tables import remarks, score_table
 
 pytestmark = pytest.mark.unit
@@ -103,7 +103,7 @@ def test_samples_of_one_problem_are_no_independent_evidence() -> None:
 
 def test_every_deviation_from_the_report_is_named() -> None:
     assert REPORT.deviations == ()
-    changed = Protocol(num_samples=4, temperature=1.0, max_response_tokens=1024, max_turns=5, has_tools=False)
+    changed = EvalSettings(num_samples=4, temperature=1.0, max_response_tokens=1024, max_turns=5, has_tools=False)
     assert changed.deviations == (
         "samples 4 (report: 16)",
         "temperature 1.0 (report: 0.6)",

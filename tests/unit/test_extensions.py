@@ -10,9 +10,9 @@ import torch
 
 from rstar2 import extensions
 from rstar2.algo import RocSettings, choose_rollouts, policy_loss
-from rstar2.config import Algo
+from rstar2.config import AlgoSection
 from rstar2.config.explain import explain
-from rstar2.config.generation import Rollout
+from rstar2.config.generation import RolloutSection
 from rstar2.errors import UserError
 from rstar2.extensions import ADVANTAGES, LOSS_TERMS, POLICIES, SELECTIONS, Table
 from rstar2.rollout import make_policy
@@ -51,12 +51,12 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_recipe_may_name_code_of_the_users_own(own: str) -> None:
-    algo = Algo(selection=f"{own}:first", advantage=f"{own}:signs")
+    algo = AlgoSection(selection=f"{own}:first", advantage=f"{own}:signs")
     settings = RocSettings(group_size=2, selection=algo.selection, advantage=algo.advantage)
     choice = choose_rollouts([1, 0, 0, 1], [0, 0, 0, 0], settings, np.random.default_rng(0))
     assert choice.kept.tolist() == [True, True, False, False]
     assert choice.advantages[:2].tolist() == [1, -1]
-    name = Rollout(scheduler=f"{own}:Mine").scheduler
+    name = RolloutSection(scheduler=f"{own}:Mine").scheduler
     assert type(make_policy(name)).__name__ == "Mine"
 
 
@@ -70,7 +70,7 @@ def test_a_new_line_in_a_table_is_enough(own: str, monkeypatch: pytest.MonkeyPat
     ):
         entry = extensions.Extension(f"{own}:{target}", "an entry of the test's")
         monkeypatch.setitem(table._entries, name, entry)
-    assert Algo(selection="first", advantage="signs").selection == "first"
+    assert AlgoSection(selection="first", advantage="signs").selection == "first"
     assert type(make_policy("mine")).__name__ == "Mine"
     (section,) = explain("algo.selection")
     assert '"first"' in section.fields[0].type

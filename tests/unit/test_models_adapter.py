@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from rstar2.errors import UserError
 from rstar2.models import resolve
-from rstar2.models.adapter import CONFIG_FILE
+from rstar2.models.resolve import CONFIG_FILE
 from rstar2.models.tiny import TinySizes, build_tiny
 
 pytestmark = pytest.mark.unit

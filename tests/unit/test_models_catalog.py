@@ -8,8 +8,8 @@ import pytest
 
 from rstar2.errors import UserError
 from rstar2.models import AGENTS, CATALOG, ModelCard, Source, Verification, data_home, find_entry, model_folder, resolve
-from rstar2.models.adapter import base_name
 from rstar2.models.card import CARD_NAME, file_sizes, read_card, write_card
+from rstar2.models.resolve import base_name
 
 pytestmark = pytest.mark.unit
 

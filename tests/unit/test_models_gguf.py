@@ -11,9 +11,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from rstar2.errors import UserError
-from rstar2.models.gguf_convert import convert_gguf
-from rstar2.models.gguf_tensors import hf_name, undo_rotary_permutation
-from rstar2.models.progress import Silent
+from rstar2.models.gguf_convert import convert_gguf, hf_name, undo_rotary_permutation
+from rstar2.models.progress import SilentProgress
 
 pytestmark = pytest.mark.unit
 
@@ -113,7 +112,7 @@ def converted(tmp_path: Path) -> Path:
     write_gguf(tmp_path / "tiny.gguf", original_weights())
     folder = tmp_path / "folder"
     folder.mkdir()
-    convert_gguf(tmp_path / "tiny.gguf", folder, Silent())
+    convert_gguf(tmp_path / "tiny.gguf", folder, SilentProgress())
     return folder
 
 
@@ -164,7 +163,7 @@ def test_what_is_not_known_is_refused(tmp_path: Path, architecture: str, pre: st
     write_gguf(tmp_path / "other.gguf", original_weights(), architecture, pre)
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match=named):
-        convert_gguf(tmp_path / "other.gguf", tmp_path / "folder", Silent())
+        convert_gguf(tmp_path / "other.gguf", tmp_path / "folder", SilentProgress())
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ import huggingface_hub.constants
 import pytest
 
 from rstar2.models import CATALOG, hub
-from rstar2.models.hub import fetch_from_hub, needed
-from rstar2.models.hub_client import HubUnavailableError
-from rstar2.models.progress import Silent
+from rstar2.models.hub import HubUnavailableError, fetch_from_hub, needed
+from rstar2.models.progress import SilentProgress
 
 pytestmark = pytest.mark.unit
 
@@ -101,7 +100,7 @@ def loopback_hub(online: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 @pytest.mark.usefixtures("loopback_hub")
 def test_only_the_needed_files_arrive_and_nothing_else(tmp_path: Path) -> None:
-    fetch_from_hub(ENTRY, tmp_path, Silent())
+    fetch_from_hub(ENTRY, tmp_path, SilentProgress())
     arrived = {
         path.relative_to(tmp_path).as_posix(): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
     }
@@ -113,7 +112,7 @@ def test_only_the_needed_files_arrive_and_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [{"repo": "owner/none"}, {"revision": "f" * 40}])
 def test_what_the_hub_does_not_have_is_one_line(tmp_path: Path, wrong: dict[str, str]) -> None:
     with pytest.raises(HubUnavailableError, match="404") as raised:
-        fetch_from_hub(replace(ENTRY, **wrong), tmp_path, Silent())
+        fetch_from_hub(replace(ENTRY, **wrong), tmp_path, SilentProgress())
     assert "\n" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -124,7 +123,7 @@ def test_a_refused_connection_is_known_at_once(tmp_path: Path, monkeypatch: pyte
         closed_port = listener.getsockname()[1]
     use_hub(monkeypatch, closed_port)
     with pytest.raises(HubUnavailableError, match="refused"):
-        fetch_from_hub(ENTRY, tmp_path, Silent())
+        fetch_from_hub(ENTRY, tmp_path, SilentProgress())
 
 
 @pytest.mark.usefixtures("online")
@@ -133,10 +132,10 @@ def test_a_silent_hub_is_left_at_the_deadline(tmp_path: Path, monkeypatch: pytes
     with socket.create_server(("127.0.0.1", 0)) as silent:
         use_hub(monkeypatch, silent.getsockname()[1])
         with pytest.raises(HubUnavailableError, match=r"no answer within 0\.5 s|timed out"):
-            fetch_from_hub(ENTRY, tmp_path, Silent())
+            fetch_from_hub(ENTRY, tmp_path, SilentProgress())
 
 
 def test_offline_mode_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(HubUnavailableError, match="HF_HUB_OFFLINE is set"):
-        fetch_from_hub(ENTRY, tmp_path, Silent())
+        fetch_from_hub(ENTRY, tmp_path, SilentProgress())

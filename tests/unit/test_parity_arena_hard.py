@@ -6,15 +6,14 @@ from typing import Any
 import pytest
 
 from golden_file import read_golden
-from rstar2.engine.tokenizer import Message
+from rstar2.engine.protocol import Message
 from rstar2.errors import InfrastructureError
-from rstar2.evals import judgement
-from rstar2.evals.arena import arena_judge
-from rstar2.evals.arena.judge import game, points_of_first
-from rstar2.evals.judgement import judged
+from rstar2.evals.arena import arena_judge, game, points_of_first
 from rstar2.evals.metrics import measure
 from rstar2.evals.sample import Sample
 from rstar2.records import Outcome, Problem, StopReason, Trace, Turn
+from rstar2.rollout import judge
+from rstar2.rollout.judge import judged
 
 pytestmark = pytest.mark.unit
 
@@ -50,7 +49,7 @@ class Judge:
 
 
 async def test_every_question_has_the_official_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judgement, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(judge, "FIRST_PAUSE_S", 0.0)
     games: list[tuple[int, int, list[float] | None]] = GOLDEN["games"]
     samples = [
         await played(REPLIES[first][0], REPLIES[second][0], f"q{n}") for n, (first, second, _) in enumerate(games)

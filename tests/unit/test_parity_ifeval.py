@@ -7,10 +7,10 @@ from rstar2.data import InstructionTask
 from rstar2.errors import UserError
 from rstar2.evals.ifeval import instruction_judge
 from rstar2.evals.ifeval.judge import followed, loose_versions
-from rstar2.evals.judgement import judged
 from rstar2.evals.metrics import measure
 from rstar2.evals.sample import Sample
 from rstar2.records import Outcome, Problem, StopReason, Trace, Turn
+from rstar2.rollout.judge import judged
 
 
 def can_check() -> bool:

@@ -13,17 +13,15 @@ from rstar2.config import load_recipe
 from rstar2.engine.embedded.options import choose_limits
 from rstar2.errors import UserError
 from rstar2.models import CATALOG
-from rstar2.plan.activations import ActivationMeter
-from rstar2.plan.bundled_configs import BUNDLED
+from rstar2.plan.activations import ActivationMeter, LiveBytes
 from rstar2.plan.devices import DEVICE_NAMES, find_device
-from rstar2.plan.engine_memory import engine_memory
 from rstar2.plan.generation import engine_model
-from rstar2.plan.largest import largest
 from rstar2.plan.layout import Sharing
-from rstar2.plan.live_bytes import LiveBytes
+from rstar2.plan.memory import engine_memory
 from rstar2.plan.meta_model import ModelPlan
-from rstar2.plan.model_config import find_config
-from rstar2.plan.shards import shard, whole
+from rstar2.plan.model_config import BUNDLED, find_config
+from rstar2.plan.plan import largest
+from rstar2.plan.shards import shard, unsharded
 from rstar2.train.learning import forward as packed
 from rstar2.train.workbench import engine_options
 
@@ -39,7 +37,7 @@ def test_the_parts_of_all_ranks_make_up_the_model_and_each_is_what_chunk_would_g
     parameters = dict(model.build(torch.float32).named_parameters())
     ranks = [shard(model, layout, rank) for rank in range(layout.num_ranks)]
     num_copies = layout.num_ranks // layout.ranks_per_shard
-    assert sum(rank.num_local for rank in ranks) == num_copies * whole(model).num_local
+    assert sum(rank.num_local for rank in ranks) == num_copies * unsharded(model).num_local
     for name, parameter in parameters.items():
         # torch.chunk gives no empty pieces, FSDP2 does.
         chunks = [tuple(chunk.shape) for chunk in parameter.chunk(layout.ranks_per_shard)]
@@ -78,7 +76,7 @@ def test_a_tiny_model_is_planned_with_the_sizes_that_it_is_built_with(tmp_path: 
     built = {name: tuple(parameter.shape) for name, parameter in policy.network.named_parameters()}
     vocab_size = policy.network.config.vocab_size
     recipe = make_recipe(model={"tiny": {**tiny, "vocab_size": vocab_size}})
-    assert whole(make_model(recipe)).shapes == built
+    assert unsharded(make_model(recipe)).shapes == built
 
 
 @pytest.mark.parametrize("is_checkpointed", [True, False])

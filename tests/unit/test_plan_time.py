@@ -8,10 +8,10 @@ from plan_recipes import make_layout, make_model, make_recipe
 from rstar2.errors import UserError
 from rstar2.plan.assumptions import Assumptions, MeanLength
 from rstar2.plan.devices import find_device
-from rstar2.plan.generation import Batch, engine_model, estimate
+from rstar2.plan.generation import RolloutBatch, engine_model, estimate
 from rstar2.plan.plan import make_plan
-from rstar2.plan.rollouts import cut_mean, draw, mean_length, median_of_mean, workload_shape
-from rstar2.plan.sizes import total_size
+from rstar2.plan.rollout_lengths import cut_mean, draw, mean_length, median_of_mean, workload_shape
+from rstar2.plan.timing import total_size
 from rstar2.plan.training_time import Passes, sync_time, update_time
 
 pytestmark = pytest.mark.unit
@@ -48,7 +48,7 @@ def test_a_slice_takes_about_as_long_as_the_whole() -> None:
     engine = replace(
         engine_model(recipe, find_device("cpu"), make_model(recipe).shape()), num_cache_tokens=4096, weights_s=0.01
     )
-    batch = Batch(shape, num_problems=64, num_samples=8)
+    batch = RolloutBatch(shape, num_problems=64, num_samples=8)
     whole = estimate(batch, "kv-aware", engine, 8, 10_000, seed=0)
     part = estimate(batch, "kv-aware", engine, 8, 128, seed=0)
     assert (whole.num_simulated, part.num_simulated) == (512, 128)

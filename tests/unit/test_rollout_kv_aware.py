@@ -6,22 +6,28 @@ import pytest
 
 from rstar2.engine import EngineLoad
 from rstar2.errors import UserError
-from rstar2.rollout.decisions import Cancel, Decision, Evict, KeepWaiting, Move, Resume, Start
-from rstar2.rollout.facts import (
+from rstar2.rollout.policies import KvAware, KvAwareSettings
+from rstar2.rollout.scheduler import (
+    Cancel,
+    Decision,
     EngineJoined,
     EngineLost,
     EngineReported,
     EngineSpeed,
+    Evict,
+    KeepWaiting,
+    Move,
+    Resume,
     RolloutEnded,
     RolloutSpec,
     RolloutsSubmitted,
+    Start,
     TokensGrown,
     ToolCalled,
     ToolReturned,
     TurnCancelled,
     TurnEnded,
 )
-from rstar2.rollout.policies import KvAware, KvAwareSettings
 
 pytestmark = pytest.mark.unit
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from rstar2.rollout.facts import RolloutSpec
 from rstar2.rollout.kv_need import NeedModel
+from rstar2.rollout.scheduler import RolloutSpec
 
 pytestmark = pytest.mark.unit
 

@@ -5,20 +5,24 @@ from collections.abc import Sequence
 import pytest
 
 from rstar2.errors import InfrastructureError, UserError
-from rstar2.rollout.decisions import Decision, KeepWaiting, Move, Resume, Start
-from rstar2.rollout.facts import (
+from rstar2.rollout.policies import LeastRequests, RoundRobin, Static, WorstCase, make_policy
+from rstar2.rollout.scheduler import (
+    Decision,
     EngineJoined,
     EngineLost,
     EngineSpeed,
+    KeepWaiting,
+    Move,
+    Resume,
     RolloutEnded,
     RolloutSpec,
     RolloutsSubmitted,
+    Scheduler,
+    Start,
     ToolCalled,
     ToolReturned,
     TurnEnded,
 )
-from rstar2.rollout.policies import LeastRequests, RoundRobin, Static, WorstCase, make_policy
-from rstar2.rollout.scheduler import Scheduler
 
 pytestmark = pytest.mark.unit
 

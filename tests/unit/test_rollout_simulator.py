@@ -7,9 +7,8 @@ import pytest
 
 from rstar2.errors import UserError
 from rstar2.records import Outcome, RunDirectory, StopReason, Trace, Turn
-from rstar2.rollout.decisions import Decision
-from rstar2.rollout.facts import Fact, RolloutSpec
 from rstar2.rollout.policies import LeastRequests, RoundRobin
+from rstar2.rollout.scheduler import Decision, Fact, RolloutSpec
 from rstar2.rollout.simulator import (
     HARDWARE,
     QWEN3_14B,
@@ -95,7 +94,7 @@ def test_the_one_admitted_last_is_preempted_and_computes_again_what_it_lost() ->
 
 
 def test_a_rollout_that_no_cache_can_hold_is_a_users_mistake() -> None:
-    with pytest.raises(UserError, match="outgrows the whole cache of 1000 tokens"):
+    with pytest.raises(UserError, match="outgrows the cache of 1000 tokens"):
         run(rollout("a", PlannedTurn(1200)))
 
 

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from rstar2.rollout.cache_account import EngineRoom, Limits
-from rstar2.rollout.facts import EngineSpeed, RolloutSpec
+from rstar2.rollout.cache_account import CacheAccount, CacheLimits
 from rstar2.rollout.kv_need import NUM_HORIZONS, Forecast
-from rstar2.rollout.waiting import WaitingQueue
+from rstar2.rollout.scheduler import EngineSpeed, RolloutSpec
+from rstar2.rollout.waiting_queue import WaitingQueue
 
 pytestmark = pytest.mark.unit
 
 SPEED = EngineSpeed(prefill_token_s=5e-5, step_s=0.008, cached_token_s=4e-8)
 LENGTHS = {"short": 500.0, "long": 3000.0, "middle": 1500.0}
-LIMITS = Limits(share=1.0, deviations=0.0)
+LIMITS = CacheLimits(share=1.0, deviations=0.0)
 
 
 def make_queue(homes: dict[str, tuple[str, ...]] | None = None, max_overtakes: int = 1000) -> WaitingQueue:
@@ -30,13 +30,13 @@ def expect(queue: WaitingQueue, lengths: dict[str, float]) -> None:
     queue.expect(np.array(list(lengths.values())), growth)
 
 
-def make_room(num_cache_tokens: int) -> EngineRoom:
-    room = EngineRoom("here", num_cache_tokens, SPEED)
+def make_room(num_cache_tokens: int) -> CacheAccount:
+    room = CacheAccount("here", num_cache_tokens, SPEED)
     room.add(RolloutSpec("resident", "other", 10, 4000), 0)
     return room
 
 
-def best(queue: WaitingQueue, room: EngineRoom) -> str | None:
+def best(queue: WaitingQueue, room: CacheAccount) -> str | None:
     spec = queue.best_for(room, Forecast(np.zeros(NUM_HORIZONS), np.zeros(NUM_HORIZONS)), LIMITS)
     if spec is None:
         return None
@@ -83,4 +83,4 @@ def test_the_oldest_goes_first_once_it_has_been_overtaken_often_enough() -> None
 
 
 def test_an_empty_engine_takes_anything() -> None:
-    assert best(make_queue(), EngineRoom("here", 50, SPEED)) == "long-0"
+    assert best(make_queue(), CacheAccount("here", 50, SPEED)) == "long-0"

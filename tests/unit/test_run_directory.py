@@ -12,7 +12,7 @@ from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import Group, Outcome, RunDirectory, RunStatus, RunView, Selection, Trace, make_run_folder
 from rstar2.records.atomic import replace_file
 from rstar2.records.codec import RecordError
-from rstar2.records.segments import MAX_OPEN_SEGMENTS
+from rstar2.records.record_file import MAX_OPEN_SEGMENTS
 
 pytestmark = pytest.mark.unit
 
@@ -39,8 +39,6 @@ def test_what_a_run_wrote_is_what_a_view_reads(tmp_path: Path) -> None:
         for trace in (make_trace(1, 0), make_trace(2, 0), make_trace(1, 1)):
             run.write_trace(trace)
         run.write_group(make_group(1))
-        run.write_report("<p>fine</p>")
-        run.write_figure("reward.svg", b"<svg/>")
         (run.checkpoints / "step-1").mkdir()
         assert RunView(path).status is RunStatus.RUNNING
 
@@ -65,7 +63,6 @@ def test_what_a_run_wrote_is_what_a_view_reads(tmp_path: Path) -> None:
         "groups",
         "metrics.jsonl",
         "recipe.toml",
-        "report.html",
         "run.json",
         "schedule",
         "traces",

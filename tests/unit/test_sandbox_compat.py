@@ -4,9 +4,15 @@ import pytest
 
 from rstar2.sandbox import Execution, ExecutionStatus
 from rstar2.sandbox.http.compat_code_judge import ResultReason, Submission, judge
-from rstar2.sandbox.http.compat_sandbox_fusion import cell_result, code_response, limits_of
-from rstar2.sandbox.http.notebook_error import split_traceback
-from rstar2.sandbox.http.scratch_files import framed, new_mark, split_output
+from rstar2.sandbox.http.compat_sandbox_fusion import (
+    cell_result,
+    code_response,
+    framed,
+    limits_of,
+    new_mark,
+    split_output,
+    split_traceback,
+)
 
 pytestmark = pytest.mark.unit
 S = ExecutionStatus
@@ -33,7 +39,7 @@ def submission(expected: str | None = None) -> Submission:
 def test_code_judges_reasons(status: S, run_success: bool, reason: ResultReason) -> None:
     result = judge(submission(), Execution(status, stdout="out\n", stderr="err"))
     assert (result.run_success, result.success, result.reason) == (run_success, run_success, reason)
-    if status.is_ours:
+    if status.is_sandbox_fault:
         assert (result.stdout, result.stderr) == (None, None)
     elif status is S.TIMEOUT:
         assert result.stdout == "out\nSuicide from timeout.\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rstar2.sandbox.slots.fair_queue import FairQueue
+from rstar2.sandbox.fair_queue import FairQueue
 
 pytestmark = pytest.mark.unit
 

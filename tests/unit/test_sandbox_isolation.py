@@ -5,7 +5,7 @@ import pytest
 from rstar2.errors import UserError
 from rstar2.sandbox.isolation import guarantees, linux
 from rstar2.sandbox.isolation.guarantees import Capabilities
-from rstar2.sandbox.slots import host
+from rstar2.sandbox.slots import slot_factory
 
 pytestmark = pytest.mark.unit
 
@@ -35,16 +35,16 @@ def test_an_ordinary_user_lacks_only_what_is_not_required() -> None:
 def test_below_the_minimum_it_refuses_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarantees, "detect", lambda: BARE)
     with pytest.raises(UserError, match=r"(?s)no network.*--allow-weak-isolation") as refusal:
-        host.decide_layers(host.HostConfig())
+        slot_factory.decide_layers(slot_factory.SlotConfig())
     assert "unprivileged_userns_clone" in str(refusal.value)
-    weak = host.decide_layers(host.HostConfig(allow_weak_isolation=True))
+    weak = slot_factory.decide_layers(slot_factory.SlotConfig(allow_weak_isolation=True))
     assert weak.seccomp and not weak.namespaces
 
 
 def test_other_systems_are_told_of_the_unsafe_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarantees, "detect", lambda: FOREIGN)
     with pytest.raises(UserError, match=r"needs Linux.*--unsafe"):
-        host.decide_layers(host.HostConfig(allow_weak_isolation=True))
+        slot_factory.decide_layers(slot_factory.SlotConfig(allow_weak_isolation=True))
 
 
 ALL_IDS, SOME_IDS, OWN_ID = "         0          0 4294967295\n", "0 100000 65536\n", "0 1000 1\n1 100000 65536\n"
@@ -81,5 +81,5 @@ def test_root_without_a_right_that_a_slot_uses_is_not_privileged(capability: int
 def test_root_without_rights_is_refused_because_its_processes_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarantees, "detect", lambda: ROOT_WITHOUT_RIGHTS)
     with pytest.raises(UserError, match=r"processes are limited: give root CAP_KILL, or run as an ordinary user"):
-        host.decide_layers(host.HostConfig())
-    assert host.decide_layers(host.HostConfig(allow_weak_isolation=True)).user_namespace
+        slot_factory.decide_layers(slot_factory.SlotConfig())
+    assert slot_factory.decide_layers(slot_factory.SlotConfig(allow_weak_isolation=True)).user_namespace

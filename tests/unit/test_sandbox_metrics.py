@@ -3,13 +3,13 @@
 import pytest
 
 from rstar2.sandbox import Execution, ExecutionStatus
-from rstar2.sandbox.http.metrics import BOUNDS_S, Metrics
+from rstar2.sandbox.http.metrics import BOUNDS_S, ServiceMetrics
 
 pytestmark = pytest.mark.unit
 
 
 def test_counters_histograms_and_gauges() -> None:
-    metrics = Metrics()
+    metrics = ServiceMetrics()
     for wall_s in (0.0005, 0.001, 0.02, 1000.0):
         metrics.count_execution(Execution(ExecutionStatus.OK, wall_s=wall_s))
     metrics.count_execution(Execution(ExecutionStatus.TIMEOUT, wall_s=10.0))

@@ -4,7 +4,6 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
-from types import TracebackType
 from typing import Self
 
 import pytest
@@ -65,9 +64,7 @@ class ScriptedNode:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.sandbox.slots.proc_tasks import tasks_below
-from rstar2.sandbox.slots.starvation import STEP_S, Task, WallClock
+from rstar2.sandbox.slots.starvation import STEP_S, Task, WallClock, tasks_below
 
 pytestmark = [pytest.mark.unit, pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")]
 WALL_S, BOUND_S = 1.0, 10.0

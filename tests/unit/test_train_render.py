@@ -8,7 +8,7 @@ from train_models import build_model, make_chat
 
 from rstar2.agent import ChatFormat, PythonTool, Transcript
 from rstar2.agent.chat_template import tool_responses
-from rstar2.agent.incremental import append_to
+from rstar2.agent.incremental import with_user_text
 from rstar2.data import Conversation
 from rstar2.errors import UserError
 from rstar2.records import StopReason, Turn
@@ -51,7 +51,7 @@ def rolled_out(chat: ChatFormat) -> Transcript:
     for number, said in enumerate(SAID):
         ids = (*chat.tokenizer.encode(said), chat.end_of_turn_id)
         turn = Turn(ids, (), said + chat.end_of_turn, StopReason.END_OF_TURN)
-        appended = append_to(turn, chat, HEARD[number]).token_ids if number < len(HEARD) else ()
+        appended = with_user_text(turn, chat, HEARD[number]).appended_ids if number < len(HEARD) else ()
         transcript = transcript.with_turn(Turn(ids, (), turn.text, turn.stop_reason, appended_ids=appended))
     return transcript
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from train_models import build_model
 
 from rstar2.agent import ChatFormat, load_chat
-from rstar2.agent.tool_tags import ToolTags
+from rstar2.agent.hf_tokenizer import ToolTags
 from rstar2.config import Recipe
 from rstar2.engine.vllm.checkpoint import EMBEDDING
 from rstar2.errors import UserError

@@ -1,4 +1,4 @@
-"""One problem, many turns: how a conversation is written, calls are parsed and run, and a rollout goes on and ends.
+"""One problem, many turns: how a conversation is written, calls are parsed and run, and when a rollout ends.
 
 Promise: the ids that the engine made are the ids in the trace, nothing is tokenized twice; every call gets a typed
 result; budgets hold on every turn; a fault of ours is never shown to the model as its own.

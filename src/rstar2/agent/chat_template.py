@@ -1,12 +1,12 @@
 r"""How a conversation is written: the system text, the tools, and the template's separators between turns.
 
-A template is asked once, with marks in place of texts, what it puts between an assistant turn and the user turn after
-it, and between that and the next assistant turn. From then on a turn is appended by writing exactly that text, and no
-earlier turn is ever rendered again. What comes from outside cannot forge a turn: a control token in it is broken up by
-a space (`<|im_end|>` becomes `< |im_end|>`).
+The template is rendered once, with marks in place of texts, to learn what it puts between an assistant turn and the
+user turn after it, and between that and the next assistant turn. From then on a turn is appended by writing exactly
+that text, and no earlier turn is rendered a second time. Text from outside cannot forge a turn: a control token in it
+is broken up by a space (`<|im_end|>` becomes `< |im_end|>`).
 
-The tools stand in the system text in Qwen's own words, so that a Qwen template renders the same bytes as if it had been
-given them itself, and templates that know nothing of tools, or other formats for them, work as well.
+The tools are described in the system text in Qwen's own words. A Qwen template renders the same bytes as if it had been
+given them itself, and templates without tools, or with other formats for them, work as well.
 
 What a user says, and the system's words, are written without white space around them: some templates trim them, others
 do not.
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from rstar2.agent.tool import ToolSchema
-from rstar2.engine.tokenizer import Message, Tokenizer
+from rstar2.engine.protocol import Message, Tokenizer
 from rstar2.errors import UserError
 
 ASSISTANT_OPENING = "<reason>"
@@ -74,7 +74,7 @@ def with_tools(words: str, functions: Sequence[Mapping[str, Any]]) -> str:
 
 
 def opened(rendered: str) -> str:
-    """A rendering up to where the assistant goes on. The templates of models that were trained here open its turn
+    """A rendering up to where the assistant continues. The templates of models that were trained here open its turn
     themselves."""
     return rendered if rendered.endswith(ASSISTANT_OPENING) else rendered + ASSISTANT_OPENING
 
@@ -105,9 +105,9 @@ class ChatFormat:
     before_user: str
     """From an assistant's end of turn to the user's text."""
     before_assistant: str
-    """From the end of the user's text to where the assistant goes on."""
+    """The text from the end of the user's words to where the assistant continues."""
     system_words: str
-    """What the model is told before the tools and the question. Empty: there is no system turn."""
+    """The system text before the tools and the question. If empty, there is no system turn."""
     _control: re.Pattern[str] = field(repr=False)
 
     @classmethod
@@ -159,7 +159,7 @@ class ChatFormat:
         return opened(self.tokenizer.render(messages))
 
     def user_turn_text(self, content: str, *, after_end_of_turn: bool) -> str:
-        """What follows an assistant turn, up to where the next one goes on. A turn that was cut off is closed first."""
+        """The text from an assistant turn to where the next one continues. A turn that was cut off is closed first."""
         closing = "" if after_end_of_turn else self.before_end + self.end_of_turn
         return closing + self.before_user + self.harmless(content) + self.before_assistant
 

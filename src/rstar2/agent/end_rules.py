@@ -1,4 +1,4 @@
-"""When a rollout goes on and when it ends. Pure.
+"""When a rollout ends. Pure.
 
 A model has `max_turns` turns in which its calls are run. If it still calls in the last of them, those calls are run as
 well and one more turn is granted to answer in, within the same token budget; calls made in that one are not run.
@@ -14,23 +14,23 @@ from rstar2.sandbox.execution import STARVED_FACTOR
 from rstar2.settings import pick
 
 if TYPE_CHECKING:
-    from rstar2.config import Recipe, Stage
+    from rstar2.config import Recipe, StageSection
 
 
 @dataclass(frozen=True, slots=True)
 class AgentLimits:
     max_turns: int = 10
     max_response_tokens: int = 8192
-    """After the prompt, the model's and the environment's together."""
+    """The most tokens after the prompt, the model's and the environment's together."""
     max_tool_output_tokens: int = 1024
-    """Of one result; of a longer one head and tail are kept."""
+    """The most tokens of one tool result; of a longer one head and tail are kept."""
     max_fault_retries: int = 2
-    """How often a call or a turn that failed through our fault is tried again."""
+    """How often a call or a turn that failed through our fault is retried."""
     tool_deadline_s: float = 300.0
-    """Of one attempt at one call, whatever the tool does: above the sandbox's own queue and wall-clock limits."""
+    """The timeout of one attempt at one call. It is above the sandbox's own queue and wall-clock limits."""
 
     @classmethod
-    def of(cls, recipe: "Recipe", stage: "Stage") -> Self:
+    def of(cls, recipe: "Recipe", stage: "StageSection") -> Self:
         # Above the sandbox's own queue and wall clock, so that the sandbox stops what is late, and says why.
         sandbox = recipe.sandbox
         tool_deadline_s = sandbox.queue_s + STARVED_FACTOR * sandbox.limits.wall_s + 30.0
@@ -52,7 +52,7 @@ class End:
 def after_turn(
     stop_reason: StopReason, num_calls: int, num_turns: int, num_tokens_left: int, limits: AgentLimits
 ) -> End | None:
-    """Whether the turn that just ended was the last. None: its calls are to be run."""
+    """Whether the turn that just ended was the last. None if its calls are to be run."""
     if stop_reason is StopReason.CANCELLED:
         return End(Outcome.INFRASTRUCTURE_FAULT, f"turn {num_turns} was cancelled")
     if stop_reason is StopReason.TOKEN_LIMIT:
@@ -72,7 +72,7 @@ def after_turn(
 def after_calls(
     results: Sequence[ToolResult], num_appended: int, num_turns: int, num_tokens_left: int, limits: AgentLimits
 ) -> End | None:
-    """Whether the rollout ends with these results. None: they are appended and the model goes on."""
+    """Whether the rollout ends with these results. None if they are appended and the model continues."""
     for result in results:
         if result.fault is Fault.INFRASTRUCTURE:
             reason = f"a tool call failed through no fault of its own, {result.num_attempts} times: {result.text}"

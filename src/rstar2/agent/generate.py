@@ -1,73 +1,67 @@
-"""One assistant turn from an engine. What it wrote before it failed is thrown away, and the turn is asked for again."""
+"""One assistant turn from an engine. If the engine fails, what it wrote in the turn is dropped, and it is retried."""
 
-import asyncio
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from rstar2.agent.chat_template import ASSISTANT_OPENING, ChatFormat
-from rstar2.agent.events import Observer, TextGenerated, TurnRestarted, TurnStarted
+from rstar2.agent.events import Observer, TextGenerated, TurnRestarted, TurnStarted, nobody
 from rstar2.agent.incremental import TextStream
-from rstar2.agent.retry_pause import pause_s
-from rstar2.engine.protocol import Chunk, Engine, Sampling
+from rstar2.agent.retry import with_retries
+from rstar2.engine.protocol import Chunk, Sampling
 from rstar2.errors import InfrastructureError
 from rstar2.records import Turn
+
+Generate = Callable[[Sequence[int], Sampling, int], AsyncIterator[Chunk]]
+"""An engine's `generate` for one conversation: context, sampling, and the most tokens to make."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    session: str
     turn: int
-    """Counted from 0 over the whole session."""
+    """The number of the turn in its conversation, from 0."""
     token_ids: Sequence[int]
     sampling: Sampling
     max_tokens: int
 
 
 async def generate_turn(
-    engine: Engine,
+    generate: Generate,
     chat: ChatFormat,
     request: TurnRequest,
-    observer: Observer,
+    observer: Observer = nobody,
     *,
     max_retries: int,
     clock: Callable[[], float],
     waited_s: Callable[[], float],
     tells_text: bool = True,
 ) -> Turn:
-    """InfrastructureError if the engine is still failing after `max_retries` repetitions. `waited_s` says how long the
-    turn that ended had waited for an engine."""
+    """InfrastructureError if the engine still fails after `max_retries` retries. `waited_s` says how long the turn that
+    just ended had waited for an engine."""
     observer(TurnStarted(request.turn, ASSISTANT_OPENING))
-    for attempt in range(max_retries + 1):
-        try:
-            return await _attempt(engine, chat, request, observer if tells_text else None, clock, waited_s)
-        except InfrastructureError as error:
-            if attempt == max_retries:
-                raise InfrastructureError(f"turn {request.turn + 1} failed {attempt + 1} times: {error}") from error
-            await asyncio.sleep(pause_s(attempt, error))
-            observer(TurnRestarted(request.turn, str(error)))
-    raise AssertionError("unreachable")
+    try:
+        return await with_retries(
+            lambda: _attempt(generate, chat, request, observer if tells_text else None, clock, waited_s),
+            max_retries,
+            on_retry=lambda error: observer(TurnRestarted(request.turn, str(error))),
+        )
+    except InfrastructureError as error:
+        raise InfrastructureError(f"turn {request.turn + 1} failed {max_retries + 1} times: {error}") from error
 
 
 async def _attempt(
-    engine: Engine,
+    generate: Generate,
     chat: ChatFormat,
     request: TurnRequest,
     text_observer: Observer | None,
     clock: Callable[[], float],
     waited_s: Callable[[], float],
 ) -> Turn:
-    sampling = replace(
-        request.sampling,
-        stop_token_ids=chat.stop_token_ids,
-        seed=_turn_seed(request.sampling.seed, request.turn),
-    )
     chunks: list[Chunk] = []
     shown = TextStream(chat.tokenizer)
     started = clock()
-    stream = engine.generate(request.session, request.token_ids, sampling, request.max_tokens)
-    async with left_cleanly(stream) as arriving:
+    async with left_cleanly(generate(request.token_ids, request.sampling, request.max_tokens)) as arriving:
         async for chunk in arriving:
             chunks.append(chunk)
             if text_observer is None:
@@ -91,9 +85,9 @@ async def _attempt(
     )
 
 
-def _turn_seed(seed: int | None, turn: int) -> int | None:
-    """One seed a rollout; its turns must not draw the same numbers again."""
-    return None if seed is None else zlib.crc32(f"{seed}/{turn}".encode())
+def sampling_of_turn(sampling: Sampling, turn: int) -> Sampling:
+    """A rollout has one seed. Each of its turns gets a seed of its own, so that no two draw the same numbers."""
+    return sampling if sampling.seed is None else replace(sampling, seed=zlib.crc32(f"{sampling.seed}/{turn}".encode()))
 
 
 @asynccontextmanager

@@ -1,20 +1,53 @@
 """A Hugging Face folder's tokenizer and chat template behind the agent's seam. Needs the `train` extra; no weights."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from rstar2.agent.chat_template import QWEN_TEMPLATE
-from rstar2.agent.tool_tags import TOOL_TAGS, ToolTags, spell_tags, spelled_name
-from rstar2.engine.tokenizer import Message
+from rstar2.agent.parse import CLOSE, OPEN
+from rstar2.engine.protocol import Message
 from rstar2.errors import UserError
 
+ToolTags = Literal["token", "text"]
+"""How the tags around calls and results are written. token: one token each, where the tokenizer has such tokens. text:
+spelled in ordinary tokens. A tokenizer may have a token for a tag that its model never saw. A model whose embedding and
+head are frozen cannot learn to write that token, but it can learn the spelled tag."""
+
+TOOL_TAGS = frozenset({OPEN, CLOSE, "<tool_response>", "</tool_response>"})
 TemplateName = Literal["model", "qwen"]
 """model: the template of the tokenizer itself. qwen: Qwen's, for models that come without one."""
 
 _FILES_WITH_TOKENS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-"""Beside tokenizer.json: what they name is added to it when it is loaded."""
+"""Files beside tokenizer.json whose tokens are added to it when it is loaded."""
+
+
+def spelled_name(token_id: int) -> str:
+    """What the token of a spelled tag is called, so that its id stays taken."""
+    return f"<|spelled_{token_id}|>"
+
+
+def spell_tags(backend: Any, tags: Collection[str]) -> Any:
+    """The `tokenizers.Tokenizer` as it would be without tokens for these tags. The id of no other token changes: the
+    tags' tokens keep their ids under names that mean nothing."""
+    from tokenizers import Tokenizer
+
+    content = json.loads(backend.to_str())
+    # An added token is renamed and not removed: those behind it are numbered anew when a tokenizer is read.
+    names = {token["content"]: spelled_name(token["id"]) for token in content["added_tokens"]}
+    names = {tag: name for tag, name in names.items() if tag in tags}
+    for token in content["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    vocabulary = content["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        content["model"]["vocab"] = {names.get(word, word): token_id for word, token_id in vocabulary.items()}
+    else:  # of a unigram model: pairs of a word and its score, in the order of their ids
+        content["model"]["vocab"] = [[names.get(word, word), score] for word, score in vocabulary]
+    spelled = Tokenizer.from_str(json.dumps(content))
+    known = {names.get(word, word): token_id for word, token_id in backend.get_vocab().items()}
+    assert spelled.get_vocab() == known, "another token than those of the tags has changed"
+    return spelled
 
 
 class HfTokenizer:
@@ -48,8 +81,8 @@ class HfTokenizer:
         if self._spelled:
             if self._backend is None:
                 raise UserError(
-                    f'agent.tool_tags cannot be "text" for model {name}: its tokenizer is none of the tokenizers '
-                    f"library (tokenizer.json), and no other can be made to spell {min(self._spelled)}"
+                    f'agent.tool_tags cannot be "text" for model {name}: it has no tokenizer.json, the format of '
+                    f"the tokenizers library, and no other tokenizer can be made to spell {min(self._spelled)}"
                 )
             self._backend = spell_tags(self._backend, self._spelled)
         control = (token.content for token in added if token.special)
@@ -103,7 +136,7 @@ class HfTokenizer:
         return text
 
     def render(self, messages: Sequence[Message], *, opens_turn: bool = True) -> str:
-        """A system turn is there if it is one of the messages: a template of ours is told to add none."""
+        """There is a system turn only if `messages` has one: `system_text` keeps our own templates from adding one."""
         from jinja2 import TemplateError
 
         conversation = [dict(message) for message in messages]
@@ -120,8 +153,8 @@ class HfTokenizer:
 
 
 def _plain_backend(tokenizer: Any) -> Any | None:
-    """The tokenizer inside, which says the same in a fifth of the time; None if there is none. Cutting and padding,
-    which its file may ask for, are off, as they are by default in `transformers`."""
+    """The tokenizer inside, which gives the same ids in a fifth of the time; None if there is none. Truncation and
+    padding, which its file may ask for, are off, as they are by default in `transformers`."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         backend.no_truncation()

@@ -10,16 +10,8 @@ from typing import Self
 
 from rstar2.agent.chat_template import ChatFormat
 from rstar2.agent.tool import ToolSchema
-from rstar2.engine.tokenizer import Tokenizer
+from rstar2.engine.protocol import Tokenizer
 from rstar2.records import Turn
-
-
-@dataclass(frozen=True, slots=True)
-class Appendix:
-    """What the environment puts behind an assistant turn."""
-
-    text: str
-    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +43,14 @@ class Transcript:
         """The user speaks after the last turn, which nothing was appended to yet."""
         last = self.turns[-1]
         assert not last.appended_ids
-        appendix = append_to(last, chat, content.strip())
-        spoken = replace(last, appended_ids=appendix.token_ids, appended_text=appendix.text)
-        return replace(self, turns=(*self.turns[:-1], spoken))
+        return replace(self, turns=(*self.turns[:-1], with_user_text(last, chat, content.strip())))
 
 
-def append_to(turn: Turn, chat: ChatFormat, content: str) -> Appendix:
-    """The user turn that says `content`, as it must stand behind `turn`, with the opening of the next one."""
+def with_user_text(turn: Turn, chat: ChatFormat, content: str) -> Turn:
+    """The turn, followed by a user turn with `content` and by the opening of the next assistant turn."""
     ended = turn.token_ids[-1:] == (chat.end_of_turn_id,)
     text = chat.user_turn_text(content, after_end_of_turn=ended)
-    return Appendix(text, tuple(chat.user_turn_ids(text, after_end_of_turn=ended)))
+    return replace(turn, appended_text=text, appended_ids=tuple(chat.user_turn_ids(text, after_end_of_turn=ended)))
 
 
 class TextStream:

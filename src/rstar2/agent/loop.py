@@ -1,29 +1,26 @@
 """One problem, many turns: the model writes, its calls are run, the results are appended, until it answers or must end.
 
-Whatever ends a rollout is in its trace, typed. A fault of ours is tried again, and if it stays the rollout ends as an
-infrastructure fault; neither the model nor the score ever sees it.
+Whatever ends a rollout is in its trace, typed. A fault of ours is retried. If it stays, the rollout ends as an
+infrastructure fault, which is never shown to the model and never scored.
 """
 
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from rstar2.agent.chat_template import ChatFormat, tool_responses
 from rstar2.agent.end_rules import AgentLimits, End, after_calls, after_turn
-from rstar2.agent.events import Ended, Observer
-from rstar2.agent.generate import TurnRequest, generate_turn
-from rstar2.agent.incremental import Transcript, append_to
+from rstar2.agent.events import Ended, Observer, nobody
+from rstar2.agent.generate import TurnRequest, generate_turn, sampling_of_turn
+from rstar2.agent.incremental import Transcript, with_user_text
 from rstar2.agent.parse import ParsedCall, parse_calls
 from rstar2.agent.run_calls import run_calls
 from rstar2.agent.tool import Tool, by_name
 from rstar2.engine.protocol import Engine, Sampling
 from rstar2.errors import InfrastructureError
 from rstar2.records import Outcome, Problem, StopReason, Trace, Turn
-
-
-def nobody(event: object) -> None:
-    """The observer that does not look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +31,12 @@ class Agent:
     chat: ChatFormat
     limits: AgentLimits = field(default_factory=AgentLimits)
     sampling: Sampling = field(default_factory=Sampling)
-    """Its stop tokens are the chat format's, whatever it says."""
+    """How tokens are drawn. The stop tokens are the chat format's, whatever is set here."""
     clock: Callable[[], float] = time.monotonic
     waited_s: Callable[[], float] = lambda: 0.0
     """How long the turn that just ended waited for a place, where somebody gives places on engines."""
     tells_text: bool = True
-    """Whether observers are told of the text as it comes, which has to be decoded for them chunk by chunk."""
+    """Whether observers get the text as it comes, which has to be decoded for them chunk by chunk."""
 
     async def rollout(
         self,
@@ -81,13 +78,15 @@ class Agent:
     async def _advance(
         self, transcript: Transcript, num_before: int, tools: Mapping[str, Tool], session: str, observer: Observer
     ) -> tuple[Transcript, End | None]:
-        """One turn, its calls and their results. None: the model is to go on."""
+        """One turn, its calls and their results. None if the model continues."""
         num_turns = len(transcript.turns) - num_before + 1
         num_tokens_left = self.limits.max_response_tokens - transcript.num_tokens_after(num_before)
-        request = TurnRequest(session, len(transcript.turns), transcript.token_ids, self.sampling, num_tokens_left)
+        turn_number = len(transcript.turns)
+        sampling = sampling_of_turn(replace(self.sampling, stop_token_ids=self.chat.stop_token_ids), turn_number)
+        request = TurnRequest(turn_number, transcript.token_ids, sampling, num_tokens_left)
         try:
             turn = await generate_turn(
-                self.engine,
+                partial(self.engine.generate, session),
                 self.chat,
                 request,
                 observer,
@@ -108,12 +107,9 @@ class Agent:
         started = self.clock()
         results = await run_calls(parsed, tools, self.chat, self.limits, observer)
         turn = replace(turn, results=tuple(results), tool_s=self.clock() - started)
-        appendix = append_to(turn, self.chat, tool_responses([result.text for result in results]))
-        end = after_calls(results, len(appendix.token_ids), num_turns, num_tokens_left, self.limits)
-        if end is not None:
-            return transcript.with_turn(turn), end
-        turn = replace(turn, appended_ids=appendix.token_ids, appended_text=appendix.text)
-        return transcript.with_turn(turn), None
+        answered = with_user_text(turn, self.chat, tool_responses([result.text for result in results]))
+        end = after_calls(results, len(answered.appended_ids), num_turns, num_tokens_left, self.limits)
+        return transcript.with_turn(answered if end is None else turn), end
 
     def _calls_of(self, turn: Turn, tools: Mapping[str, Tool]) -> tuple[ParsedCall, ...]:
         """None of a turn that was cut off: a call that could not be finished is no malformed call."""

@@ -1,8 +1,8 @@
-"""How the model of a folder writes a conversation: its tokenizer, its template, and what it was trained to be told.
+"""How the model of a folder writes a conversation: its tokenizer, its template and its system text.
 
-A model that was trained here carries its tool, what it is told before the question, and whether it spells its tool
-tags, in a file of its own, so that whoever asks it later does the same. Its chat template, tokenizer and generation
-settings say so to programs that do not know that file.
+A model that was trained here carries its tool, its system text, and whether it spells its tool tags, in a file of its
+own, so that later uses match its training. Its chat template, tokenizer and generation settings do the same for
+programs that do not know that file.
 """
 
 import json
@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rstar2.agent.chat_template import SYSTEM_TEXT, ChatFormat
-from rstar2.agent.hf_tokenizer import HfTokenizer, TemplateName
+from rstar2.agent.hf_tokenizer import HfTokenizer, TemplateName, ToolTags
 from rstar2.agent.portable_template import portable_template
-from rstar2.agent.tool_tags import ToolTags
 from rstar2.errors import UserError
 
 FORMAT_FILE = "agent_format.json"

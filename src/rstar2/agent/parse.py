@@ -1,7 +1,7 @@
 """Tool calls out of the model's text. Pure, never raises.
 
 A call is `<tool_call>`, one JSON object with the fields `name` and `arguments`, `</tool_call>`. All calls of a text are
-found, in order. One that is not right comes back with a typed result whose text tells the model what to change; none is
+found, in order. A wrong one comes back with a typed result whose text says to the model what to change; none is
 dropped. The JSON decides where a call ends, so its strings may hold the tags themselves. What a record file could not
 store (NaN, 1e999, a thousand nested brackets) is refused here.
 """
@@ -52,7 +52,7 @@ def parse_calls(text: str, tools: Mapping[str, ToolSchema]) -> tuple[ParsedCall,
 
 
 def _parse_at(text: str, start: int, tools: Mapping[str, ToolSchema]) -> tuple[ParsedCall, int]:
-    """The call whose content starts at `start`, and where the search for the next goes on."""
+    """The call whose content starts at `start`, and where the search for the next starts."""
     json_start = _end_of_space(text, start)
     tag = _TAG.search(text, start)
     block_end = tag.start() if tag else len(text)

@@ -4,7 +4,7 @@
 them the text that the model was trained on: the same system words and tools, the same opening of each assistant turn,
 tool results and calls as the agent writes them. Only control tokens in what a user says are not broken up.
 
-Given to `ChatFormat`, it makes the same conversations again, so a model can be trained further. `system_text` may be
+Given to `ChatFormat`, it makes the same conversations, so a model can be trained further. `system_text` may be
 given to it, in place of the words that it has for conversations without a system turn of their own.
 """
 

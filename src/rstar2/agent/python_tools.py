@@ -34,7 +34,7 @@ def _text_of(execution: Execution) -> str:
         return NO_OUTPUT_TEXT
     if execution.ok:
         return (execution.stdout or execution.value or "").removesuffix("\n")
-    if execution.status.is_ours:
+    if execution.status.is_sandbox_fault:
         return execution.message
     parts = [execution.stdout.removesuffix("\n"), execution.stderr.removesuffix("\n")]
     if execution.message:

@@ -1,7 +1,7 @@
-"""The calls of one turn, all of them, at the same time.
+"""Running the calls of one turn, all at the same time.
 
-A call that could not be parsed already has its result. One that fails through our fault is tried again; if that does
-not help, its result says so by its status. A mistake of the user's (a sandbox address that is none) is raised.
+A call that could not be parsed already has its result. A call that fails through our fault is retried; if it keeps
+failing, the status of its result says so. A mistake of the user's, such as a wrong sandbox address, is raised.
 """
 
 import asyncio
@@ -13,11 +13,15 @@ from rstar2.agent.chat_template import ChatFormat
 from rstar2.agent.end_rules import AgentLimits
 from rstar2.agent.events import CallEnded, CallStarted, Observer
 from rstar2.agent.parse import ParsedCall
-from rstar2.agent.retry_pause import pause_s
+from rstar2.agent.retry import with_retries
 from rstar2.agent.tool import Tool
-from rstar2.agent.truncate import cut
-from rstar2.errors import UserError
+from rstar2.engine.protocol import Tokenizer
+from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import Fault, ToolCall, ToolResult, ToolStatus
+
+LONGEST_TOKEN_CHARS = 16
+"""`cut` tokenizes only this many characters for each allowed token, from either end. Tokens are shorter except for runs
+of spaces, and a megabyte of output must not cost a second of tokenizing."""
 
 
 async def run_calls(
@@ -47,29 +51,33 @@ async def run_calls(
 
 async def _run_with_retries(call: ToolCall, tools: Mapping[str, Tool], limits: AgentLimits) -> ToolResult:
     assert call.name is not None
-    for attempt in range(limits.max_fault_retries + 1):
-        result, error = await _attempt(tools[call.name], call, limits.tool_deadline_s)
-        if result.fault is not Fault.INFRASTRUCTURE or attempt == limits.max_fault_retries:
-            return replace(result, num_attempts=attempt + 1)
-        await asyncio.sleep(pause_s(attempt, error))
-    raise AssertionError("unreachable")
+    tool = tools[call.name]
+    failures: list[InfrastructureError] = []
+    try:
+        result = await with_retries(
+            lambda: _run_once(tool, call, limits.tool_deadline_s), limits.max_fault_retries, on_retry=failures.append
+        )
+    except InfrastructureError as error:
+        result = ToolResult(ToolStatus.INFRASTRUCTURE_FAULT, str(error))
+    return replace(result, num_attempts=len(failures) + 1)
 
 
-async def _attempt(tool: Tool, call: ToolCall, deadline_s: float) -> tuple[ToolResult, Exception | None]:
+async def _run_once(tool: Tool, call: ToolCall, deadline_s: float) -> ToolResult:
+    """InfrastructureError if the call failed through our fault."""
     try:
         async with asyncio.timeout(deadline_s):
             result = await tool.call(call.arguments)
         _require_result(result)
-        return result, None
     except UserError:
         raise
     except TimeoutError as error:
-        reason = f"tool {call.name} did not answer within {deadline_s:g} s"
-        return ToolResult(ToolStatus.INFRASTRUCTURE_FAULT, reason), error
+        raise InfrastructureError(f"tool {call.name} did not answer within {deadline_s:g} s") from error
     except Exception as error:
-        # Whatever a tool raises is not the model's doing: what is, comes back as a result.
-        reason = f"tool {call.name} failed: {type(error).__name__}: {error}"
-        return ToolResult(ToolStatus.INFRASTRUCTURE_FAULT, reason), error
+        # A tool returns what the model did wrong as a result. Whatever it raises is not the model's doing.
+        raise InfrastructureError(f"tool {call.name} failed: {type(error).__name__}: {error}") from error
+    if result.fault is Fault.INFRASTRUCTURE:
+        raise InfrastructureError(result.text)
+    return result
 
 
 def _require_result(result: Any) -> None:
@@ -81,3 +89,38 @@ def _require_result(result: Any) -> None:
     if not isinstance(status, ToolStatus) or not isinstance(text, str):
         kinds = f"{type(status).__name__} and {type(text).__name__}"
         raise TypeError(f"its call returned a ToolResult of {kinds}, not of a ToolStatus and a text")
+
+
+def cut(text: str, max_tokens: int, tokenizer: Tokenizer) -> tuple[str, int]:
+    """The text in at most `max_tokens` tokens, and how many of its characters were cut. Head and tail stay, and a line
+    between them says how much is missing."""
+    if len(text) < max_tokens and text.isascii():  # no character is more than one token
+        return text, 0
+    window = max_tokens * LONGEST_TOKEN_CHARS
+    if len(text) <= 2 * window and len(tokenizer.encode(text)) <= max_tokens:
+        return text, 0
+    head_ids, tail_ids = tokenizer.encode(text[:window]), tokenizer.encode(text[-window:])
+    num_kept = max_tokens
+    while num_kept > 0:
+        head = _starting(text, tokenizer.decode(head_ids[: num_kept - num_kept // 2]))
+        tail = _ending(text[len(head) :], tokenizer.decode(tail_ids[max(0, len(tail_ids) - num_kept // 2) :]))
+        num_cut_chars = len(text) - len(head) - len(tail)
+        shortened = f"{head}\n[... {num_cut_chars} characters cut ...]\n{tail}"
+        excess = len(tokenizer.encode(shortened)) - max_tokens
+        if excess <= 0:
+            return shortened, num_cut_chars
+        num_kept -= excess
+    return "", len(text)
+
+
+def _starting(text: str, piece: str) -> str:
+    """As much of `piece` as `text` starts with: a cut between tokens may go through a character."""
+    while not text.startswith(piece):
+        piece = piece[:-1]
+    return piece
+
+
+def _ending(text: str, piece: str) -> str:
+    while not text.endswith(piece):
+        piece = piece[1:]
+    return piece

@@ -2,7 +2,7 @@
 
 A tool object serves one rollout, and may keep state for it; whoever made it closes it. What a call is given has been
 checked against the schema. What fails through no fault of the call is raised, as InfrastructureError or whatever it is:
-it is tried again, and in the end ends the rollout without blame; the model never sees it.
+it is retried, and if it stays ends the rollout without a score; the model never sees it.
 """
 
 import re
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class ToolSchema:
-    """What the model is told about a tool. `parameters` is a JSON Schema of type object."""
+    """What the model reads about a tool. `parameters` is a JSON Schema of type object."""
 
     name: str
     description: str

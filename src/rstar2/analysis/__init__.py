@@ -1,20 +1,19 @@
 """How a model thinks, read from its traces: where it is unsure, what it does with tool results, how it meets errors.
 
 Promise: traces in, frozen dataclasses out; every number is defined in docs/analysis.md and tested on traces made by
-hand; a run of any size is read as a stream and a bounded sample, never as a whole; what a run does not hold is said in
-a sentence and left out, never guessed. No torch.
+hand; a run of any size is read as a stream and a bounded sample; what a run does not hold is left out and said in a
+sentence, never guessed. No torch.
 May import: records.
 """
 
 from rstar2.analysis.analyze import Analysis, analyze
 from rstar2.analysis.analyze_run import analyze_run
 from rstar2.analysis.classes import TokenClass
-from rstar2.analysis.examine import TraceTokens, TurnTokens, examine
+from rstar2.analysis.examine import Measure, TraceTokens, TurnTokens, examine
 from rstar2.analysis.figures import draw_figures
 from rstar2.analysis.kinds import TokenKind
 from rstar2.analysis.report import as_json
 from rstar2.analysis.token_texts import TokenizerFile, TokenTexts, find_token_texts
-from rstar2.analysis.uncertainty import Measure
 
 __all__ = [
     "Analysis",

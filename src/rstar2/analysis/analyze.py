@@ -4,34 +4,32 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rstar2.analysis.after_error import ErrorReaction, ReactionCounts, count_reactions, find_reactions
-from rstar2.analysis.around_response import ResponseCollector, ResponseCurve
 from rstar2.analysis.classes import ClassSpan, class_spans
-from rstar2.analysis.entropy import EntropyCollector, EntropySummary
-from rstar2.analysis.examine import TraceTokens, examine
+from rstar2.analysis.entropy import EntropyCollector, EntropySummary, ResponseCollector, ResponseCurve
+from rstar2.analysis.examine import Measure, TraceTokens, examine
 from rstar2.analysis.kind_words import KindCollector, KindWords
 from rstar2.analysis.kinds import TokenKind
 from rstar2.analysis.over_training import CallCount, ErrorCollector, StepErrors, is_right
 from rstar2.analysis.token_texts import TokenTexts
-from rstar2.analysis.uncertainty import Measure
 from rstar2.errors import UserError
 from rstar2.records import Trace
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """One trace: enough to find each of its classed tokens again beside the entropies in the trace itself."""
+    """One trace: enough to find each of its classed tokens beside the entropies in the trace itself."""
 
     id: str
     step: int
     is_right: bool | None
     num_tokens: int
     mean: float | None
-    """None, like the next, if the trace does not hold the measure."""
+    """The mean of the measure; None if the trace does not hold it."""
     threshold: float | None
-    """The lowest value among its highest fifth."""
+    """The lowest value among the trace's highest fifth; None if the trace does not hold the measure."""
     spans: tuple[ClassSpan, ...]
     forking: tuple[tuple[int, int], ...]
-    """Turn and token in the turn, from 0."""
+    """Forking tokens as pairs of turn and token in the turn, from 0."""
     reflection: tuple[tuple[int, int], ...]
 
 
@@ -42,7 +40,7 @@ class LookedAt:
     steps: tuple[int, ...]
     num_traces: int
     num_held: int
-    """Traces that these steps have."""
+    """How many traces these steps have."""
 
     def __str__(self) -> str:
         where = f"step {self.steps[0]}" if len(self.steps) == 1 else f"steps {self.steps[0]} to {self.steps[-1]}"
@@ -56,7 +54,7 @@ class Analysis:
     measure: Measure
     num_traces: int
     num_measured_traces: int
-    """That hold the measure for each of their tokens; token figures are about these."""
+    """Traces that hold the measure for each of their tokens. Figures of tokens are about these."""
     has_texts: bool
     entropy: EntropySummary | None
     """None if no trace holds the measure."""
@@ -64,15 +62,15 @@ class Analysis:
     """Empty without texts or measure."""
     around_responses: tuple[ResponseCurve, ...]
     calls: CallCount
-    """Of all traces looked at; those of the viewer are of all traces of a step."""
+    """Tool calls of all sampled traces. The viewer counts those of all traces of a step."""
     after_errors: ReactionCounts
     reactions: tuple[ErrorReaction, ...]
     over_training: tuple[StepErrors, ...]
     traces: tuple[TraceSummary, ...]
     notes: tuple[str, ...]
-    """What could not be done, and what would help."""
+    """Sentences that say what could not be computed, and what would help."""
     looked_at: LookedAt | None = None
-    """Everything but `over_training` is about these; None where the traces are of no run."""
+    """What everything but `over_training` is a sample of; None where the traces do not come from a run."""
 
 
 def analyze(

@@ -1,19 +1,82 @@
-"""A run directory to its analysis: which traces are looked at, and for what.
+"""From a run directory to its analysis: which traces are read, and for what.
 
-Tokens are looked at in the newest of the chosen steps, because a sample over hundreds of them would describe no policy
-that ever was; tool errors over training in each of up to 100 steps, spread evenly.
+Tokens are read in the newest of the chosen steps, because a sample over hundreds of steps would describe no policy that
+ever existed. Tool errors over training are read in up to 100 steps, spread evenly.
+
+Traces are written in the order in which rollouts end, so the first ones of a file are short. In a sample of a step each
+line must have the same chance: all lines are read, and only those drawn are decoded and kept in memory.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 
 from rstar2.analysis.analyze import Analysis, LookedAt, analyze
+from rstar2.analysis.examine import Measure
 from rstar2.analysis.over_training import ErrorCollector
-from rstar2.analysis.sample import sample_newest, sample_step, spread
 from rstar2.analysis.token_texts import TokenTexts
-from rstar2.analysis.uncertainty import Measure
-from rstar2.records import RunView
+from rstar2.records import RunView, Trace
+from rstar2.records.codec import RecordError, decode
+from rstar2.records.jsonl import Line, read_lines
+from rstar2.records.run_layout import segment
+
+_SEED = 0
+"""One run, one sample: looking twice shows the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """Some traces of a step, decoded as they are asked for."""
+
+    step: int
+    num_held: int
+    """Traces that the step has."""
+    num_traces: int
+    traces: Iterable[Trace]
+
+
+def sample_step(run: RunView, step: int, max_traces: int) -> StepSample:
+    """At most so many traces of the step, each subset equally likely, in the order of the file."""
+    path = segment(run.layout.traces, step)
+    draw = random.Random(f"{_SEED}:{step}")
+    drawn: list[tuple[int, Line]] = []
+    number = -1
+    for number, line in enumerate(read_lines(path)):
+        if number < max_traces:
+            drawn.append((number, line))
+        elif (place := draw.randint(0, number)) < max_traces:
+            drawn[place] = number, line
+    drawn.sort(key=lambda pair: pair[0])
+    return StepSample(step, number + 1, len(drawn), _decoded(path, drawn))
+
+
+def _decoded(path: Path, lines: Sequence[tuple[int, Line]]) -> Iterator[Trace]:
+    for number, line in lines:
+        try:
+            yield decode(Trace, line.data)
+        except RecordError as error:
+            raise RecordError(f"{path}, line {number + 1}, byte {line.start}: {error}") from error
+
+
+def sample_newest(run: RunView, steps: Sequence[int], max_traces: int) -> list[StepSample]:
+    """So many traces of the last of these steps; where it has fewer, of the steps before it as well."""
+    samples, num_left = list[StepSample](), max_traces
+    for step in sorted(steps, reverse=True):
+        if num_left == 0:
+            break
+        samples.append(sample_step(run, step, num_left))
+        num_left -= samples[-1].num_traces
+    return samples
+
+
+def spread(steps: Sequence[int], max_steps: int) -> list[int]:
+    """At most so many of the steps, evenly over all, the first and the last among them."""
+    if len(steps) <= max_steps:
+        return list(steps)
+    return [steps[round(index * (len(steps) - 1) / (max_steps - 1))] for index in range(max_steps)]
+
 
 MAX_TRACES = 64
 """As many as the report looks at."""
@@ -34,7 +97,7 @@ def analyze_run(
     on_progress: Callable[[int, int], None] = nobody,
 ) -> Analysis:
     """`max_traces` bounds the traces whose tokens are looked at, and those of each step for the errors over training.
-    `on_progress` is told how many of how many parts are done."""
+    `on_progress` gets the number of parts done and of all parts."""
     curve_steps = spread(steps, MAX_CURVE_STEPS)
     on_progress(0, len(curve_steps) + 1)
     samples = sample_newest(run, steps, max_traces)

@@ -126,7 +126,7 @@ def _calls(text: str, raw_calls: Sequence[str]) -> Iterator[tuple[int, int, int,
 
 def _argument_texts(content: str) -> Iterator[tuple[int, int]]:
     """The string values of a call's arguments, without their quotes. Reads JSON that is broken or cut off as far as
-    it goes: the call's own fields stand one level deep, its arguments deeper."""
+    it goes: the call's own fields are one level deep, its arguments deeper."""
     depth, key = 0, ""
     for part in _JSON_PART.finditer(content):
         if part["text"] is None:

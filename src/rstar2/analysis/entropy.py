@@ -1,4 +1,8 @@
-"""How entropy is spread over the tokens of a sample: over all of them, and over those of each class."""
+"""Entropy over the tokens of a sample: over all of them, over each class, and around tool responses.
+
+Around a response, offset -1 is the last token that the model wrote before it, and offset 0 the first that it wrote
+after it. The response itself was not sampled and has no entropy.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rstar2.analysis.classes import TokenClass
-from rstar2.analysis.examine import TraceTokens
-from rstar2.analysis.uncertainty import Bools, Floats
+from rstar2.analysis.examine import Bools, Floats, Response, TraceTokens
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
@@ -16,10 +19,10 @@ QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 class ValueSummary:
     num_tokens: int
     num_high: int
-    """Of them, among the highest fifth of their trace."""
+    """Tokens among the highest fifth of their trace."""
     mean: float
     quantiles: tuple[float, ...]
-    """At `QUANTILES`."""
+    """The quantiles of the values at `QUANTILES`."""
 
     @property
     def high_share(self) -> float:
@@ -59,3 +62,60 @@ def _summary(parts: Iterable[tuple[Floats, Bools]]) -> ValueSummary:
     values, is_high = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     quantiles = tuple(float(value) for value in np.quantile(values, QUANTILES))
     return ValueSummary(len(values), int(is_high.sum()), float(values.mean()), quantiles)
+
+
+NUM_BEFORE, NUM_AFTER = 32, 64
+Z_95 = 1.96
+"""The 97.5% quantile of the normal distribution."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    offset: int
+    num_responses: int
+    """How many responses have a token at this offset."""
+    mean: float
+    low: float
+    high: float
+    """`low` to `high`: the 95% interval of the mean, mean ± 1.96 s/√n; of one response the mean itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseCurve:
+    response: Response
+    num_responses: int
+    points: tuple[CurvePoint, ...]
+    """Offsets that at least one response has a token at, in order."""
+
+
+class ResponseCollector:
+    def __init__(self) -> None:
+        self._rows: dict[Response, list[Floats]] = {response: [] for response in Response}
+
+    def add(self, tokens: TraceTokens) -> None:
+        for before, after in zip(tokens.turns, tokens.turns[1:], strict=False):
+            if after.follows is not None:
+                self._rows[after.follows].append(_aligned(before.values, after.values))
+
+    def curves(self) -> tuple[ResponseCurve, ...]:
+        return tuple(_curve(response, rows) for response, rows in self._rows.items() if rows)
+
+
+def _aligned(before: Floats, after: Floats) -> Floats:
+    """One entry for each offset; NaN where a turn is shorter than the window."""
+    row = np.full(NUM_BEFORE + NUM_AFTER, np.nan)
+    tail, head = before[-NUM_BEFORE:], after[:NUM_AFTER]
+    row[NUM_BEFORE - len(tail) : NUM_BEFORE] = tail
+    row[NUM_BEFORE : NUM_BEFORE + len(head)] = head
+    return row
+
+
+def _curve(response: Response, rows: list[Floats]) -> ResponseCurve:
+    points: list[CurvePoint] = []
+    for offset, column in enumerate(np.stack(rows).T, start=-NUM_BEFORE):
+        values = column[~np.isnan(column)]
+        if len(values):
+            mean = float(values.mean())
+            margin = Z_95 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0
+            points.append(CurvePoint(offset, len(values), mean, mean - margin, mean + margin))
+    return ResponseCurve(response, len(rows), tuple(points))

@@ -1,17 +1,57 @@
-"""One trace, token by token: its value, whether it is high, its text, its class and its kind."""
+"""One trace, token by token: how unsure the model was, whether that is high, the text, the class and the kind."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rstar2.analysis.classes import TokenClass, classify
 from rstar2.analysis.kinds import TokenKind, find_kinds
 from rstar2.analysis.token_texts import TokenTexts
-from rstar2.analysis.uncertainty import Bools, Floats, Measure, find_high, trace_values
 from rstar2.analysis.words import Word, find_words, words_of_tokens
 from rstar2.records import Trace, Turn
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+HIGH_SHARE = 0.2
+"""The share of a trace's tokens that count as high, as in the report."""
+
+
+class Measure(StrEnum):
+    """What the number is, in nats."""
+
+    ENTROPY = "entropy"
+    """Of the distribution that the token was drawn from."""
+    SURPRISAL = "surprisal"
+    """Minus the log-probability of the token that was drawn. Its mean is the entropy, a single value is not: it
+    says that an unlikely token came, not that many were likely. Only for runs that recorded no entropies."""
+
+
+def turn_values(turn: Turn, measure: Measure) -> Floats | None:
+    """One value a token; None if the turn has tokens and the run did not record this of them."""
+    values = turn.entropies if measure is Measure.ENTROPY else turn.log_probs
+    if len(values) != len(turn.token_ids):
+        return None
+    array = np.asarray(values, dtype=np.float64)
+    return array if measure is Measure.ENTROPY else np.maximum(-array, 0.0)
+
+
+def trace_values(trace: Trace, measure: Measure) -> tuple[Floats, ...] | None:
+    """Turn by turn. None unless every token of the trace has a value: a share of a trace needs all of it."""
+    turns = [turn_values(turn, measure) for turn in trace.turns]
+    known = tuple(values for values in turns if values is not None)
+    return known if len(known) == len(turns) and sum(map(len, known)) > 0 else None
+
+
+def find_high(values: Floats) -> Bools:
+    """The ⌈0.2 N⌉ highest of N values, the earlier of equal ones first; a value of 0 is never high."""
+    num_high = -(-len(values) // round(1 / HIGH_SHARE))
+    is_high: Bools = np.zeros(len(values), dtype=np.bool_)
+    is_high[np.argsort(-values, kind="stable")[:num_high]] = True
+    return is_high & (values > 0)
 
 
 class Response(StrEnum):

@@ -4,18 +4,16 @@ from collections.abc import Iterable
 
 from rstar2.analysis.after_error import Reaction
 from rstar2.analysis.analyze import Analysis
-from rstar2.analysis.around_response import NUM_AFTER, NUM_BEFORE, ResponseCurve
 from rstar2.analysis.classes import TokenClass
-from rstar2.analysis.cloud import PlacedWord, place_words
-from rstar2.analysis.entropy import EntropySummary
-from rstar2.analysis.examine import Response
+from rstar2.analysis.entropy import NUM_AFTER, NUM_BEFORE, EntropySummary, ResponseCurve
+from rstar2.analysis.examine import HIGH_SHARE, Response
 from rstar2.analysis.kind_words import KindWords
 from rstar2.analysis.kinds import TokenKind
 from rstar2.analysis.over_training import CallCount, StepErrors
-from rstar2.analysis.svg import Plot, band, dot, label_at, legend, line, picture, polyline, rect, safe, ticks
-from rstar2.analysis.uncertainty import HIGH_SHARE
+from rstar2.analysis.svg import Plot, band, dot, label_at, legend, line, picture, polyline, rect
 
 WIDTH = 860
+MAX_SHOWN_WORDS, MAX_WORD_CHARS = 30, 24
 
 CLASS_LABELS = {
     TokenClass.REASONING: "reasoning",
@@ -48,7 +46,7 @@ def draw_figures(analysis: Analysis, source: str) -> dict[str, str]:
         figures["entropy-around-responses.svg"] = _around(analysis.around_responses, measure, caption)
     for kind, words in analysis.kinds.items():
         if words.words:
-            figures[f"{kind}-words.svg"] = _cloud(kind, words, measure, caption)
+            figures[f"{kind}-words.svg"] = _word_bars(kind, words, measure, caption)
     if analysis.after_errors.num_errors:
         figures["after-errors.svg"] = _after_errors(analysis, f"{source} · {analysis.num_traces} traces")
     if any(row.right.num_calls or row.wrong.num_calls for row in analysis.over_training):
@@ -83,17 +81,9 @@ def _by_class(entropy: EntropySummary, measure: str, caption: str) -> str:
     bottom = top + row_height * len(rows)
     parts.append(line(shares.x(HIGH_SHARE), top, shares.x(HIGH_SHARE), bottom, "axis", dashed=True))
     parts.append(label_at(shares.x(HIGH_SHARE), bottom + 16, "by chance", name="faint", size=11, anchor="middle"))
-    parts += _value_axis(values, bottom)
+    parts += values.x_axis(most_ticks=6)
     parts += [dot(values.left, bottom + 44, "b", 4), label_at(values.left + 10, bottom + 48, "mean", name="faint")]
     return picture(WIDTH, height, f"{measure.capitalize()} of each kind of token", caption, parts)
-
-
-def _value_axis(plot: Plot, bottom: float) -> list[str]:
-    parts = [line(plot.left, bottom, plot.left + plot.width, bottom, "axis")]
-    for value in ticks(*plot.x_range):
-        parts.append(line(plot.x(value), bottom, plot.x(value), bottom + 4, "axis"))
-        parts.append(label_at(plot.x(value), bottom + 18, f"{value:g}", name="faint", anchor="middle"))
-    return parts
 
 
 def _around(curves: Iterable[ResponseCurve], measure: str, caption: str) -> str:
@@ -117,32 +107,22 @@ def _around(curves: Iterable[ResponseCurve], measure: str, caption: str) -> str:
     return picture(WIDTH, 420, f"{measure.capitalize()} around tool responses", caption, parts)
 
 
-def _cloud(kind: TokenKind, words: KindWords, measure: str, caption: str) -> str:
-    left = 20.0
-    placed = place_words(words.words, 820, 380)
-    # A cloud of few words needs no tall frame.
-    highest = min(item.y for item in placed)
-    height = max(item.y + item.height for item in placed) - highest
-    top = 70 - highest
-    bottom = 70 + height
-    ranked = sorted(placed, key=lambda item: item.word.mean_value)
-    third = {id(item): "fca"[min(2, 3 * rank // len(ranked))] for rank, item in enumerate(ranked)}
-    parts = [_cloud_word(item, left, top, third[id(item)]) for item in placed]
-    labels = [("a", f"highest {measure}"), ("c", "middle"), ("f", "lowest third")]
-    parts += legend(20, bottom + 32, labels)
-    parts.append(label_at(840, bottom + 32, "size: number of occurrences", name="faint", anchor="end"))
-    about = f"{caption} · {words.num_tokens:,} {kind} tokens, {len(placed)} words"
-    return picture(WIDTH, int(bottom) + 48, f"Words of {kind} tokens", about, parts)
-
-
-def _cloud_word(item: PlacedWord, left: float, top: float, colour: str) -> str:
-    hint = f"{item.word.text}: {item.word.count}"
-    # The renderer's font is unknown; textLength makes the word as wide as its place.
-    return (
-        f'<text class="{colour}" x="{left + item.x:.1f}" y="{top + item.y + 0.85 * item.size:.1f}" '
-        f'font-size="{item.size:.1f}" textLength="{item.width:.1f}" lengthAdjust="spacingAndGlyphs">'
-        f"{safe(item.text)}<title>{safe(hint)}</title></text>"
-    )
+def _word_bars(kind: TokenKind, words: KindWords, measure: str, caption: str) -> str:
+    """The most frequent words, with their number of occurrences as bars."""
+    shown = words.words[:MAX_SHOWN_WORDS]
+    top, row_height, left, width = 96, 18, 200, 560
+    by_value = sorted(shown, key=lambda word: word.mean_value)
+    colours = {word.text: "fca"[min(2, 3 * rank // len(by_value))] for rank, word in enumerate(by_value)}
+    parts = legend(20, 76, [("a", f"highest third by mean {measure}"), ("c", "middle third"), ("f", "lowest third")])
+    for number, word in enumerate(shown):
+        y = top + row_height * number
+        length = width * word.count / shown[0].count
+        text = word.text if len(word.text) <= MAX_WORD_CHARS else f"{word.text[: MAX_WORD_CHARS - 1]}…"
+        parts.append(label_at(left - 10, y + 12, text, anchor="end"))
+        parts.append(rect(left, y + 2, length, row_height - 5, colours[word.text]))
+        parts.append(label_at(left + length + 6, y + 12, f"{word.count:,}", name="faint"))
+    about = f"{caption} · {words.num_tokens:,} {kind} tokens, most frequent words first"
+    return picture(WIDTH, top + row_height * len(shown) + 16, f"Words of {kind} tokens", about, parts)
 
 
 def _after_errors(analysis: Analysis, caption: str) -> str:

@@ -1,13 +1,44 @@
-"""In which words the forking and the reflection tokens of a sample stand."""
+"""The words that hold the forking and the reflection tokens of a sample."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rstar2.analysis.examine import TraceTokens, TurnTokens
 from rstar2.analysis.kinds import TokenKind
-from rstar2.analysis.words import WordCount, WordCounter
 
 MAX_LISTED_WORDS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class WordCount:
+    text: str
+    count: int
+    """Of its occurrences with a token of the kind that the list is about."""
+    num_occurrences: int | None
+    """In all prose of the sample; not counted of phrases."""
+    mean_value: float
+    """Over the counted occurrences, of the highest value among such tokens of each."""
+
+
+class WordCounter:
+    """Adds up occurrences of words, and of the phrases that they start."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = {}
+
+    def add(self, text: str, value: float) -> None:
+        self._values.setdefault(text, []).append(value)
+
+    def most_common(self, limit: int, occurrences: Iterable[tuple[str, int]] = ()) -> tuple[WordCount, ...]:
+        """By count, then by mean value, then by the alphabet; single letters are names of variables and left out."""
+        known = dict(occurrences)
+        rows = [
+            WordCount(text, len(values), known.get(text), sum(values) / len(values))
+            for text, values in self._values.items()
+            if len(text) > 1
+        ]
+        return tuple(sorted(rows, key=lambda row: (-row.count, -row.mean_value, row.text))[:limit])
 
 
 @dataclass(frozen=True, slots=True)

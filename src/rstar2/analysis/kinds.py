@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rstar2.analysis.classes import TokenClass
-from rstar2.analysis.uncertainty import Bools
 from rstar2.analysis.words import Word
 
 WINDOW_TOKENS = 8
@@ -27,7 +27,7 @@ class TokenKind(StrEnum):
 
 def find_kinds(
     classes: Sequence[TokenClass],
-    is_high: Bools,
+    is_high: NDArray[np.bool_],
     words: Sequence[Word],
     touched: Sequence[Sequence[int]],
     *,
@@ -47,7 +47,7 @@ def find_kinds(
     return tuple(kinds)
 
 
-def _reflection_run(classes: Sequence[TokenClass], is_high: Bools) -> tuple[int, int]:
+def _reflection_run(classes: Sequence[TokenClass], is_high: NDArray[np.bool_]) -> tuple[int, int]:
     """The tokens of the turn's opening prose up to where a window is not dense any more."""
     start = 0
     while start < len(classes) and classes[start] is TokenClass.MARKUP:
@@ -58,7 +58,7 @@ def _reflection_run(classes: Sequence[TokenClass], is_high: Bools) -> tuple[int,
     return start, start + dense_length(is_high[start:end])
 
 
-def dense_length(is_high: Bools) -> int:
+def dense_length(is_high: NDArray[np.bool_]) -> int:
     """The longest beginning of which every window of 8 tokens holds at least 4 high ones, up to the last high one."""
     if len(is_high) < WINDOW_TOKENS:
         return 0

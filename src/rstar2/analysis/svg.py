@@ -1,7 +1,7 @@
-"""The few SVG elements that the figures are made of. No library, no script, nothing fetched.
+"""The SVG elements that all figures are made of: of the analysis, the simulator and the benchmarks.
 
-Invariant: what these functions return is well-formed XML whatever the texts hold. Colours are classes with a light and
-a dark form, so a figure is readable on either background.
+Invariant: what these functions return is well-formed XML whatever the texts hold. It needs no library, runs no script
+and fetches nothing. Colours are classes with a light and a dark form, so a figure is readable on either background.
 """
 
 import math
@@ -26,21 +26,21 @@ _TEXT, _FAINT, _GRID, _PAPER = (
     ("#fff", "#14181d"),
 )
 
-# Everything that XML 1.0 does not allow in a document, and the marks that turn the direction of text around.
 _TICK_DIGITS = 12
-"""After the point. Limits that are closer to each other are the same."""
+"""Digits after the point. Limits that are closer to each other count as equal."""
+# Everything that XML 1.0 does not allow in a document, and the marks that reverse the direction of text.
 _UNWRITABLE = re.compile(
     "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
 
 
 def safe(text: str) -> str:
-    """Text that may stand in an element."""
+    """Text that is safe inside an element."""
     return escape(_UNWRITABLE.sub("\ufffd", text))
 
 
 def picture(width: int, height: int, title: str, description: str, parts: Iterable[str]) -> str:
-    """A whole file. The title is drawn; a screen reader reads it and the description."""
+    """A complete file. The title is drawn; a screen reader reads it and the description."""
     label = quoteattr(_UNWRITABLE.sub("\ufffd", title))
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="rs" viewBox="0 0 {width} {height}" width="{width}" '
@@ -61,6 +61,7 @@ def _style(form: int) -> str:
         f".rs .grid{{stroke:{_GRID[form]}}}",
         f".rs .axis{{stroke:{_FAINT[form]}}}",
         f".rs .paper{{fill:{_PAPER[form]}}}",
+        f".rs .empty{{fill:{_GRID[form]}}}",
     ]
     for name, colours in PALETTE.items():
         rules.append(f".rs .{name}{{fill:{colours[form]}}}.rs .l{name}{{stroke:{colours[form]};fill:none}}")
@@ -80,6 +81,12 @@ def rect(x: float, y: float, width: float, height: float, name: str, opacity: fl
         f'<rect class="{name}" x="{x:.1f}" y="{y:.1f}" width="{max(width, 0):.1f}" height="{height:.1f}" '
         f'fill-opacity="{opacity:g}"/>'
     )
+
+
+def area(boxes: Iterable[tuple[float, float, float, float]], name: str, opacity: float) -> str:
+    """Many rectangles of one colour (left, top, width, height) in one element."""
+    path = "".join(f"M{x:.1f} {y:.2f}h{width:.1f}v{height:.2f}H{x:.1f}z" for x, y, width, height in boxes)
+    return f'<path class="{name}" fill-opacity="{opacity:g}" d="{path}"/>'
 
 
 def line(x1: float, y1: float, x2: float, y2: float, name: str, *, width: float = 1, dashed: bool = False) -> str:
@@ -131,16 +138,21 @@ class Plot:
     def y(self, value: float) -> float:
         return self.top + self.height * (1 - _share(value, self.y_range))
 
+    def x_axis(self, most_ticks: int = 10) -> list[str]:
+        bottom = self.top + self.height
+        parts = [line(self.left, bottom, self.left + self.width, bottom, "axis")]
+        for value in ticks(*self.x_range, most_ticks):
+            parts.append(line(self.x(value), bottom, self.x(value), bottom + 4, "axis"))
+            parts.append(label_at(self.x(value), bottom + 18, f"{value:g}", name="faint", anchor="middle"))
+        return parts
+
     def axes(self, x_label: str, y_label: str, show_y: Callable[[float], str] = "{:g}".format) -> list[str]:
         bottom, right = self.top + self.height, self.left + self.width
         parts = []
         for value in ticks(*self.y_range):
             parts.append(line(self.left, self.y(value), right, self.y(value), "grid"))
             parts.append(label_at(self.left - 8, self.y(value) + 4, show_y(value), name="faint", anchor="end"))
-        for value in ticks(*self.x_range, most=10):
-            parts.append(line(self.x(value), bottom, self.x(value), bottom + 4, "axis"))
-            parts.append(label_at(self.x(value), bottom + 18, f"{value:g}", name="faint", anchor="middle"))
-        parts.append(line(self.left, bottom, right, bottom, "axis"))
+        parts += self.x_axis()
         parts.append(label_at((self.left + right) / 2, bottom + 38, x_label, anchor="middle"))
         middle = self.top + self.height / 2
         turned = f'transform="rotate(-90 {self.left - 44:.1f} {middle:.1f})"'

@@ -1,5 +1,5 @@
-"""The text of each token. Traces hold ids, and text for whole turns; to say which token is which word takes the
-tokenizer that the model was run with.
+"""The text of each token. Traces hold ids, and the text of each turn; which token is which word only the tokenizer of
+the model can say.
 """
 
 from collections.abc import Sequence
@@ -41,9 +41,9 @@ class TokenizerFile:
         pieces = [stream.step(self._tokenizer, token_id) or "" for token_id in token_ids]
         if pieces:
             # A turn may be cut inside a character; what the stream still holds back belongs to the last token.
-            whole = self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+            text = self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
             shown = "".join(pieces)
-            pieces[-1] += whole[len(shown) :] if whole.startswith(shown) else ""
+            pieces[-1] += text[len(shown) :] if text.startswith(shown) else ""
         return pieces
 
 

@@ -1,11 +1,11 @@
-"""Words in a turn's text, which of them open a sentence or a new line of thought, and lists of words with counts.
+"""Words in a turn's text, and which of them open a sentence or a new line of thought.
 
 A word is a run of letters of any script, with apostrophes and hyphens inside; LaTeX commands are no words, and tags
-are taken for line breaks. Words are told apart without regard to case.
+count as line breaks. Words are compared without case.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _CUE_LINES = """
@@ -36,17 +36,6 @@ class Word:
     opens_sentence: bool
     is_cue: bool
     """Part of one of `FORKING_CUES`."""
-
-
-@dataclass(frozen=True, slots=True)
-class WordCount:
-    text: str
-    count: int
-    """Of its occurrences with a token of the kind that the list is about."""
-    num_occurrences: int | None
-    """In all prose of the sample; not counted of phrases."""
-    mean_value: float
-    """Over the counted occurrences, of the highest value among such tokens of each."""
 
 
 def find_words(text: str) -> tuple[Word, ...]:
@@ -89,23 +78,3 @@ def _cue_words(texts: Sequence[str], opens: Sequence[bool]) -> set[int]:
             if tuple(texts[first:end]) in FORKING_CUES:
                 cues.update(range(first, end))
     return cues
-
-
-class WordCounter:
-    """Adds up occurrences of words, and of the phrases that they start."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, list[float]] = {}
-
-    def add(self, text: str, value: float) -> None:
-        self._values.setdefault(text, []).append(value)
-
-    def most_common(self, limit: int, occurrences: Iterable[tuple[str, int]] = ()) -> tuple[WordCount, ...]:
-        """By count, then by mean value, then by the alphabet; single letters are names of variables and left out."""
-        known = dict(occurrences)
-        rows = [
-            WordCount(text, len(values), known.get(text), sum(values) / len(values))
-            for text, values in self._values.items()
-            if len(text) > 1
-        ]
-        return tuple(sorted(rows, key=lambda row: (-row.count, -row.mean_value, row.text))[:limit])

@@ -11,16 +11,17 @@ from rstar2.agent.events import (
     CallEnded,
     CallStarted,
     Ended,
+    SpanReader,
     TextGenerated,
+    TextKind,
     TurnRestarted,
     TurnStarted,
 )
-from rstar2.agent.spans import Span, SpanReader
 from rstar2.records import Fault, ToolCall, ToolResult
 
 UNREADABLE = "a call that cannot be read"
 
-_STYLES = {Span.REASON: "dim", Span.PLAIN: "", Span.ANSWER: "bold green"}
+_STYLES = {TextKind.REASON: "dim", TextKind.PLAIN: "", TextKind.ANSWER: "bold green"}
 
 
 class AgentDisplay:
@@ -49,9 +50,9 @@ class AgentDisplay:
             case Ended():
                 self._finish_turn()
 
-    def _write(self, pieces: list[tuple[Span, str]]) -> None:
+    def _write(self, pieces: list[tuple[TextKind, str]]) -> None:
         for span, text in pieces:
-            if span is Span.CALL or (self._at_line_start and not text.strip()):
+            if span is TextKind.CALL or (self._at_line_start and not text.strip()):
                 continue
             self._console.print(Text(text, _STYLES[span]), end="", soft_wrap=True)
             self._at_line_start = text.endswith("\n")

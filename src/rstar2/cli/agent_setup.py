@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rstar2.cli.agent_options import DEFAULT_MODEL, AgentOptions, EngineKind
 from rstar2.cli.output import note
-from rstar2.cli.sandbox.door import TOKEN_ENV
+from rstar2.cli.sandbox.service_token import TOKEN_ENV
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:

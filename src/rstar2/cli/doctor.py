@@ -8,7 +8,7 @@ import typer
 from rstar2.cli.output import ExitCode, print_json
 
 if TYPE_CHECKING:
-    from rstar2.doctor import Report
+    from rstar2.doctor import DoctorReport
 
 
 def doctor_command(
@@ -18,7 +18,7 @@ def doctor_command(
         Path, typer.Option("--runs", help="The folder that runs will be written to.", show_default=True)
     ] = Path("runs"),
 ) -> None:
-    """Report what this machine can do. Exit code 1 if something that the core needs is missing."""
+    """DoctorReport what this machine can do. Exit code 1 if something that the core needs is missing."""
     from rich.console import Console
 
     from rstar2.doctor import examine
@@ -32,7 +32,7 @@ def doctor_command(
     raise typer.Exit(ExitCode.OK if report.ok else ExitCode.NO)
 
 
-def _print_table(report: "Report") -> None:
+def _print_table(report: "DoctorReport") -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Column, Table

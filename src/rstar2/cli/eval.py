@@ -20,7 +20,7 @@ from rstar2.cli.output import ExitCode, note, print_json
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
-    from rstar2.evals import BenchmarkResult, Plan
+    from rstar2.evals import BenchmarkResult, EvalPlan
     from rstar2.records import RunDirectory, RunView
 
 VERB = "eval"
@@ -29,9 +29,9 @@ _ALONGSIDE_A_RUN = ("as_json", "markdown", "sandbox")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class EvalReport:
     results: "dict[str, BenchmarkResult]"
-    plan: "Plan"
+    plan: "EvalPlan"
     deviations: tuple[str, ...]
     model: str
 
@@ -102,23 +102,23 @@ def eval_command(
     unless told otherwise. Exit code 1 if samples are missing from the scores."""
     import asyncio
 
-    from rstar2.evals import Plan, Protocol
+    from rstar2.evals import EvalPlan, EvalSettings
     from rstar2.grading import AnswerPlace
     from rstar2.records import RunDirectory, make_run_folder
 
     stored = _stored_run(context, resume, regrade)
     if stored is not None and regrade is not None:
-        outcome = asyncio.run(_regrade(stored, sandbox))
+        report = asyncio.run(_regrade(stored, sandbox))
     elif stored is not None:
         plan, options, judge = _remembered(stored, sandbox)
         path = stored.path
-        outcome = asyncio.run(_evaluate(plan, options, judge, lambda: RunDirectory.resume(path, verb=VERB)))
+        report = asyncio.run(_evaluate(plan, options, judge, lambda: RunDirectory.resume(path, verb=VERB)))
     else:
         if not bench:
             raise UserError("--bench is needed: which benchmarks? (`rstar2 data list` shows them)")
-        plan = Plan(
+        plan = EvalPlan(
             benchmarks=tuple(dict.fromkeys(filter(None, (part.strip() for part in _split(bench))))),
-            protocol=Protocol(samples, temperature, max_tokens, max_turns, has_tools, entropies),
+            settings=EvalSettings(samples, temperature, max_tokens, max_turns, has_tools, entropies),
             seed=seed,
             num_generated=num_problems or 100,
             max_problems=num_problems,
@@ -152,9 +152,9 @@ def eval_command(
             note(f"every trace goes to {folder}; if interrupted: rstar2 eval --resume {folder}")
             return run
 
-        outcome = asyncio.run(_evaluate(plan, options, judge, create))
-    _report(outcome, as_json=as_json, markdown_file=markdown)
-    if not all(result.is_complete for result in outcome.results.values()):
+        report = asyncio.run(_evaluate(plan, options, judge, create))
+    _report(report, as_json=as_json, markdown_file=markdown)
+    if not all(result.is_complete for result in report.results.values()):
         raise typer.Exit(ExitCode.NO)
 
 
@@ -163,11 +163,11 @@ def _split(bench: str) -> list[str]:
     return [name.replace("+", ",") if name.startswith("procedural:") else name for name in bench.split(",")]
 
 
-def _check(plan: "Plan", options: opt.AgentOptions, judge: JudgeOptions) -> None:
+def _check(plan: "EvalPlan", options: opt.AgentOptions, judge: JudgeOptions) -> None:
     """What can be found out before a run folder is made."""
     from rstar2.cli.agent_setup import check_options
 
-    if options.tools and not plan.protocol.has_tools:
+    if options.tools and not plan.settings.has_tools:
         raise UserError("--tool and --no-tools exclude each other: give one of them")
     check_options(options)
     judges = make_judges(plan, judge, executor=None)
@@ -200,7 +200,7 @@ def _stored_run(context: typer.Context, resume: Path | None, regrade: Path | Non
     return view
 
 
-def _remembered(view: "RunView", sandbox: str | None) -> "tuple[Plan, opt.AgentOptions, JudgeOptions]":
+def _remembered(view: "RunView", sandbox: str | None) -> "tuple[EvalPlan, opt.AgentOptions, JudgeOptions]":
     from rstar2.evals import read_plan
 
     plan, sections = read_plan(view.recipe_toml)
@@ -224,8 +224,8 @@ def _plain(options: opt.AgentOptions) -> dict[str, Any]:
 
 
 async def _evaluate(
-    plan: "Plan", options: opt.AgentOptions, judge: JudgeOptions, open_run: "Callable[[], RunDirectory]"
-) -> Outcome:
+    plan: "EvalPlan", options: opt.AgentOptions, judge: JudgeOptions, open_run: "Callable[[], RunDirectory]"
+) -> EvalReport:
     """The run is opened when all that it needs is there: a model that cannot be loaded leaves no folder behind."""
     from collections import Counter
 
@@ -237,7 +237,7 @@ async def _evaluate(
     benchmarks = plan.load()
     async with open_bench(plan, options, judge) as bench:
         most = most_response_tokens(options, bench)
-        if most is not None and most < plan.protocol.max_response_tokens:
+        if most is not None and most < plan.settings.max_response_tokens:
             note(f"{bench.model} has room for {most:,} tokens: responses end there")
             plan = plan.within(most)
         with open_run() as run:
@@ -246,10 +246,10 @@ async def _evaluate(
             done = Counter(key.benchmark for key, sample in earlier.items() if not sample.is_fault)
             with sample_bars(benchmarks, plan, done) as show:
                 results = await run_evaluation(plan, benchmarks, bench, run, show)
-    return Outcome(results, plan, plan.deviations(benchmarks), bench.model)
+    return EvalReport(results, plan, plan.deviations(benchmarks), bench.model)
 
 
-async def _regrade(view: "RunView", sandbox: str | None) -> Outcome:
+async def _regrade(view: "RunView", sandbox: str | None) -> EvalReport:
     from rstar2.cli.eval_display import grading_bar
     from rstar2.evals import grade_again, results_of
     from rstar2.evals.session import num_stored
@@ -265,16 +265,16 @@ async def _regrade(view: "RunView", sandbox: str | None) -> Outcome:
         results = await results_of(graded.history, benchmarks, plan, judges)
     note(f"graded {graded.num_graded:,} traces again: {graded.num_changed:,} scores are others; the run stays as it is")
     model = options.model or (options.script.name if options.script else "the model")
-    return Outcome(results, plan, plan.deviations(benchmarks), model)
+    return EvalReport(results, plan, plan.deviations(benchmarks), model)
 
 
-def _report(outcome: Outcome, *, as_json: bool, markdown_file: Path | None) -> None:
+def _report(report: EvalReport, *, as_json: bool, markdown_file: Path | None) -> None:
     from rstar2.cli.eval_display import print_results
     from rstar2.evals.session import result_as_json
     from rstar2.evals.tables import markdown, published_scores
 
     if markdown_file is not None:
-        text = markdown(outcome.results, outcome.model, outcome.deviations)
+        text = markdown(report.results, report.model, report.deviations)
         try:
             markdown_file.write_text(text, encoding="utf-8")
         except OSError as error:
@@ -282,12 +282,12 @@ def _report(outcome: Outcome, *, as_json: bool, markdown_file: Path | None) -> N
     if as_json:
         print_json(
             {
-                "model": outcome.model,
-                "protocol": asdict(outcome.plan.protocol),
-                "deviations": outcome.deviations,
-                "results": {name: result_as_json(result) for name, result in outcome.results.items()},
-                "published": published_scores(outcome.results),
+                "model": report.model,
+                "protocol": asdict(report.plan.settings),
+                "deviations": report.deviations,
+                "results": {name: result_as_json(result) for name, result in report.results.items()},
+                "published": published_scores(report.results),
             }
         )
     else:
-        print_results(outcome.results, outcome.model, outcome.deviations)
+        print_results(report.results, report.model, report.deviations)

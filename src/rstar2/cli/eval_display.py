@@ -5,13 +5,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rstar2.evals import Benchmark, BenchmarkResult, Plan
+    from rstar2.evals import Benchmark, BenchmarkResult, EvalPlan
     from rstar2.records import Trace
 
 
 @contextmanager
 def sample_bars(
-    benchmarks: Sequence["Benchmark"], plan: "Plan", done: Mapping[str, int]
+    benchmarks: Sequence["Benchmark"], plan: "EvalPlan", done: Mapping[str, int]
 ) -> Iterator[Callable[["Trace"], None]]:
     """A bar for each benchmark, and the share that is right so far; `done` are samples from before."""
     from rich.console import Console
@@ -37,7 +37,7 @@ def sample_bars(
         tasks = {
             benchmark.name: bars.add_task(
                 benchmark.name,
-                total=len(benchmark.problems) * plan.protocol.num_samples,
+                total=len(benchmark.problems) * plan.settings.num_samples,
                 completed=done.get(benchmark.name, 0),
                 score="",
             )

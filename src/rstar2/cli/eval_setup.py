@@ -11,7 +11,7 @@ from rstar2.errors import UserError
 
 if TYPE_CHECKING:
     from rstar2.agent import Tool
-    from rstar2.evals import Bench, Judges, Plan
+    from rstar2.evals import Bench, EvalPlan, Judges
     from rstar2.sandbox import Executor
 
 ENGINE = "engine"
@@ -30,12 +30,12 @@ class JudgeOptions:
 
 
 @asynccontextmanager
-async def open_bench(plan: "Plan", options: opt.AgentOptions, judge: JudgeOptions) -> "AsyncIterator[Bench]":
+async def open_bench(plan: "EvalPlan", options: opt.AgentOptions, judge: JudgeOptions) -> "AsyncIterator[Bench]":
     from rich.console import Console
 
     from rstar2.cli.agent_setup import ready_agent
     from rstar2.evals import Bench
-    from rstar2.evals.patience import PatientEngine
+    from rstar2.evals.retrying_engine import RetryingEngine
     from rstar2.records import Trace
     from rstar2.rollout import EngineSpeed, make_policy
     from rstar2.rollout.driver import Driver
@@ -45,10 +45,10 @@ async def open_bench(plan: "Plan", options: opt.AgentOptions, judge: JudgeOption
         num_cache_tokens = None if ready.agent.engine.load().num_blocks else UNKNOWN_CACHE_TOKENS
         # Prices moves between engines; with a single engine there is nowhere to move to.
         speed = EngineSpeed(prefill_token_s=1e-5, step_s=1e-2, cached_token_s=1e-8)
-        driver.add_engine(ENGINE, PatientEngine(ready.agent.engine), speed, num_cache_tokens)
+        driver.add_engine(ENGINE, RetryingEngine(ready.agent.engine), speed, num_cache_tokens)
 
         def make_tools() -> "Sequence[Tool]":
-            return ready.make_tools() if plan.protocol.has_tools else ()
+            return ready.make_tools() if plan.settings.has_tools else ()
 
         yield Bench(driver, ready.agent.chat, make_tools, make_judges(plan, judge, ready.executor), ready.model)
 
@@ -97,7 +97,7 @@ def keep_tokenizer(options: opt.AgentOptions, target: Path) -> None:
                 shutil.copy(folder / name, target / name)
 
 
-def make_judges(plan: "Plan", judge: JudgeOptions, executor: "Executor | None") -> "Judges":
+def make_judges(plan: "EvalPlan", judge: JudgeOptions, executor: "Executor | None") -> "Judges":
     import os
 
     from rstar2.evals import Judges

@@ -18,7 +18,7 @@ def export_command(
     ] = None,
 ) -> None:
     """Write the model of a checkpoint as a Hugging Face folder, as a finished run has it in `final`."""
-    from rstar2.models.extras import require_installed
+    from rstar2.models.storage import require_installed
 
     require_installed(("torch", "transformers"), "a checkpoint")
     from rstar2.train.checkpoints.export_checkpoint import export_checkpoint

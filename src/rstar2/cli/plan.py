@@ -10,7 +10,7 @@ from rstar2.errors import UserError
 
 if TYPE_CHECKING:
     from rstar2.config import Recipe
-    from rstar2.plan import Assumptions, Device, MeanLength, Plan
+    from rstar2.plan import Assumptions, Device, MeanLength, RecipePlan
     from rstar2.rollout.simulator import EngineModel
 
 REPORT_DEVICE = "mi300x"
@@ -61,7 +61,7 @@ def plan_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Say what a recipe needs: memory, the largest micro-batch, KV capacity, step times, days. No GPU is needed."""
-    from rstar2.models.extras import require_installed
+    from rstar2.models.storage import require_installed
 
     require_installed(("torch", "transformers"), "a plan builds the model, without its weights, and")
     from rstar2.config import load_recipe
@@ -95,7 +95,7 @@ def plan_command(
 
 def _make(
     recipe: "Recipe", device: "Device", assumptions: "Assumptions", measured: Path | None, is_quiet: bool
-) -> "Plan":
+) -> "RecipePlan":
     from rich.console import Console
 
     from rstar2.plan import make_plan

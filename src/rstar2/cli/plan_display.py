@@ -4,17 +4,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from rstar2.plan import Plan
+from rstar2.plan import RecipePlan
 from rstar2.plan.advice import MAX_MICRO_BATCH_TOKENS
-from rstar2.plan.document import mean_context
+from rstar2.plan.document import mean_context, notes
 from rstar2.plan.memory import PARTS
-from rstar2.plan.notes import notes
 from rstar2.plan.timing import RunTime
 
 GIB = 1 << 30
 
 
-def print_plan(plan: Plan) -> None:
+def print_plan(plan: RecipePlan) -> None:
     console = Console(highlight=False)
     layout = plan.layout
     parts = f"trainer ranks: {layout.num_ranks}, engines: {layout.num_engines}" if layout.is_sharded else "one process"
@@ -39,7 +38,7 @@ def print_plan(plan: Plan) -> None:
             console.print(f"  {escape(problem)}", soft_wrap=True)
 
 
-def _memory(plan: Plan) -> Table:
+def _memory(plan: RecipePlan) -> Table:
     columns = [(rank, phase) for rank in plan.ranks for phase in rank.phases]
     headers = [Column(f"{rank.name}\n{phase.name}", justify="right") for rank, phase in columns]
     table = Table(Column("memory, GiB"), *headers, box=None, pad_edge=False)
@@ -54,7 +53,7 @@ def _memory(plan: Plan) -> Table:
     return table
 
 
-def _micro_batch(plan: Plan) -> str:
+def _micro_batch(plan: RecipePlan) -> str:
     found = plan.micro_batch
     largest = "none" if found.num_largest_tokens is None else f"{found.num_largest_tokens:,}"
     if found.num_largest_tokens == MAX_MICRO_BATCH_TOKENS:
@@ -65,7 +64,7 @@ def _micro_batch(plan: Plan) -> str:
     )
 
 
-def _cache(plan: Plan, run: RunTime) -> Table:
+def _cache(plan: RecipePlan, run: RunTime) -> Table:
     num_tokens, num_engines = plan.engine.num_cache_tokens, plan.layout.num_engines
     names = ("tokens", "rollouts of mean length", "in all", "of longest", "in all")
     table = _numbers("KV of an engine", names)
@@ -88,7 +87,7 @@ def _steps(run: RunTime) -> Table:
     return table
 
 
-def _stages(plan: Plan, run: RunTime) -> Table:
+def _stages(plan: RecipePlan, run: RunTime) -> Table:
     table = _numbers("stage", ("steps", "of steps", "filter", "evaluation", "in all", "device-hours"))
     if plan.recipe.sft is not None:
         table.add_row("warm-up", *[""] * 4, *_cost(plan, run.warm_up_s))
@@ -104,7 +103,7 @@ def _numbers(title: str, names: tuple[str, ...]) -> Table:
     return Table(Column(title, no_wrap=True), *columns, box=None, pad_edge=False)
 
 
-def _print_total(console: Console, plan: Plan, run: RunTime) -> None:
+def _print_total(console: Console, plan: RecipePlan, run: RunTime) -> None:
     if any(stage.mean.overlap_s for stage in run.stages):
         console.print("generation runs ahead: a step takes the longer of generating and training")
     if plan.week is not None:
@@ -114,7 +113,7 @@ def _print_total(console: Console, plan: Plan, run: RunTime) -> None:
         )
 
 
-def _cost(plan: Plan, total_s: float) -> tuple[str, str]:
+def _cost(plan: RecipePlan, total_s: float) -> tuple[str, str]:
     return _duration(total_s), f"{total_s / 3600 * plan.layout.num_devices:,.2f}"
 
 

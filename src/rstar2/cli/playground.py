@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rstar2.cli.agent_options import DEFAULT_MODEL, AgentOptions
 
 if TYPE_CHECKING:
-    from rstar2.agent.events import AgentEvent
-    from rstar2.agent.spans import Span
+    from rstar2.agent.events import AgentEvent, TextKind
     from rstar2.cli.agent_setup import ReadyAgent
     from rstar2.records import Trace
 
@@ -75,7 +74,7 @@ class EventTranslator:
     """From what an agent's observer is told to what the page shows, for one rollout."""
 
     def __init__(self) -> None:
-        from rstar2.agent.spans import SpanReader
+        from rstar2.agent.events import SpanReader
 
         self._make_reader = SpanReader
         self._reader = SpanReader()
@@ -101,7 +100,7 @@ class EventTranslator:
                 return _texts(self._reader.finish())
 
 
-def _texts(pieces: "list[tuple[Span, str]]") -> list[dict[str, Any]]:
+def _texts(pieces: "list[tuple[TextKind, str]]") -> list[dict[str, Any]]:
     """A call is shown as code when it is run, not as escaped JSON while it is written."""
     return [{"type": "text", "kind": span.value, "text": text} for span, text in pieces if span.value != "tool_call"]
 

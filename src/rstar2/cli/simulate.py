@@ -10,7 +10,7 @@ from rstar2.errors import UserError
 
 if TYPE_CHECKING:
     from rstar2.rollout.simulator import EngineModel, Workload
-    from rstar2.rollout.simulator.compare import Comparison
+    from rstar2.rollout.simulator.compare import PolicyComparison
 
 
 def simulate_command(
@@ -159,7 +159,7 @@ async def _measure_embedded(folder: Path) -> "EngineModel":
         await engine.close()
 
 
-def _write_charts(path: Path, comparisons: "list[Comparison]", model: "EngineModel") -> None:
+def _write_charts(path: Path, comparisons: "list[PolicyComparison]", model: "EngineModel") -> None:
     from rstar2.rollout.simulator.chart import draw
 
     for comparison in comparisons:
@@ -174,7 +174,7 @@ def _write_charts(path: Path, comparisons: "list[Comparison]", model: "EngineMod
 
 
 def _print_tables(
-    comparisons: "list[Comparison]", workloads: "list[Workload]", bounds: list[dict[str, float]], num_engines: int
+    comparisons: "list[PolicyComparison]", workloads: "list[Workload]", bounds: list[dict[str, float]], num_engines: int
 ) -> None:
     from rich.console import Console
     from rich.table import Column, Table

@@ -74,7 +74,7 @@ def solve_command(
 async def _solve(question: str, options: opt.AgentOptions, *, is_shown: bool) -> "Trace":
     from rich.console import Console
 
-    from rstar2.agent.loop import nobody
+    from rstar2.agent.events import nobody
     from rstar2.cli.agent_display import AgentDisplay
     from rstar2.cli.agent_setup import ready_agent
     from rstar2.records import Problem

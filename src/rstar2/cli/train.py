@@ -52,7 +52,7 @@ def train_command(
         assert recipe is not None
         print_resolved(recipe, overrides or [])
         return
-    from rstar2.models.extras import require_installed
+    from rstar2.models.storage import require_installed
 
     require_installed(("torch", "transformers"), "training")
     if cluster is not None and not is_driver:
@@ -151,10 +151,10 @@ def _train(prepared: "Prepared", num_threads: int | None, cluster: str | None, i
 
 def _run(prepared: "Prepared", observer: "Observer", cluster: str | None, interrupts: Interrupts) -> None:
     if cluster is None:
-        from rstar2.engine.process.garbage_collection import look_rarely_for_cycles
+        from rstar2.engine.process.child import make_garbage_collection_rare
         from rstar2.train import train
 
-        look_rarely_for_cycles()
+        make_garbage_collection_rare()
         interrupts.run(train(prepared, observer, argv=sys.argv))
         return
     from rstar2.cluster.connect import connected

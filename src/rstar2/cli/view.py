@@ -61,7 +61,7 @@ def view_command(
     alone unless --host says otherwise. With --model, --base-url or --script there is a playground, too."""
     import asyncio
 
-    from rstar2.sandbox.http.browsers import is_loopback
+    from rstar2.sandbox.http.access import is_loopback
     from rstar2.web.run_reader import open_runs
 
     # A server may have one model only, and a script needs none.
@@ -113,7 +113,7 @@ async def _serve(
     import webbrowser
 
     from rstar2.cli.playground import AgentSolver
-    from rstar2.sandbox.http.browsers import is_loopback
+    from rstar2.sandbox.http.access import is_loopback
     from rstar2.web.server import create_app, serving
 
     async with AgentSolver(options) as solver:

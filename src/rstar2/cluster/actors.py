@@ -1,7 +1,7 @@
-"""The little that this project asks of Ray: an actor at a place, its calls, and whether it still lives.
+"""The little that this project uses of Ray: an actor at a place, its calls, and whether it is alive.
 
-Invariant: what an actor's method raises is raised here as it was, if it is one of our errors; a dead actor, and
-whatever else Ray could not do, is `ActorLost`.
+Invariant: what an actor's method raises is raised here unchanged, if it is one of our errors; a dead actor, and
+any other failure of Ray, is `ActorLost`.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from rstar2.errors import InfrastructureError, UserError
 
-MANY = 10_000
-"""Methods of one actor that may run side by side: a long poll must never keep another call waiting."""
+MAX_CONCURRENT_CALLS = 10_000
+"""Of one actor: a long poll must never block another call."""
 
 
 class ActorLost(InfrastructureError):  # noqa: N818
@@ -30,37 +30,37 @@ class ActorLost(InfrastructureError):  # noqa: N818
 
 
 class ActorFailed(InfrastructureError):  # noqa: N818
-    """An actor's method raised what none of ours raises on purpose."""
+    """An actor's method raised an unexpected error."""
 
 
 def start_in_bundle(
-    kind: type, arguments: tuple[Any, ...], group: PlacementGroup, bundle: int, *, num_gpus: float, side_by_side: bool
+    kind: type, arguments: tuple[Any, ...], group: PlacementGroup, bundle: int, *, num_gpus: float, is_concurrent: bool
 ) -> Any:
     """An actor in one bundle of a placement group."""
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
-    return _start(kind, arguments, strategy, num_gpus=num_gpus, side_by_side=side_by_side)
+    return _start(kind, arguments, strategy, num_gpus=num_gpus, is_concurrent=is_concurrent)
 
 
 def start_on_node(kind: type, arguments: tuple[Any, ...], node_id: str) -> Any:
-    """An actor on one machine, which asks for no share of it."""
-    return _start(kind, arguments, NodeAffinitySchedulingStrategy(node_id, soft=False), num_gpus=0, side_by_side=True)
+    """An actor on one machine, which reserves no resources of it."""
+    return _start(kind, arguments, NodeAffinitySchedulingStrategy(node_id, soft=False), num_gpus=0, is_concurrent=True)
 
 
-def _start(kind: type, arguments: tuple[Any, ...], strategy: Any, *, num_gpus: float, side_by_side: bool) -> Any:
+def _start(kind: type, arguments: tuple[Any, ...], strategy: Any, *, num_gpus: float, is_concurrent: bool) -> Any:
     options = {"num_cpus": 0, "num_gpus": num_gpus, "scheduling_strategy": strategy, "max_restarts": 0}
-    if side_by_side:
-        options["max_concurrency"] = MANY
+    if is_concurrent:
+        options["max_concurrency"] = MAX_CONCURRENT_CALLS
     return ray.remote(kind).options(**options).remote(*arguments)
 
 
 def settled(call: Any) -> "asyncio.Future[Any]":
-    """What Ray says to a call, to be awaited. Giving up the wait leaves the call alone: when one that was cancelled is
+    """The result of a call, to be awaited. Cancelling the wait does not cancel the call: when a cancelled call is
     answered, the thread of Ray's client (`ray://`) dies, and with it everything else that is awaited."""
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[Any] = loop.create_future()
 
     def settle(done: "Future[Any]") -> None:
-        with suppress(RuntimeError):  # The loop is over, and nobody waits.
+        with suppress(RuntimeError):  # The loop is closed, and nobody waits.
             loop.call_soon_threadsafe(_hand_over, done, waiter)
 
     call.future().add_done_callback(settle)
@@ -91,7 +91,7 @@ async def answer(call: Any) -> Any:
 
 
 async def ask_each(actors: Mapping[str, Any], method: str, *arguments: Any, deadline_s: float) -> dict[str, str]:
-    """All at once. Those of them that could not do it, by name, and why."""
+    """Call all of them at once. Returns those that failed, by name, and why."""
     failures: dict[str, str] = {}
 
     async def ask(name: str, actor: Any) -> None:
@@ -118,14 +118,14 @@ def living_machines() -> list[str]:
 
 
 def resources() -> dict[str, float]:
-    """Of the whole cluster, free or not."""
+    """Of the full cluster, free or not."""
     found: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Where an actor runs: what it takes to end one that no longer listens."""
+    """Where an actor runs: what is needed to kill one that hangs."""
 
     machine: str
     pid: int
@@ -136,8 +136,8 @@ class Process:
 
 
 def kill(actor: Any, process: Process | None = None) -> None:
-    """Saying it twice changes nothing. Ray asks the process to end, and one that hangs does not hear it: given the
-    process, somebody on its machine ends it."""
+    """Idempotent. Ray asks the process to exit, which one that hangs does not do: given the process, a task on its
+    machine kills it."""
     ray.kill(actor, no_restart=True)
     if process is not None and process.machine in living_machines():
         strategy = NodeAffinitySchedulingStrategy(process.machine, soft=False)
@@ -146,7 +146,7 @@ def kill(actor: Any, process: Process | None = None) -> None:
 
 @ray.remote
 def _end_process(pid: int) -> None:
-    """Only if it is an actor of Ray still: its number may be another's by now."""
+    """Only if it is still an actor of Ray: its pid may have been reused."""
     with suppress(OSError):
         if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
             os.kill(pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""From the word after `--cluster` to a Ray that can be talked to.
+"""From the value of `--cluster` to a connected Ray.
 
-Invariant: a Ray that is started here listens on the loopback address alone and asks everyone for a token that only this
-process and what it starts have. Ray reads its settings from the environment as it is imported, so they are made first.
+Invariant: a Ray that is started here listens on the loopback address alone and requires a token that only this
+process and its children have. Ray reads its settings from the environment when it is imported, so they are made first.
 """
 
 import os
@@ -55,7 +55,7 @@ def connected(address: str) -> Iterator[None]:
 
 
 def make_private() -> None:
-    """What a Ray of this machine alone is started with; before anything imports `ray`."""
+    """The settings of a Ray of this machine alone. Call it before anything imports `ray`."""
     if "ray" in sys.modules and "RAY_AUTH_TOKEN" not in os.environ:
         raise UserError("`ray` was imported before the cluster was made private: call this first")
     os.environ |= _PRIVATE
@@ -63,7 +63,7 @@ def make_private() -> None:
 
 
 def _require_listener(address: str) -> None:
-    """UserError if nobody listens there, which Ray itself says after minutes. `auto` alone leaves the search to Ray."""
+    """UserError if nothing listens there, which Ray itself reports after minutes. `auto` leaves the search to Ray."""
     named, said = (os.environ.get("RAY_ADDRESS", AUTO), "RAY_ADDRESS") if address == AUTO else (address, "--cluster")
     if named in (AUTO, LOCAL):
         return

@@ -1,6 +1,6 @@
 """One engine on one machine of the cluster, as a Ray actor: frames in and out, and new weights.
 
-Invariant: no token is made with a mixture of old and new weights; every token says which version made it.
+Invariant: no token is sampled with a mixture of old and new weights; every token carries its version.
 """
 
 import asyncio
@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.cluster.actors import Process
-from rstar2.cluster.weights import Parcel, unpack
+from rstar2.cluster.parcels import Parcel, unpack
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
+from rstar2.engine.protocol import EngineLoad
 from rstar2.engine.remote import EngineHost
-from rstar2.engine.remote.wire import Frame, encode_load
+from rstar2.engine.remote.wire import Frame
 from rstar2.engine.vllm import VllmInProcessEngine, VllmOptions
 from rstar2.errors import UserError
 
@@ -23,25 +24,25 @@ class EnginePlan:
     """What every engine of a run is started with."""
 
     folder: Path
-    """Of the model, on every machine under the same path."""
+    """The model, under the same path on every machine."""
     options: EmbeddedOptions | VllmOptions
     device: str
     num_threads: int
 
 
 class EngineActor:
-    """Made remote by the fleet. Its methods run side by side in one event loop."""
+    """Made remote by the fleet. Its methods run concurrently in one event loop."""
 
     def __init__(self, plan: EnginePlan) -> None:
         self._plan = plan
         self._engine: EmbeddedEngine | VllmInProcessEngine | None = None
         self._host: EngineHost | None = None
 
-    async def start(self) -> tuple[Frame, Process]:
-        """Loads the model; the engine's load when it is there, and where it runs."""
+    async def start(self) -> tuple[EngineLoad, Process]:
+        """Loads the model; returns the engine's load, and where it runs."""
         self._engine = _open(self._plan)
         self._host = EngineHost(self._engine)
-        return encode_load(self._engine.load()), Process.of_this_actor()
+        return self._engine.load(), Process.of_this_actor()
 
     async def act(self, frame: Frame) -> None:
         assert self._host is not None
@@ -51,8 +52,7 @@ class EngineActor:
         assert self._host is not None
         return await self._host.next_frame()
 
-    # Engines that share their GPU with a rank. An embedded one holds no more of it than its weights and its cache, and
-    # keeps them: it never sleeps.
+    # Engines that share their GPU with a rank. An embedded one keeps its weights and its cache there: it never sleeps.
 
     async def sleep(self) -> None:
         if isinstance(self._engine, VllmInProcessEngine):
@@ -69,14 +69,14 @@ class EngineActor:
     # New weights of an embedded engine.
 
     async def load_weights(self, references: Sequence[Any], version: int) -> None:
-        """References to parcels, so that Ray hands them over as memory that is shared."""
+        """Receives references to parcels, so that Ray passes them as shared memory."""
         assert isinstance(self._engine, EmbeddedEngine)
         await asyncio.to_thread(_copy, self._engine, [await reference for reference in references], version)
 
-    # New weights of vLLM, as the first rank asks for it.
+    # New weights of vLLM, called by the first rank.
 
     async def is_there(self) -> None:
-        """It is, if it answers."""
+        """Answers if it is alive."""
 
     async def open_transfer(self, init_info: dict[str, Any]) -> None:
         await self._vllm.open_transfer(init_info)

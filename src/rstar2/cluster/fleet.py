@@ -1,7 +1,7 @@
 """The engines of a run: started, given new weights, and replaced when they die or hang.
 
-Invariant: an engine that the driver knows has the weights that were delivered last. One that is lost is replaced by
-another of another name, which joins when it has them; rollouts that it held go on elsewhere.
+Invariant: an engine that the driver knows has the weights that were delivered last. One that is lost is replaced by one
+of another name, which joins when it has them; its rollouts continue elsewhere.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from ray.util.placement_group import PlacementGroup
 from rstar2.cluster.actors import Process, answer, ask_each, kill, settled, start_in_bundle
 from rstar2.cluster.engine_actor import EngineActor, EnginePlan
 from rstar2.cluster.placement import Placement
-from rstar2.cluster.weight_sync import Courier
+from rstar2.cluster.weight_sync import WeightSync
 from rstar2.engine.remote import RemoteEngine
-from rstar2.engine.remote.wire import Frame, decode_load
+from rstar2.engine.remote.wire import Frame
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import Trace
 from rstar2.rollout import EngineSpeed
@@ -28,10 +28,10 @@ from rstar2.rollout.driver import Driver
 START_S = 1800.0
 """vLLM compiles and measures for minutes, and a large model comes from a shared disk."""
 TURN_S = 600.0
-"""For an engine to leave its GPU, or to come back to it."""
+"""Timeout for an engine to sleep or to wake."""
 REPLACE_PAUSE_S = 1.0
 MAX_FAILED_STARTS = 5
-"""In a row, of one place: a machine on which no engine starts is not asked for ever."""
+"""In a row, of one place: a machine on which no engine starts is given up."""
 
 
 class EngineFleet:
@@ -41,19 +41,19 @@ class EngineFleet:
         group: PlacementGroup,
         placement: Placement,
         driver: Driver[Trace],
-        courier: Courier,
+        weight_sync: WeightSync,
         speed: EngineSpeed,
         report: Callable[[str], None],
         silence_s: float,
         *,
         in_turns: bool,
     ) -> None:
-        """In turns: whether engines and ranks share their GPUs."""
+        """`in_turns`: whether engines and ranks share their GPUs."""
         self._plan = plan
         self._group = group
         self._placement = placement
         self._driver = driver
-        self._courier = courier
+        self._weight_sync = weight_sync
         self._in_turns = in_turns
         self._speed = speed
         self._report = report
@@ -65,19 +65,19 @@ class EngineFleet:
         self._given_up: set[str] = set()
         self._keepers: list[asyncio.Task[None]] = []
         self._version: int | None = None
-        """Of the weights that were delivered last; None if engines have those that they were started with."""
+        """The version that was delivered last; None if engines have the weights that they were started with."""
         self._is_changing = asyncio.Lock()
-        """Held while the ranks learn, until all engines have what they learnt, and while an engine joins: none joins
-        with weights that are not those of all others."""
+        """Held while the ranks learn, until all engines have the new weights, and while an engine joins: none joins
+        with weights that differ from the others'."""
         self._may_start = asyncio.Event()
-        """Not set while the ranks have the GPUs: no engine is started on one meanwhile."""
+        """Cleared while the ranks have the GPUs: no engine is started on one meanwhile."""
         self._may_start.set()
         self._starting: set[str] = set()
         self._none_starts = asyncio.Event()
         self._none_starts.set()
 
     async def start(self) -> None:
-        """All engines; or the error of one that cannot be started, however often it is tried."""
+        """Start all engines; raises the error of one that cannot be started after all retries."""
         joined = [asyncio.get_running_loop().create_future() for _ in self._placement.engine_bundles]
         self._keepers = [
             asyncio.create_task(self._keep(bundle, future))
@@ -86,9 +86,9 @@ class EngineFleet:
         await asyncio.gather(*joined)
 
     @asynccontextmanager
-    async def learning(self, version: int) -> AsyncIterator[None]:
-        """Inside it the ranks learn, with the GPUs to themselves where they share them. After it all engines have what
-        was learnt. One that cannot take it is given up, and replaced."""
+    async def paused_for_weight_sync(self, version: int) -> AsyncIterator[None]:
+        """Inside it the ranks learn, with the GPUs to themselves where they share them. After it all engines have the
+        new weights. One that cannot take them is killed and replaced."""
         if self._in_turns:
             self._may_start.clear()
             await self._none_starts.wait()
@@ -99,8 +99,8 @@ class EngineFleet:
             if self._in_turns:
                 await self._ask_all("wake_for_weights")
             self._version = version
-            self._courier.weights_changed()
-            self._give_up(await self._courier.deliver(self._joined(), version))
+            self._weight_sync.weights_changed()
+            self._give_up(await self._weight_sync.deliver(self._joined(), version))
             if self._in_turns:
                 await self._ask_all("wake")
         self._may_start.set()
@@ -113,14 +113,14 @@ class EngineFleet:
             await self._drop(name)
 
     def _joined(self) -> dict[str, Any]:
-        """Engines that the driver knows, and that were not given up."""
+        """Engines that the driver knows, except those that were given up."""
         return {name: self._actors[name] for name in self._engines if name not in self._given_up}
 
     async def _ask_all(self, method: str) -> None:
         self._give_up(await ask_each(self._joined(), method, deadline_s=TURN_S))
 
     def _give_up(self, failures: Mapping[str, str]) -> None:
-        """Their keepers notice that they are gone, and start others; or have done so already."""
+        """Their keepers notice that they are lost and start others, or have done so already."""
         for name, why in failures.items():
             actor = self._actors.get(name)
             if actor is None:
@@ -131,7 +131,7 @@ class EngineFleet:
             kill(actor, self._processes.get(name))
 
     async def _keep(self, bundle: int, first: "asyncio.Future[None]") -> None:
-        """One place with an engine in it, for as long as the run lasts."""
+        """Keeps an engine running in one place until the run ends."""
         num_failures = 0
         while True:
             name = f"engine-{next(self._numbers)}"
@@ -180,7 +180,7 @@ class EngineFleet:
             self._group,
             bundle,
             num_gpus=self._placement.gpus_per_engine,
-            side_by_side=True,
+            is_concurrent=True,
         )
         self._actors[name] = actor
         try:
@@ -189,10 +189,10 @@ class EngineFleet:
             raise InfrastructureError(f"{name} was not ready after {START_S:g} s") from None
         async with self._is_changing:
             if self._version is not None:
-                failures = await self._courier.deliver({name: actor}, self._version)
+                failures = await self._weight_sync.deliver({name: actor}, self._version)
                 if failures:
                     raise InfrastructureError(f"{name} did not get the present weights: {failures[name]}")
-            engine = RemoteEngine(_RayChannel(actor), decode_load(load), name, self._silence_s)
+            engine = RemoteEngine(_RayChannel(actor), load, name, self._silence_s)
             self._engines[name] = engine
             self._driver.add_engine(name, engine, self._speed)
         return engine

@@ -1,7 +1,7 @@
 """The learner as ranks on many machines, all called alike.
 
-Invariant: a call returns when every rank has returned. If a rank dies, what it held of the weights is gone: the others
-are ended too, since they would wait for it, and everyone is told `LearnerLost`.
+Invariant: a call returns when every rank has returned. If a rank dies, its shard of the weights is lost: the others are
+killed too, since they would wait for it, and every caller gets `LearnerLost`.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from rstar2.train.learning.update import Rollout, UpdateSettings
 START_S = 1800.0
 """A large model comes from a shared disk."""
 SEND_S = 1500.0
-"""Above the steps of a transfer, each of which has a deadline of its own: beyond this, a rank hangs in one of them."""
+"""Longer than the steps of a transfer, each of which has a timeout of its own: beyond this, a rank hangs."""
 
 
 class RankedLearner:
@@ -48,7 +48,7 @@ class RankedLearner:
                 group,
                 bundle,
                 num_gpus=placement.gpus_per_rank,
-                side_by_side=False,
+                is_concurrent=False,
             )
             for number, bundle in enumerate(placement.rank_bundles)
         ]
@@ -77,27 +77,27 @@ class RankedLearner:
     async def update(
         self, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings, lr: float, seed: int
     ) -> dict[str, float]:
-        values: dict[str, float] = await self._all("update", ray.put(groups), settings, lr, seed)
+        values: dict[str, float] = await self._all("call", "update", ray.put(groups), settings, lr, seed)
         return values
 
     async def reset_optimizer(self) -> None:
-        await self._all("reset_optimizer")
+        await self._all("call", "reset_optimizer")
 
     async def weights_id(self) -> str:
-        name: str = await self._all("weights_id")
+        name: str = await self._all("call", "weights_id")
         return name
 
     async def save(self, folder: Path) -> None:
-        await self._all("save", _absolute(folder))
+        await self._all("call", "save", _absolute(folder))
 
     async def load(self, folder: Path) -> None:
-        await self._all("load", _absolute(folder))
+        await self._all("call", "load", _absolute(folder))
 
     async def hold_reference(self, file: Path) -> None:
-        await self._all("hold_reference", _absolute(file))
+        await self._all("call", "hold_reference", _absolute(file))
 
     async def export(self, folder: Path) -> None:
-        await self._all("export", _absolute(folder))
+        await self._all("call", "export", _absolute(folder))
 
     async def pack_weights(self) -> list[Any]:
         """References to the weights that engines are to serve, in Ray's shared memory."""
@@ -107,7 +107,7 @@ class RankedLearner:
     async def send_weights(
         self, engines: Mapping[str, Any], version: int, backend: Backend, num_workers_each: int
     ) -> str | None:
-        """To the workers of these vLLM engines. Why they did not all get them, if so."""
+        """Sends to the workers of these vLLM engines. Returns why one of them failed, if so."""
         try:
             async with asyncio.timeout(SEND_S):
                 failure: str | None = await self._all("send_weights", dict(engines), version, backend, num_workers_each)
@@ -117,7 +117,7 @@ class RankedLearner:
         return failure
 
     async def release_memory(self) -> None:
-        """What the ranks hold of their GPUs without using it."""
+        """Releases cached memory of the ranks' GPUs."""
         await self._all("release_memory")
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class RankedLearner:
             raise
         errors = [error for call in done if (error := call.exception()) is not None]
         if errors:
-            # The ranks that have not failed may wait for one that did: in a collective there is no way out.
+            # The other ranks may wait for one that failed: a collective cannot be left.
             for call in calls:
                 call.cancel()
             lost = next((error for error in errors if isinstance(error, LearnerLost)), None)
@@ -150,7 +150,7 @@ class RankedLearner:
         try:
             return await answer(call)
         except (ActorLost, ActorFailed) as error:
-            # One that was left in a collective by another that died fails before Ray has noticed the death.
+            # A rank whose peer died in a collective fails before Ray has noticed the death.
             raise LearnerLost(f"a trainer rank is lost ({error})") from error
 
 

@@ -1,4 +1,4 @@
-"""Who runs where: from a recipe to Ray's placement groups. Pure.
+"""Where actors run: from a recipe to Ray's placement groups. Pure.
 
 Invariant: in the colocated layout engine i and rank i hold the same GPU, in turns; in the separated layout, and on
 CPUs, each has its own place.
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from rstar2.config import Recipe
-from rstar2.config.cluster import Cluster
+from rstar2.config.cluster import ClusterSection
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Bundle = dict[str, float]
 
 RANK_GPU_SHARE = 0.5
-"""For Ray's books alone: a rank and an engine that share a GPU are two actors in one bundle."""
+"""For Ray's accounting alone: a rank and an engine that share a GPU are two actors in one bundle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,40 +32,25 @@ class Placement:
     gpus_per_engine: float
 
 
-def place(cluster: Cluster) -> Placement:
+def place(cluster: ClusterSection) -> Placement:
     num_ranks = cluster.num_trainer_ranks or cluster.num_gpus
     num_engines = cluster.num_engines or cluster.num_gpus
-    if cluster.num_gpus == 0:
-        # Spread, so that a machine that is lost takes as little with it as possible.
-        return Placement(
-            bundles=({"CPU": 1.0},) * (num_ranks + num_engines),
-            strategy="SPREAD",
-            rank_bundles=tuple(range(num_ranks)),
-            engine_bundles=tuple(range(num_ranks, num_ranks + num_engines)),
-            gpus_per_rank=0.0,
-            gpus_per_engine=0.0,
-        )
-    bundle = {"CPU": 2.0, "GPU": 1.0}
-    if cluster.layout == "separated":
-        return Placement(
-            bundles=(bundle,) * (num_ranks + num_engines),
-            strategy="PACK",
-            rank_bundles=tuple(range(num_ranks)),
-            engine_bundles=tuple(range(num_ranks, num_ranks + num_engines)),
-            gpus_per_rank=1.0,
-            gpus_per_engine=1.0,
-        )
+    is_colocated = cluster.num_gpus > 0 and cluster.layout == "colocated"
+    first_engine = 0 if is_colocated else num_ranks
+    rank_gpus = 0.0 if cluster.num_gpus == 0 else RANK_GPU_SHARE if is_colocated else 1.0
+    bundle = {"CPU": 2.0, "GPU": 1.0} if cluster.num_gpus else {"CPU": 1.0}
     return Placement(
-        bundles=(bundle,) * max(num_ranks, num_engines),
-        strategy="PACK",
+        bundles=(bundle,) * max(num_ranks, first_engine + num_engines),
+        # CPUs are spread, so that a machine that is lost takes as few actors with it as possible.
+        strategy="PACK" if cluster.num_gpus else "SPREAD",
         rank_bundles=tuple(range(num_ranks)),
-        engine_bundles=tuple(range(num_engines)),
-        gpus_per_rank=RANK_GPU_SHARE,
-        gpus_per_engine=1.0 - RANK_GPU_SHARE,
+        engine_bundles=tuple(range(first_engine, first_engine + num_engines)),
+        gpus_per_rank=rank_gpus,
+        gpus_per_engine=1.0 - RANK_GPU_SHARE if is_colocated else rank_gpus,
     )
 
 
-def transfer_backend(cluster: Cluster) -> "Backend":
+def transfer_backend(cluster: ClusterSection) -> "Backend":
     """How weights travel to vLLM engines: NCCL cannot join two processes on one GPU, and no GPU is no NCCL."""
     if cluster.num_gpus == 0:
         return "gloo"

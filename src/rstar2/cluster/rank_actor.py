@@ -9,15 +9,14 @@ from typing import Any
 import ray
 
 from rstar2.cluster.actors import machine_address
+from rstar2.cluster.parcels import parcels
 from rstar2.cluster.rank_transfer import RankTransfer
-from rstar2.cluster.weights import parcels
 from rstar2.config import Recipe
 from rstar2.engine.embedded.options import choose_device
 from rstar2.engine.vllm.transfer import Backend, ServedWeights, open_sender
 from rstar2.train.learning.rank import LearnerRank
 from rstar2.train.learning.sft import SftSettings
 from rstar2.train.learning.sft_examples import Example
-from rstar2.train.learning.update import Rollout, UpdateSettings
 from rstar2.train.policy.served_weights import served_shapes
 from rstar2.train.sharding.fsdp import load_sharded_policy
 from rstar2.train.sharding.ranks import joined
@@ -38,12 +37,12 @@ class RankActor:
         self._examples: Sequence[Example] = ()
 
     def rendezvous(self) -> str:
-        """A place on this machine where the ranks can meet."""
-        host, port = _free_place()
+        """An address on this machine for the ranks' process group."""
+        host, port = _free_address()
         return f"tcp://{host}:{port}"
 
     def start(self, folder: Path, recipe: Recipe, rendezvous: str) -> None:
-        """Meets the other ranks, and loads this rank's part of the model."""
+        """Joins the other ranks, and loads this rank's shard of the model."""
         ranks = self._stack.enter_context(
             joined(self._number, self._size, rendezvous, choose_device(recipe.model.device))
         )
@@ -51,37 +50,18 @@ class RankActor:
         self._rank = LearnerRank(policy, recipe.train.weight_decay, ranks)
 
     def take_examples(self, examples: Sequence[Example]) -> None:
-        """What the warm-up learns from: sent once, and not with every step."""
+        """The examples of the warm-up: sent once, and not with every step."""
         self._examples = examples
 
     def warm_up_step(self, step: int, settings: SftSettings, seed: int) -> dict[str, float]:
         return self._it.warm_up_step(self._examples, step, settings, seed)
 
-    def update(
-        self, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings, lr: float, seed: int
-    ) -> dict[str, float]:
-        return self._it.update(groups, settings, lr, seed)
-
-    def reset_optimizer(self) -> None:
-        self._it.reset_optimizer()
-
-    def weights_id(self) -> str:
-        return self._it.weights_id()
-
-    def save(self, folder: Path) -> None:
-        self._it.save(folder)
-
-    def load(self, folder: Path) -> None:
-        self._it.load(folder)
-
-    def hold_reference(self, file: Path) -> None:
-        self._it.hold_reference(file)
-
-    def export(self, folder: Path) -> None:
-        self._it.export(folder)
+    def call(self, method: str, *arguments: Any) -> Any:
+        """A method of `LearnerRank`."""
+        return getattr(self._it, method)(*arguments)
 
     def pack_weights(self) -> list[Any]:
-        """References to the weights, as parcels; the first rank's alone are more than none."""
+        """References to the weights, as parcels; empty except on the first rank."""
         found = []
         for parcel in parcels(self._it.served_state()):
             if self._number == 0:
@@ -95,14 +75,14 @@ class RankActor:
         if self._transfer is None:
             policy = self._it.policy
             weights = ServedWeights(served_shapes(policy.network), policy.dtype, self._it.served_state)
-            self._transfer = RankTransfer(backend, self._number, weights, num_workers_each, open_sender, _free_place)
+            self._transfer = RankTransfer(backend, self._number, weights, num_workers_each, open_sender, _free_address)
         try:
             return self._transfer.send(engines, version)
         finally:
             self.release_memory()
 
     def release_memory(self) -> None:
-        """What torch keeps of the GPU for later, and others need now."""
+        """Frees the memory that torch caches on the GPU, which others need now."""
         import torch
 
         if torch.cuda.is_available():
@@ -114,8 +94,8 @@ class RankActor:
         return self._rank
 
 
-def _free_place() -> tuple[str, int]:
-    """A host and a port of this machine on which nobody listens."""
+def _free_address() -> tuple[str, int]:
+    """A host and a free port of this machine."""
     host = machine_address()
     with socket.socket() as free:
         free.bind((host, 0))

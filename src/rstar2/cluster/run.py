@@ -1,8 +1,7 @@
-"""A training run on a cluster, which goes on when a rank of the learner is lost.
+"""A training run on a cluster, which resumes when a rank of the learner is lost.
 
-Engines and sandbox nodes are replaced while the run goes on. A rank holds a part of the weights that nobody else has:
-when it is lost, the run is taken up again from its last checkpoint, in this same process. Rollouts that had ended are
-not rolled out again.
+Engines and sandbox nodes are replaced while the run continues. A rank holds a shard of the weights that nobody else
+has: when it is lost, the run resumes from its last checkpoint, in this same process. Finished rollouts are reused.
 """
 
 import asyncio
@@ -11,10 +10,10 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from rstar2.agent import ChatFormat
-from rstar2.cluster.progress import num_checkpoints
+from rstar2.cluster.supervise import num_checkpoints
 from rstar2.cluster.workbench import open_cluster_workbench
 from rstar2.config import Recipe
-from rstar2.engine.remote.peer import SILENCE_S
+from rstar2.engine.remote.client import SILENCE_S
 from rstar2.errors import InfrastructureError
 from rstar2.train import Observer, Prepared, prepare_resumed, train
 from rstar2.train.learning.learner import LearnerLost
@@ -22,7 +21,7 @@ from rstar2.train.run import check_cluster
 from rstar2.train.workbench import Workbench
 
 MAX_LOSSES_WITHOUT_PROGRESS = 5
-"""Ranks that are lost again and again before a checkpoint is saved are lost for a reason that waiting does not mend."""
+"""Ranks that are lost repeatedly before a checkpoint is saved have a cause that a retry does not fix."""
 PAUSE_S = 15.0
 """Between two losses without progress: it takes Ray a while to see that a machine is gone."""
 REPLACEMENT_S = 1800.0
@@ -51,6 +50,6 @@ async def train_on_cluster(
                 raise InfrastructureError(
                     f"{error}, the {num_losses}th time without a checkpoint in between: what was saved is kept"
                 ) from error
-            observer.say(f"{error}: the run is taken up again from its last checkpoint")
+            observer.say(f"{error}: the run resumes from its last checkpoint")
             await asyncio.sleep(PAUSE_S if num_losses > 1 else 0.0)
             prepared = prepare_resumed(prepared.folder, check_cluster)

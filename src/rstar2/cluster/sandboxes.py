@@ -1,7 +1,7 @@
 """Every machine's cores as one sandbox: a node on each, and a pool over them.
 
-Invariant: a node listens on its machine's private address alone, and answers only to who has the run's token. One that
-dies is started again; its calls are rerun elsewhere meanwhile.
+Invariant: a node listens on its machine's private address alone, and requires the run's token. One that dies is
+restarted; its calls are rerun elsewhere meanwhile.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -38,7 +39,7 @@ class SandboxActor:
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> tuple[str, int]:
-        """Its address, and how much it can do at a time."""
+        """Returns its address, and how many calls it can run at a time."""
         self._executor = await LocalExecutor(self._config).__aenter__()
         host = machine_address()
         table = [asdict(guarantee) for guarantee in self._executor.guarantees]
@@ -72,7 +73,7 @@ class SandboxCluster:
 
     @property
     def actors(self) -> dict[str, Any]:
-        """By the id of the machine."""
+        """By machine id."""
         return dict(self._actors)
 
     async def start(self) -> None:
@@ -107,7 +108,7 @@ class SandboxCluster:
                 first.set_result(None)  # nobody waits for it
 
     async def _keep(self, node_id: str, first: "asyncio.Future[None]") -> None:
-        """A node on this machine, for as long as the run and the machine last."""
+        """Keeps a node running on this machine until the run ends or the machine leaves."""
         while node_id in living_machines():
             actor = start_on_node(SandboxActor, (self._token, self._num_slots), node_id)
             self._actors[node_id] = actor
@@ -126,18 +127,13 @@ class SandboxCluster:
                 self._report(f"a sandbox joined on node {node_id[:8]}")
             else:
                 first.set_result(None)
-            await self._until_gone(actor)
+            with suppress(InfrastructureError):
+                while True:
+                    await answer(actor.pid.remote())
+                    await asyncio.sleep(CHECK_PERIOD_S)
             self._report(f"the sandbox on node {node_id[:8]} is gone: its calls are rerun elsewhere")
             self.pool.lose_node(url)
             await self.pool.remove_node(url, 0.0)
             kill(actor)
         del self._keepers[node_id], self._actors[node_id]
         self._report(f"machine {node_id[:8]} left, and its sandbox with it")
-
-    async def _until_gone(self, actor: Any) -> None:
-        while True:
-            try:
-                await answer(actor.pid.remote())
-            except InfrastructureError:
-                return
-            await asyncio.sleep(CHECK_PERIOD_S)

@@ -1,7 +1,7 @@
-"""A driver that is killed is started again, and goes on with its run.
+"""A driver that is killed is restarted, and resumes its run.
 
-The driver is a child of this process, which does nothing but wait for it. What a driver ends by itself with, success or
-an error, is the end; only a signal that nobody here asked for is a reason to start it again.
+The driver is a child of this process, which does nothing but wait for it. If the driver exits by itself, with success
+or an error, that is the end; only a signal that nobody here sent is a reason to restart it.
 """
 
 import ctypes
@@ -11,8 +11,16 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rstar2.cluster.progress import num_checkpoints
+from rstar2.records import RunView
 from rstar2.records.run_layout import RunLayout
+
+
+def num_checkpoints(run: Path) -> int:
+    """How many were ever saved, also those before a resume; 0 for a folder that is no run yet."""
+    if not RunLayout(run).info.is_file():
+        return 0
+    return sum(1 for event in RunView(run).events() if event.kind == "checkpoint")
+
 
 MAX_DEATHS_WITHOUT_PROGRESS = 3
 _ASKED_FOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -20,8 +28,8 @@ _COMMAND = (sys.executable, "-m", "rstar2.cli.main")
 _PR_SET_PDEATHSIG = 1
 
 
-def supervise(begin: Sequence[str], go_on: Sequence[str], run: Path, report: Callable[[str], None]) -> int:
-    """The exit code of the driver that ended by itself. `begin` and `go_on` are arguments of `rstar2`."""
+def supervise(begin: Sequence[str], resume: Sequence[str], run: Path, report: Callable[[str], None]) -> int:
+    """The exit code of the driver that exited by itself. `begin` and `resume` are arguments of `rstar2`."""
     arguments, num_deaths, last_seen = begin, 0, 0
     while True:
         code = _run(arguments)
@@ -35,12 +43,12 @@ def supervise(begin: Sequence[str], go_on: Sequence[str], run: Path, report: Cal
             report(f"the driver was ended by {name} {num_deaths} times without a checkpoint in between: giving up")
             return 128 - code
         has_begun = RunLayout(run).info.is_file()
-        report(f"the driver was ended by {name}: " + ("it goes on with its run" if has_begun else "it starts again"))
-        arguments = go_on if has_begun else begin
+        report(f"the driver was ended by {name}: " + ("it resumes its run" if has_begun else "it starts again"))
+        arguments = resume if has_begun else begin
 
 
 def _run(arguments: Sequence[str]) -> int:
-    """Ctrl-C goes to the whole terminal: the driver decides what it means, and this process waits."""
+    """Ctrl-C reaches every process of the terminal: the driver decides what it means, and this process waits."""
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with subprocess.Popen([*_COMMAND, *arguments], preexec_fn=_as_child) as process:

@@ -1,7 +1,7 @@
 """How new weights get from the ranks to the engines. Two ways, one interface.
 
-Invariant: what is delivered are the weights that the ranks have, so nothing is delivered while they learn. An engine
-that is not named as lost has all of them, and says so with every token.
+Invariant: the ranks' current weights are delivered, so nothing is delivered while they learn. An engine that is not
+named as failed has all of them, and every token carries their version.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,17 +15,17 @@ LOAD_S = 600.0
 """Parcels of a large model come over the network in minutes."""
 
 
-class Courier(Protocol):
+class WeightSync(Protocol):
     def weights_changed(self) -> None:
-        """The ranks have other weights than those that were delivered last."""
+        """The ranks have newer weights than those that were delivered last."""
         ...
 
     async def deliver(self, engines: Mapping[str, Any], version: int) -> dict[str, str]:
-        """The ranks' weights, which are `version`, to these engines. Those that did not get them, and why."""
+        """Send the ranks' weights, which are `version`, to these engines. Returns those that failed, and why."""
         ...
 
 
-class ParcelCourier:
+class ObjectStoreSync:
     """Through Ray's shared memory, for embedded engines: each tensor is gathered once, each machine gets it once."""
 
     def __init__(self, learner: RankedLearner) -> None:
@@ -42,7 +42,7 @@ class ParcelCourier:
         return await ask_each(engines, "load_weights", self._parcels, version, deadline_s=LOAD_S)
 
 
-class TransferCourier:
+class VllmTransferSync:
     """From the ranks to vLLM's workers, through vLLM's transfer interface: nothing is kept in between.
 
     A transfer that fails leaves all engines that took part with weights of no known version.

@@ -15,9 +15,9 @@ from rstar2.cluster.fleet import EngineFleet
 from rstar2.cluster.learner import RankedLearner
 from rstar2.cluster.placement import Placement, place, require_room, transfer_backend
 from rstar2.cluster.sandboxes import SandboxCluster
-from rstar2.cluster.weight_sync import Courier, ParcelCourier, TransferCourier
+from rstar2.cluster.weight_sync import ObjectStoreSync, VllmTransferSync, WeightSync
 from rstar2.config import Recipe
-from rstar2.engine.remote.peer import SILENCE_S
+from rstar2.engine.remote.client import SILENCE_S
 from rstar2.engine.vllm import VllmOptions
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.rollout import EngineSpeed
@@ -27,11 +27,11 @@ from rstar2.sandbox.pool import PoolExecutor
 from rstar2.train.workbench import Workbench, engine_options
 
 ENGINE_PATIENCE_S = 1800.0
-"""How long rollouts wait while the only engine is started again."""
+"""How long rollouts wait while the only engine is restarted."""
 RESERVE_S = 600.0
 ROOM_PERIOD_S = 2.0
 NUM_CPU_THREADS = 1
-"""Of an actor whose bundle holds one core."""
+"""Threads of an actor whose bundle has one core."""
 
 
 class ClusterWorkbench:
@@ -44,20 +44,20 @@ class ClusterWorkbench:
         self._fleet = fleet
 
     def gpu_busy_share(self) -> float | None:
-        """Many GPUs, elsewhere: Ray's dashboard shows each of them."""
+        """Not measured: Ray's dashboard shows each GPU."""
         return None
 
     def collecting(self) -> AbstractAsyncContextManager[None]:
-        """New weights reach the engines while rollouts run: a long one would hold them up."""
+        """No lock: new weights reach the engines while rollouts run, since a long rollout would delay them."""
         return nullcontext()
 
     @asynccontextmanager
     async def learning(self, version: int) -> AsyncIterator[None]:
-        async with self._fleet.learning(version):
+        async with self._fleet.paused_for_weight_sync(version):
             yield
             weights = await self.learner.weights_id()
             await self.learner.release_memory()
-            self.weights = ""  # rollouts may go on while one engine after the other is given them
+            self.weights = ""  # rollouts may run while one engine after the other gets them
         self.weights = weights
 
 
@@ -71,8 +71,8 @@ async def open_cluster_workbench(
     silence_s: float = SILENCE_S,
     patience_s: float = 0.0,
 ) -> AsyncIterator[Workbench]:
-    """`report` is told of everything that is lost and replaced. `patience_s`: how long a cluster that is too small is
-    waited for to grow."""
+    """`report` is called for everything that is lost and replaced. `patience_s`: how long to wait for a cluster that is
+    too small to grow."""
     cluster = recipe.cluster
     assert cluster is not None
     await _await_room(recipe, patience_s, report)
@@ -97,7 +97,7 @@ async def open_cluster_workbench(
             group,
             placement,
             driver,
-            _courier(plan, learner),
+            _make_weight_sync(plan, learner),
             _speed(recipe),
             report,
             silence_s,
@@ -154,12 +154,12 @@ def _engine_plan(recipe: Recipe, folder: Path) -> EnginePlan:
     return EnginePlan(folder.absolute(), options, recipe.model.device, NUM_CPU_THREADS)
 
 
-def _courier(plan: EnginePlan, learner: RankedLearner) -> Courier:
+def _make_weight_sync(plan: EnginePlan, learner: RankedLearner) -> WeightSync:
     options = plan.options
     if isinstance(options, VllmOptions):
         assert options.transfer is not None
-        return TransferCourier(learner, options.transfer, options.num_gpus)
-    return ParcelCourier(learner)
+        return VllmTransferSync(learner, options.transfer, options.num_gpus)
+    return ObjectStoreSync(learner)
 
 
 def _speed(recipe: Recipe) -> EngineSpeed:

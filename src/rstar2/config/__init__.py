@@ -1,39 +1,38 @@
-"""Recipes: a whole run is one TOML file, read into typed, checked, frozen values.
+"""Recipes: a run is one TOML file, read into typed, checked, frozen values.
 
 Promise: a `Recipe` that exists is possible; a file that holds none gives one `UserError` that names every mistake, its
 key, its line and the nearest valid name. The reference of all fields is made from the models that check them.
 May import: nothing.
 """
 
-from rstar2.config.cluster import Cluster
-from rstar2.config.curriculum import BENCHMARKS, DataSet, DifficultyFilter, Evaluation, Stage
+from rstar2.config.cluster import ClusterSection
+from rstar2.config.curriculum import BENCHMARKS, DataSet, DifficultyFilter, EvalSection, StageSection
 from rstar2.config.emit import to_toml
-from rstar2.config.generation import Agent, Engine, Rollout
-from rstar2.config.learning import Algo, Sft, Train
+from rstar2.config.generation import AgentSection, EngineSection, RolloutSection, SandboxLimits, SandboxSection
+from rstar2.config.learning import AlgoSection, SftSection, TrainSection
 from rstar2.config.load import load_recipe, parse_recipe
-from rstar2.config.model import Lora, Model, Tiny
+from rstar2.config.model import Lora, ModelSection, Tiny
 from rstar2.config.recipe import Recipe
-from rstar2.config.sandbox import Sandbox, SandboxLimits
 
 __all__ = [
     "BENCHMARKS",
-    "Agent",
-    "Algo",
-    "Cluster",
+    "AgentSection",
+    "AlgoSection",
+    "ClusterSection",
     "DataSet",
     "DifficultyFilter",
-    "Engine",
-    "Evaluation",
+    "EngineSection",
+    "EvalSection",
     "Lora",
-    "Model",
+    "ModelSection",
     "Recipe",
-    "Rollout",
-    "Sandbox",
+    "RolloutSection",
     "SandboxLimits",
-    "Sft",
-    "Stage",
+    "SandboxSection",
+    "SftSection",
+    "StageSection",
     "Tiny",
-    "Train",
+    "TrainSection",
     "load_recipe",
     "parse_recipe",
     "to_toml",

@@ -7,14 +7,16 @@ from pydantic import Field
 from rstar2.config.section import Section
 
 
-class Cluster(Section):
-    """`[cluster]`: the same run on many machines. Left out, one process on this machine does it all."""
+class ClusterSection(Section):
+    """`[cluster]`: the same run on many machines. If left out, one process on this machine does it all."""
 
     num_nodes: int = Field(
         ge=1, examples=[1], description="Number of machines. Each also runs sandbox slots on its cores."
     )
     gpus_per_node: int = Field(
-        ge=0, examples=[8], description="Number of GPUs of each machine; 0 is a cluster of CPUs, for trying things out."
+        ge=0,
+        examples=[8],
+        description="Number of GPUs of each machine; 0 is a cluster of CPUs, for trying things out.",
     )
     layout: Literal["colocated", "separated"] = Field(
         "colocated",
@@ -24,13 +26,14 @@ class Cluster(Section):
     num_trainer_ranks: int | None = Field(
         None,
         ge=1,
-        description="Processes that share the training. Left out, one for each GPU; must be given if separated, or "
-        "without GPUs.",
+        description="Processes that share the training. If left out, there is one for each GPU; it must be given if "
+        "separated, or without GPUs.",
     )
     num_engines: int | None = Field(
         None,
         ge=1,
-        description="Engines that generate. Left out, one for each GPU; must be given if separated, or without GPUs.",
+        description="Engines that generate. If left out, there is one for each GPU; it must be given if separated, or "
+        "without GPUs.",
     )
     sharding: Literal["full", "node"] = Field(
         "full",

@@ -70,7 +70,7 @@ class DifficultyFilter(Section):
     )
 
 
-class Stage(Section):
+class StageSection(Section):
     """`[[stages]]`: one stage of reinforcement learning. Stages run in the order of the file."""
 
     name: str = Field(
@@ -109,7 +109,7 @@ class Stage(Section):
     )
 
 
-class Evaluation(Section):
+class EvalSection(Section):
     """`[eval]`: what is measured, by the report's protocol unless said otherwise."""
 
     benchmarks: tuple[str, ...] = Field(

@@ -24,7 +24,7 @@ class FieldHelp:
     """One field, as the reference shows it."""
 
     key: str
-    """Dotted: `train.lr`. N stands for the number or name of a stage, NAME for the name of a data set."""
+    """Dotted: `train.lr`. N is the number or name of a stage, NAME the name of a data set."""
     type: str
     required: bool
     default: Any
@@ -47,7 +47,7 @@ class SectionHelp:
     key: str
     """Dotted like a field's; empty for the recipe itself."""
     header: str
-    """As it stands in a file: `[train]`, `[[stages]]`."""
+    """The header in a file: `[train]`, `[[stages]]`."""
     description: str
     fields: tuple[FieldHelp, ...]
 

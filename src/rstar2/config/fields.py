@@ -25,7 +25,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the models say about a path: the innermost field on it, where that field stands, and the type at its end."""
+    """What the models say about a path: the innermost field on it, the path of that field, and the type at its end."""
 
     path: Path
     field: FieldInfo | None

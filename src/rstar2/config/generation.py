@@ -1,4 +1,5 @@
-"""`[engine]`, `[agent]` and `[rollout]`: who makes the tokens, how one conversation goes, and how many run at once."""
+"""`[engine]`, `[agent]`, `[rollout]` and `[sandbox]`: what makes the tokens, how one conversation goes, how many run at
+once, and where the model's programs run."""
 
 from typing import Literal
 
@@ -8,19 +9,19 @@ from rstar2.config.section import PolicyName, Section
 from rstar2.extensions import POLICIES
 
 
-class Engine(Section):
+class EngineSection(Section):
     """`[engine]`: who makes the tokens."""
 
     kind: Literal["embedded", "vllm"] = Field(
         "embedded",
-        description="embedded: our own engine, CPU or GPU; on one machine it reads the trainer's very weights. vllm: "
-        "vLLM, started by the run and sent new weights after each step; only with [cluster].",
+        description="The engine. embedded: our own, on CPU or GPU; on one machine it reads the trainer's own weights. "
+        "vllm: vLLM, started by the run and sent new weights after each step; only with [cluster].",
     )
     kv_cache_tokens: int | None = Field(
         None,
         ge=1,
-        description="Size of the KV cache of one engine, in tokens of all its rollouts together. Left out, what "
-        "gpu_memory_share leaves room for; on a CPU, give it.",
+        description="Size of the KV cache of one engine, in tokens of all its rollouts together. If left out, it takes "
+        "what gpu_memory_share leaves room for; on a CPU it must be given.",
     )
     gpu_memory_share: float = Field(
         0.6,
@@ -32,22 +33,23 @@ class Engine(Section):
     max_batch: int = Field(
         1024,
         ge=1,
-        description="Rollouts that one engine decodes in the same step. High, since the KV cache is the real limit.",
+        description="Rollouts that one engine decodes in the same step. The default is high, because the KV cache is "
+        "the real limit.",
     )
     prefill_chunk_tokens: int = Field(
         4096,
         ge=1,
-        description="Prompt tokens read in one step. Longer prompts are read in pieces, so that running rollouts never "
-        "wait long for a new one.",
+        description="Prompt tokens prefilled in one step. Longer prompts are prefilled in chunks, so that running "
+        "rollouts never wait long for a new one.",
     )
 
 
-class Agent(Section):
+class AgentSection(Section):
     """`[agent]`: how one conversation between the model and its tool goes."""
 
     tool: Literal["execute_python_code_with_standard_io", "jupyter_code"] = Field(
         "execute_python_code_with_standard_io",
-        description="The tool that the model is given. The first is the report's: a fresh program with its stdin at "
+        description="The tool that the model may call. The first is the report's: a fresh program with its stdin at "
         "each call. jupyter_code is a notebook that keeps its variables between calls.",
     )
     template: Literal["model", "qwen"] = Field(
@@ -57,41 +59,42 @@ class Agent(Section):
     )
     system_text: str | None = Field(
         None,
-        description="What the model is told before the question, in place of the report's words; the tool's schema "
-        "follows it. Empty, there is no system turn at all: for a model that knows its one tool from the warm-up.",
+        description="The system text before the question, in place of the report's; the tool's schema follows it. If "
+        "empty, there is no system turn at all, for a model that knows its one tool from the warm-up.",
     )
     tool_tags: Literal["token", "text"] | None = Field(
         None,
         description="How <tool_call> and the other tags of a call become tokens. token: as the tokenizer has them, one "
         "each where it knows them. text: spelled in ordinary tokens, for models that have a token for them which was "
-        "never trained, such as Qwen2.5-Coder; adapters cannot teach it. Left out, as the model was trained, else "
-        "token.",
+        "never trained, such as Qwen2.5-Coder; adapters cannot teach it. If left out, the tags are as the model was "
+        "trained, or else token.",
     )
     max_tool_output_tokens: int = Field(
         1024,
         ge=16,
         description="Tokens of one tool result that the model reads; of longer ones head and tail are kept. 1024 shows "
-        "a whole traceback, and leaves the budget to reasoning.",
+        "a complete traceback, and leaves the budget to reasoning.",
     )
 
 
-class Rollout(Section):
+class RolloutSection(Section):
     """`[rollout]`: many conversations at once, in training."""
 
     scheduler: PolicyName = Field(
         "kv-aware",
-        description=f"How rollouts are given to engines. {POLICIES.describe()} The others are baselines.",
+        description=f"How rollouts are placed on engines. {POLICIES.describe()} The others are baselines.",
     )
     max_concurrent: int | None = Field(
         None,
         ge=1,
-        description="Rollouts in flight at one time over all engines. Left out, the scheduler alone decides.",
+        description="Rollouts in flight at one time over all engines. If left out, the scheduler alone decides.",
     )
     num_workers: int | None = Field(
         None,
         ge=0,
-        description="Processes of this machine that hold the conversations; 0: the trainer's own does. Left out, one "
-        "for every two cores beside a GPU, at most 8, and none without. On a cluster it says nothing.",
+        description="Processes of this machine that hold the conversations. With 0, the trainer's own process does. If "
+        "left out, there is one for every two cores beside a GPU, at most 8, and none without a GPU. It has no effect "
+        "on a cluster.",
     )
     max_prompt_tokens: int = Field(
         2048,
@@ -102,12 +105,68 @@ class Rollout(Section):
     temperature: float = Field(
         1.0,
         gt=0,
-        description="Sampling temperature in training. 1.0 is the report's; other values train on another distribution "
+        description="Sampling temperature in training. The report uses 1.0; other values train on another distribution "
         "than the one sampled from.",
     )
     max_fault_retries: int = Field(
         2,
         ge=0,
-        description="How often a call or a turn that failed through our fault is tried again before its rollout is "
-        "left out of training.",
+        description="How often a call or a turn that failed through our fault is retried before its rollout is left "
+        "out of training.",
     )
+
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+class SandboxLimits(Section):
+    """`[sandbox.limits]`: what one execution may use, all its child processes included."""
+
+    wall_s: float = Field(
+        10.0, gt=0, description="Wall-clock seconds. A usual calculation of a rollout takes well under one."
+    )
+    cpu_s: float = Field(
+        10.0, gt=0, description="Seconds of processor time. The default equals wall_s: one busy core all the time."
+    )
+    memory_bytes: int = Field(1 * GIB, ge=1, description="Memory in bytes. 1 GiB holds numpy, scipy, sympy and pandas.")
+    num_processes: int = Field(
+        32, ge=1, description="Processes and threads at one time. Numerical libraries start a handful of threads."
+    )
+    output_bytes: int = Field(
+        1 * MIB,
+        ge=1,
+        description="Bytes of stdout, of stderr and of the last value, each. The default is far above "
+        "agent.max_tool_output_tokens, so that head and tail of long output are both there to show.",
+    )
+    file_bytes: int = Field(32 * MIB, ge=1, description="Largest single file in the scratch directory, in bytes.")
+
+
+class SandboxSection(Section):
+    """`[sandbox]`: what the model's programs may use, and where they run."""
+
+    base_url: str | None = Field(
+        None,
+        pattern=r"^https?://\S+$",
+        description="Address of a running `rstar2 sandbox serve`. If left out, programs run on this machine's own "
+        "cores.",
+    )
+    token_env: str | None = Field(
+        None,
+        min_length=1,
+        description="Name of the environment variable that holds the service's bearer token; the token itself is never "
+        "in a recipe. If left out, the token of this user's service on this machine is found. Only with base_url.",
+    )
+    num_slots: int | None = Field(
+        None,
+        ge=1,
+        description="Programs younger than a tenth of a second that run at the same time on this machine; older ones "
+        "get less of the cores and do not count. If left out, there are four for each core, so that a program that "
+        "waits leaves no core idle. Not with base_url, where the service decides.",
+    )
+    queue_s: float = Field(
+        120.0,
+        gt=0,
+        description="Seconds a program may wait for a free slot before the call counts as an infrastructure fault. The "
+        "default is long, because a training step sends its calls in bursts.",
+    )
+    limits: SandboxLimits = Field(SandboxLimits(), description="What one execution may use.")

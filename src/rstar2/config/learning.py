@@ -8,14 +8,17 @@ from rstar2.config.section import AdvantageName, Section, SelectionName
 from rstar2.extensions import ADVANTAGES, SELECTIONS
 
 
-class Algo(Section):
+class AlgoSection(Section):
     """`[algo]`: group relative policy optimization with resampling on correct."""
 
     group_size: int = Field(
-        16, ge=2, description="Rollouts of one problem that are trained on, G. The report's 16; 1 would have no spread."
+        16,
+        ge=2,
+        description="Rollouts of one problem that are trained on, G. The report uses 16; a group of 1 would have no "
+        "spread.",
     )
     oversample_factor: int = Field(
-        2, ge=1, description="Rollouts sampled for each one kept. The report's 2: 2G are sampled, G are kept."
+        2, ge=1, description="Rollouts sampled for each one kept. The report uses 2: 2G are sampled, G are kept."
     )
     selection: SelectionName = Field(
         "paper", description=f"Which of the sampled rollouts are kept. {SELECTIONS.describe()}"
@@ -27,8 +30,8 @@ class Algo(Section):
     penalty: Literal["both", "errors", "format"] = Field(
         "both",
         description="What weighs against a success in selection. both: the share of its tool calls that failed plus "
-        "what its answer blocks lack in form, the report's. errors, format: one of the two alone, to tell what each "
-        "of them does. random and off read neither.",
+        "what its answer blocks lack in form, as in the report. errors, format: one of the two alone, to see what each "
+        "of them does. random and off use neither.",
     )
     penalty_epsilon: float = Field(
         0.1,
@@ -40,28 +43,31 @@ class Algo(Section):
         0.2,
         gt=0,
         lt=1,
-        description="How far below 1 the probability ratio may fall before it is clipped. The report's.",
+        description="How far below 1 the probability ratio may fall before it is clipped. The default is the report's.",
     )
     clip_high: float = Field(
         0.28,
         gt=0,
-        description="How far above 1 the ratio may rise before it is clipped. The report's: higher than clip_low, so "
-        "that rare tokens can gain and entropy lasts.",
+        description="How far above 1 the ratio may rise before it is clipped. The default is the report's: higher than "
+        "clip_low, so that rare tokens can gain and entropy lasts.",
     )
     clip_dual: float | None = Field(
         None,
         gt=1,
-        description="The ratio beyond which a token of negative advantage is clipped too, whose loss would else grow "
-        "without bound; 3 is common. It matters with several optimizer steps a batch. The report names none.",
+        description="The ratio beyond which a token of negative advantage is clipped too, whose loss would otherwise "
+        "grow without bound; 3 is common. It matters with several optimizer steps a batch. The report names none.",
     )
     kl_coef: float = Field(
-        0.0, ge=0, description="Weight of the KL term against the starting policy. 0, as in the report: no such term."
+        0.0,
+        ge=0,
+        description="Weight of the KL term against the starting policy. The default of 0 means no such term, as in the "
+        "report.",
     )
     tis_cap: float | None = Field(
         None,
         gt=0,
         description="Cap of the truncated importance weight that corrects for engine and trainer disagreeing about "
-        "log-probabilities; 2 is common. Left out, no correction, as in the report.",
+        "log-probabilities; 2 is common. If left out, there is no correction, as in the report.",
     )
     drop_equal_groups: bool = Field(
         True, description="Leave out groups whose kept rewards are all equal: their advantages are 0."
@@ -80,8 +86,8 @@ class Algo(Section):
         return self.group_size * self.oversample_factor
 
 
-class Sft(Section):
-    """`[sft]`: supervised warm-up on conversations, before the first stage. Left out, there is none."""
+class SftSection(Section):
+    """`[sft]`: supervised warm-up on conversations, before the first stage. If left out, there is none."""
 
     data: tuple[str, ...] = Field(
         strict=False,
@@ -90,26 +96,30 @@ class Sft(Section):
         description="Sets of conversations from [data], all of them together. The report uses tool calls, instructions "
         "and chat: format only, no reasoning.",
     )
-    epochs: int = Field(3, ge=1, description="Passes over the data. The report's 3.")
+    epochs: int = Field(3, ge=1, description="Passes over the data. The report uses 3.")
     lr: float = Field(5e-6, gt=0, description="Peak learning rate of AdamW, reached after warm-up, then cosine to 0.")
     warmup_share: float = Field(
-        0.04, ge=0, lt=1, description="Share of the steps over which the learning rate rises. The report's 4%."
+        0.04, ge=0, lt=1, description="Share of the steps over which the learning rate rises. The report uses 4%."
     )
-    batch_size: int = Field(128, ge=1, description="Conversations in one optimizer step. The report's 128.")
+    batch_size: int = Field(128, ge=1, description="Conversations in one optimizer step. The report uses 128.")
     max_tokens: int = Field(
         8192, ge=16, description="Longest conversation in tokens; longer ones are left out and counted."
     )
 
 
-class Train(Section):
+class TrainSection(Section):
     """`[train]`: the optimizer of the reinforcement learning stages, and what is saved."""
 
-    lr: float = Field(1e-6, gt=0, description="Learning rate of AdamW, constant after warm-up. The report's.")
+    lr: float = Field(
+        1e-6,
+        gt=0,
+        description="Learning rate of AdamW, constant after warm-up. The default is the report's.",
+    )
     warmup_steps: int = Field(
         20,
         ge=0,
         description="Steps over which the learning rate rises, at the start and after each optimizer reset. The "
-        "report's.",
+        "default is the report's.",
     )
     weight_decay: float = Field(
         0.01, ge=0, description="Decoupled weight decay of AdamW. The report names none; 0.01 is AdamW's own default."
@@ -130,23 +140,28 @@ class Train(Section):
         0,
         ge=0,
         description="Training steps by which the weights that sampled a rollout may be older than those it trains. 0 "
-        "is on-policy. With 1 the next step's rollouts are sampled while this one is learnt from: on one machine with "
-        "adapters, on a cluster in the separated layout.",
+        "is on-policy. With 1 the next step's rollouts are sampled while this step's are trained on: on one machine "
+        "with adapters, on a cluster in the separated layout.",
     )
     micro_batch_tokens: int = Field(
         16_384,
         ge=16,
-        description="Tokens packed into one forward and backward pass; it bounds memory and leaves the gradient as it "
-        "is. Must hold the longest rollout.",
+        description="Tokens packed into one forward and backward pass; it bounds memory and does not change the "
+        "gradient. It must hold the longest rollout.",
     )
     gradient_checkpointing: bool = Field(
-        True, description="Compute activations again in the backward pass: a third more time, far less memory."
+        True,
+        description="Gradient checkpointing: recompute activations in the backward pass. It takes a third more time "
+        "and far less memory.",
     )
     checkpoint_every_steps: int = Field(
         10, ge=1, description="Steps between checkpoints; there is also one at the end of each stage."
     )
     num_checkpoints_kept: int = Field(
-        2, ge=1, description="Newest checkpoints kept beside those that end a stage. 2: one is whole if one is damaged."
+        2,
+        ge=1,
+        description="Newest checkpoints kept beside those that end a stage. With 2, one is intact if the other is "
+        "damaged.",
     )
     stop_at_collapse: bool = Field(
         True,

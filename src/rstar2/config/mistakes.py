@@ -1,7 +1,7 @@
 """Everything that is wrong with a parsed recipe, in sentences.
 
-A faulty value is reported, put aside and stood in for by its default or example, and checking goes on, so that one
-mistake does not hide the next; what would only follow from a value put aside is not reported.
+A faulty value is reported and replaced by its default or example, and checking continues, so that one mistake does not
+hide the next. What would only follow from a replaced value is not reported.
 """
 
 import copy
@@ -51,7 +51,7 @@ def validated(tree: dict[str, Any]) -> tuple[Recipe | None, list[Mistake]]:
             if details["type"] == _UNKNOWN_KEY:
                 _remove(tree, path)
             else:
-                doubtful.add(_put_aside(tree, path))
+                doubtful.add(_replace_faulty(tree, path))
 
 
 def _impossibilities(details: ErrorDetails, doubtful: Iterable[Path]) -> list[Mistake]:
@@ -116,7 +116,7 @@ def _with_article(words: str) -> str:
     return f"an {words}" if words.startswith("integer") else f"a {words}"
 
 
-def _put_aside(tree: dict[str, Any], path: Path) -> Path:
+def _replace_faulty(tree: dict[str, Any], path: Path) -> Path:
     """Take the innermost field on the path back to its default, or its example if it has none; returns its path."""
     place = place_of(path)
     assert place.field is not None
@@ -136,7 +136,7 @@ def _remove(tree: dict[str, Any], path: Path) -> None:
 
 
 def _at(tree: Any, path: Path) -> Any:
-    """The value at the path; None where an outer value was put aside before."""
+    """The value at the path; None where an outer value was replaced before."""
     for part in path:
         if isinstance(tree, dict):
             tree = tree.get(str(part))

@@ -61,7 +61,7 @@ class Lora(Section):
         return rank
 
 
-class Model(Section):
+class ModelSection(Section):
     """`[model]`: which weights are trained or asked, and in what form they are held."""
 
     name: str = Field(
@@ -76,7 +76,7 @@ class Model(Section):
         "CPU, where bfloat16 is slow.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where the model lives. auto takes a GPU if there is one."
+        "auto", description="Where the model lives. auto uses a GPU if there is one."
     )
     context_tokens: int = Field(
         32_768,
@@ -85,7 +85,7 @@ class Model(Section):
         "default is the native context of Qwen3; give the model's own if it is shorter.",
     )
     tiny: Tiny | None = Field(None, description="Sizes of a model built from nothing; only with a tiny: name.")
-    lora: Lora | None = Field(None, description="Low-rank adapters; left out, all weights are trained.")
+    lora: Lora | None = Field(None, description="Low-rank adapters. If left out, all weights are trained.")
 
     @model_validator(mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""On which line of a TOML text each key stands.
+"""The line of each key in a TOML text.
 
 The standard parser keeps no positions, and a message without a line sends its reader searching. The text is taken
 apart into statements with that same parser (a statement is the fewest lines that parse by themselves), so strings and
@@ -55,7 +55,7 @@ def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
 
 
 def _table_path(parsed: dict[str, Any], num_entries: dict[Path, int]) -> Path:
-    """The full path of a header: a name that stands for a list of tables means the newest of its entries."""
+    """The full path of a header: the name of a list of tables means its newest entry."""
     path: Path = ()
     node: Any = parsed
     while isinstance(node, dict) and node:

@@ -1,4 +1,4 @@
-"""A recipe: a whole run in one value.
+"""A recipe: a run in one value.
 
 Invariant: a `Recipe` that exists is possible. Types and ranges are checked field by field, combinations by `checks`;
 both hold however it was made, from a file or in Python.
@@ -10,12 +10,11 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from rstar2.config.checks import impossibilities
-from rstar2.config.cluster import Cluster
-from rstar2.config.curriculum import DataSet, Evaluation, Stage
-from rstar2.config.generation import Agent, Engine, Rollout
-from rstar2.config.learning import Algo, Sft, Train
-from rstar2.config.model import Model
-from rstar2.config.sandbox import Sandbox
+from rstar2.config.cluster import ClusterSection
+from rstar2.config.curriculum import DataSet, EvalSection, StageSection
+from rstar2.config.generation import AgentSection, EngineSection, RolloutSection, SandboxSection
+from rstar2.config.learning import AlgoSection, SftSection, TrainSection
+from rstar2.config.model import ModelSection
 from rstar2.config.section import Section
 
 IMPOSSIBLE = "impossible"
@@ -23,7 +22,7 @@ IMPOSSIBLE = "impossible"
 
 
 class Recipe(Section):
-    """A whole run: the model, its tool, the problems, how it learns, and what is measured."""
+    """A run: the model, its tool, the problems, how it learns, and what is measured."""
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
@@ -34,26 +33,30 @@ class Recipe(Section):
         0,
         ge=0,
         lt=1 << 63,
-        description="Every random choice draws from a generator named after this: one seed, one result, on one CPU.",
+        description="The seed of every random choice. On one CPU the same seed gives the same result.",
     )
-    model: Model = Field(
+    model: ModelSection = Field(
         examples=[{"name": "smollm2-135m"}],
-        description="The table [model], with at least its name: which weights are trained or asked.",
+        description="The table [model], with at least its name: the weights that are trained or evaluated.",
     )
-    sandbox: Sandbox = Field(Sandbox(), description="Where the model's programs run.")
-    engine: Engine = Field(Engine(), description="Who makes the tokens.")
-    agent: Agent = Field(Agent(), description="How one conversation goes.")
-    rollout: Rollout = Field(Rollout(), description="Many conversations at once.")
-    algo: Algo = Field(Algo(), description="GRPO-RoC.")
-    sft: Sft | None = Field(None, description="Supervised warm-up; left out, there is none.")
-    train: Train = Field(Train(), description="The optimizer, and what is saved.")
-    stages: tuple[Stage, ...] = Field(
+    sandbox: SandboxSection = Field(SandboxSection(), description="Limits of the model's programs, and where they run.")
+    engine: EngineSection = Field(EngineSection(), description="The engine that generates tokens.")
+    agent: AgentSection = Field(AgentSection(), description="The agent: format and limits of one conversation.")
+    rollout: RolloutSection = Field(
+        RolloutSection(), description="How many conversations run at once, and how they are placed on engines."
+    )
+    algo: AlgoSection = Field(AlgoSection(), description="The settings of GRPO-RoC.")
+    sft: SftSection | None = Field(None, description="Supervised warm-up. If left out, there is none.")
+    train: TrainSection = Field(TrainSection(), description="The optimizer, and which checkpoints are saved.")
+    stages: tuple[StageSection, ...] = Field(
         (),
         strict=False,
         description="The stages of reinforcement learning, in order; none for a recipe that only evaluates.",
     )
-    eval: Evaluation = Field(Evaluation(), description="What is measured.")
-    cluster: Cluster | None = Field(None, description="Many machines; left out, one process.")
+    eval: EvalSection = Field(EvalSection(), description="The benchmarks to measure, and how.")
+    cluster: ClusterSection | None = Field(
+        None, description="The machines of a cluster. If left out, the run is one process."
+    )
     data: dict[str, DataSet] = Field({}, description="Sets of problems and conversations, by name.")
 
     @model_validator(mode="after")

@@ -1,6 +1,6 @@
 """What all sections of a recipe have in common: frozen, no unknown keys, no silent conversions.
 
-A field that must be given carries one valid example, which the reference shows and which stands in for a missing
+A field that must be given carries one valid example, which the reference shows and which replaces a missing
 value while the rest of a faulty file is checked.
 """
 

@@ -15,12 +15,11 @@ from pathlib import Path
 from rstar2.data.catalog import HubSource
 from rstar2.data.rows import is_data_file
 from rstar2.errors import InfrastructureError, UserError
-from rstar2.models.extras import require_installed
 from rstar2.models.gguf_wheel import sha256_of
 from rstar2.models.home import kept_in_home
-from rstar2.models.hub_client import HUB_ANSWER_DEADLINE_S, HubUnavailableError, answer_within, hidden_bar, reason
-from rstar2.models.progress import Advance, Progress, Silent, following_size
-from rstar2.models.storage import exclusive, is_storage_error, require_free, storage_errors
+from rstar2.models.hub import HUB_ANSWER_DEADLINE_S, HubUnavailableError, answer_within, hidden_bar, reason
+from rstar2.models.progress import Advance, FetchProgress, SilentProgress, following_size
+from rstar2.models.storage import exclusive, is_storage_error, require_free, require_installed, storage_errors
 from rstar2.records.atomic import replace_file
 
 LOCK_NAME = "rstar2-lock.json"
@@ -79,7 +78,7 @@ def cached_files(source: HubSource) -> tuple[Path, ...] | None:
     return tuple(folder / path for path in paths)
 
 
-def fetch_files(source: HubSource, progress: Progress | None = None) -> tuple[Path, ...]:
+def fetch_files(source: HubSource, progress: FetchProgress | None = None) -> tuple[Path, ...]:
     """The source's files, downloaded if they are not here."""
     cached = cached_files(source)
     if cached is not None:
@@ -89,7 +88,7 @@ def fetch_files(source: HubSource, progress: Progress | None = None) -> tuple[Pa
     with storage_errors(folder.parent):
         folder.mkdir(parents=True, exist_ok=True)
         with exclusive(folder):
-            return _download(source, folder, progress or Silent())
+            return _download(source, folder, progress or SilentProgress())
 
 
 def repo_paths(repo: str, revision: str | None) -> tuple[str, ...]:
@@ -140,7 +139,7 @@ def _matches(path: str, pattern: str) -> bool:
     return path.count("/") == pattern.count("/") and fnmatchcase(path, pattern)
 
 
-def _download(source: HubSource, folder: Path, progress: Progress) -> tuple[Path, ...]:
+def _download(source: HubSource, folder: Path, progress: FetchProgress) -> tuple[Path, ...]:
     """Under the folder's lock. The commit of an earlier download holds on, whatever the branch points to by now."""
     lock = _read_lock(folder) or Lock(source.repo, source.revision or MOVING_REVISION, commit="")
     try:

@@ -22,7 +22,7 @@ from rstar2.data.reasoning_gym_tasks import PREFIX as REASONING_GYM_PREFIX
 from rstar2.data.reasoning_gym_tasks import generate_reasoning_gym
 from rstar2.data.rows import Row, read_rows
 from rstar2.errors import UserError
-from rstar2.models.progress import Progress
+from rstar2.models.progress import FetchProgress
 from rstar2.records import Problem
 
 Item = TypeVar("Item", Problem, Conversation)
@@ -95,7 +95,7 @@ def find_files(entry: CatalogSet, data_dir: Path | None = None) -> tuple[Path, .
     return None if entry.hub is None else cached_files(entry.hub)
 
 
-def get_set(entry: CatalogSet, progress: Progress | None = None) -> tuple[Path, ...]:
+def get_set(entry: CatalogSet, progress: FetchProgress | None = None) -> tuple[Path, ...]:
     """The set's files, downloaded from the hub if they are not in its cache."""
     if entry.hub is None:
         raise UserError(

@@ -13,7 +13,7 @@ from typing import Any
 
 from rstar2.errors import UserError
 from rstar2.grading import parse_integer
-from rstar2.models.extras import require_installed
+from rstar2.models.storage import require_installed
 from rstar2.records import Problem
 
 PREFIX = "rg_"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
 from rstar2.errors import UserError
-from rstar2.models.extras import require_installed
+from rstar2.models.storage import require_installed
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".jsonl.gz", ".json.gz", ".csv.gz")
 

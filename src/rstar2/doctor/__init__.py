@@ -1,11 +1,11 @@
 """What this machine can do, and what to do about what it cannot.
 
-Promise: looking changes nothing, takes seconds, and imports nothing heavy. A probe that cannot find out says so as a
-finding; it never fails the report.
+Promise: looking changes nothing, takes seconds, and imports nothing heavy. A probe that finds nothing out reports
+that; it never fails the report.
 May import: sandbox, models, engine.
 """
 
-from rstar2.doctor.check import Check, Report, State
+from rstar2.doctor.check import Check, DoctorReport, State
 from rstar2.doctor.examine import examine
 
-__all__ = ["Check", "Report", "State", "examine"]
+__all__ = ["Check", "DoctorReport", "State", "examine"]

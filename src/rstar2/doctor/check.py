@@ -12,14 +12,14 @@ class State(StrEnum):
 
     OK = "ok"
     LIMITED = "limited"
-    """It works, with less: slower, smaller, or on fewer occasions."""
+    """It works, but slower, smaller or less often."""
     MISSING = "missing"
-    """What needs it does not work."""
+    """Whatever needs it does not work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding. `fix` is empty where nothing is to be done."""
+    """One finding. `fix` is empty where nothing needs to be done."""
 
     section: str
     name: str
@@ -27,11 +27,11 @@ class Check:
     found: str
     fix: str = ""
     required: bool = False
-    """Whether the core (sandbox, grading, scheduler, viewer) cannot do without it."""
+    """Whether the core (sandbox, grading, scheduler, viewer) needs it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DoctorReport:
     """All findings, in the order in which a person reads them."""
 
     rstar2_version: str

@@ -14,7 +14,7 @@ from rstar2.doctor.check import Check, State
 
 SECTION = "optional"
 QUERY_DEADLINE_S = 2.0
-"""The tool answers in a tenth of that, unless the driver is in trouble."""
+"""The tool answers in a tenth of that, unless the driver has a problem."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ FIX = (
 
 
 def begin_hub_check() -> Callable[[], Check]:
-    """Start asking; call what is returned for the finding, which is there within the deadline."""
+    """Start the request; the returned function gives the finding within the deadline."""
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         return lambda: Check(SECTION, NAME, State.LIMITED, "HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE")
@@ -38,7 +38,7 @@ def begin_hub_check() -> Callable[[], Check]:
 
 
 def _why_unreachable(endpoint: str) -> str | None:
-    """None if it answers a plain request well."""
+    """None if it answers a plain request with success."""
     from urllib.error import HTTPError, URLError
     from urllib.request import Request, urlopen
 

@@ -13,25 +13,26 @@ from urllib.parse import urlsplit
 import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
 
-from rstar2.engine.openai_wire import Wire
+from rstar2.engine.openai_wire import WireFormat
 from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import StopReason
 
 CONNECT_S = 10.0
 SILENCE_S = 600.0
-"""Between two pieces of an answer: a busy server lets a request wait for minutes before its first token."""
+"""Timeout between two events of an answer: a busy server queues a request for minutes before its first token."""
 IDLE_S = 2.0
-"""A connection is not used again after such a pause: uvicorn, under most of these servers, closes its end after 5 s."""
+"""A connection is not reused after such a pause: uvicorn, under most of these servers, closes its end after 5 s."""
 MAX_EVENT_BYTES = 1 << 22
 
 _BUSY = (408, 409, 425, 429)
 
 
 class OpenAIEngine:
-    """Satisfies `Engine`. `base_url` is what comes before /chat/completions; `wire` says how the server is asked."""
+    """Satisfies `Engine`. `base_url` is what comes before /chat/completions; `wire` is the format of requests and
+    answers."""
 
-    def __init__(self, base_url: str, model: str, wire: Wire, api_key: str | None = None) -> None:
+    def __init__(self, base_url: str, model: str, wire: WireFormat, api_key: str | None = None) -> None:
         self._base_url = checked_base_url(base_url)
         self._model = model
         self._wire = wire
@@ -117,8 +118,8 @@ class OpenAIEngine:
         return UserError(f"{where} refuses the request ({status}: {said})")
 
     def load(self) -> EngineLoad:
-        """What this side knows: the server's cache is out of sight."""
-        return EngineLoad.out_of_sight(len(self._running), self._num_prefill_tokens, self._num_generated_tokens)
+        """What the client knows; the server's cache is unknown."""
+        return EngineLoad.with_unknown_cache(len(self._running), self._num_prefill_tokens, self._num_generated_tokens)
 
     async def cancel(self, session: str) -> None:
         if session in self._running:
@@ -209,7 +210,7 @@ async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]
 
 
 def error_message(data: bytes) -> str:
-    """What a refusal says, however its server wraps it."""
+    """The message of a refusal, however its server wraps it."""
     text = data.decode("utf-8", "replace").strip()
     try:
         document = json.loads(text)

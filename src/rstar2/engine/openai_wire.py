@@ -14,7 +14,7 @@ from rstar2.engine.protocol import Chunk, Sampling
 from rstar2.errors import UserError
 from rstar2.records import StopReason
 
-_STOP_REASONS = {"stop": StopReason.END_OF_TURN, "length": StopReason.TOKEN_LIMIT, "abort": StopReason.CANCELLED}
+STOP_REASONS = {"stop": StopReason.END_OF_TURN, "length": StopReason.TOKEN_LIMIT, "abort": StopReason.CANCELLED}
 
 
 class Reader(Protocol):
@@ -25,7 +25,7 @@ class Reader(Protocol):
         ...
 
 
-class Wire(Protocol):
+class WireFormat(Protocol):
     @property
     def path(self) -> str: ...
 
@@ -91,8 +91,8 @@ class TextWire:
 
 
 class _TextReader:
-    """A chat server cannot be told how its turn starts. If it starts with that opening by itself, it is dropped: the
-    prompt has it already."""
+    """A chat server cannot be given the start of its turn. If its answer repeats that opening, the opening is dropped:
+    the prompt has it already."""
 
     def __init__(self, tokenizer: PlainTextTokenizer, opening: str, max_tokens: int) -> None:
         self._tokenizer = tokenizer
@@ -119,10 +119,10 @@ class _TextReader:
         start = self._held.lstrip()
         if not is_last and len(start) < len(self._opening) and self._opening.startswith(start):
             return ""
-        whole, self._held = self._held, None
-        return start.removeprefix(self._opening) if start.startswith(self._opening) else whole
+        held, self._held = self._held, None
+        return start.removeprefix(self._opening) if start.startswith(self._opening) else held
 
 
 def _stop_reason(choice: Mapping[str, Any]) -> StopReason | None:
     reason = choice.get("finish_reason")
-    return None if reason is None else _STOP_REASONS.get(reason, StopReason.END_OF_TURN)
+    return None if reason is None else STOP_REASONS.get(reason, StopReason.END_OF_TURN)

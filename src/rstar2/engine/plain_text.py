@@ -7,7 +7,7 @@ many tokens as real tokenizers give it. Conversations are rendered as ChatML, an
 import re
 from collections.abc import Sequence
 
-from rstar2.engine.tokenizer import Message
+from rstar2.engine.protocol import Message
 
 START, END = "<|im_start|>", "<|im_end|>"
 START_ID, END_ID = 0, 1
@@ -32,7 +32,7 @@ class PlainTextTokenizer:
         return ids + self.encode_content(text[start:])
 
     def encode_content(self, text: str) -> list[int]:
-        """As `encode`, but a mark in `text` is no mark."""
+        """As `encode`, but a mark in `text` is encoded as plain characters."""
         return [
             int.from_bytes(b"\x01" + word[start : start + BYTES_PER_TOKEN])
             for word in (found[0].encode("utf-8", "replace") for found in _WORD.finditer(text))

@@ -1,10 +1,10 @@
-"""The seam between whoever wants tokens and whoever makes them: ids in, ids and log-probabilities out.
+"""The interfaces of engines and tokenizers: ids in, ids and log-probabilities out.
 
-A session is one rollout. It comes back after each tool call with a longer prompt that starts with what the engine has
-already seen, so an engine may keep its cache between turns; `release` says that it will not come back.
+A session is one rollout. After each tool call it sends a longer prompt that starts with what the engine has already
+seen, so an engine may keep its cache between turns. `release` ends the session.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
@@ -22,10 +22,10 @@ class Sampling:
     """0 means greedy; log-probabilities are then those of temperature 1."""
     top_p: float = 1.0
     top_k: int = 0
-    """0: no such cut."""
+    """0 turns it off."""
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
-    """Each ends the turn, and is its last token."""
+    """Each of them ends the turn and is its last token."""
     entropies: bool = False
 
     @classmethod
@@ -47,12 +47,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What an engine's cache and queues look like now; the counters only grow."""
+    """The state of an engine's cache and queues; the counters only grow."""
 
     block_size: int
     num_blocks: int
     num_free_blocks: int
-    """Free at once or after dropping cached blocks that no running session uses."""
+    """Blocks that are free at once, or after dropping cached blocks that no running session uses."""
     num_cached_blocks: int
     num_running: int
     num_waiting: int
@@ -62,8 +62,8 @@ class EngineLoad:
     num_generated_tokens: int
 
     @classmethod
-    def out_of_sight(cls, num_running: int, num_prefill_tokens: int, num_generated_tokens: int) -> Self:
-        """Of an engine whose cache and queues only others know."""
+    def with_unknown_cache(cls, num_running: int, num_prefill_tokens: int, num_generated_tokens: int) -> Self:
+        """The load of an engine whose cache and queues cannot be seen."""
         return cls(
             block_size=1,
             num_blocks=0,
@@ -93,7 +93,7 @@ class Engine(Protocol):
         ...
 
     async def release(self, session: str) -> None:
-        """The session is over: what is kept for it may be given up."""
+        """The session is over: its cache may be dropped."""
         ...
 
     async def close(self) -> None: ...
@@ -101,7 +101,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class PushingEngine(Protocol):
-    """An engine that can also be used without a task for each turn, by whoever serves thousands of them."""
+    """An engine that can also be used without a task for each turn, for servers of thousands of turns."""
 
     def begin(
         self,
@@ -111,10 +111,24 @@ class PushingEngine(Protocol):
         max_tokens: int,
         give: Callable[[Chunk | BaseException], None],
     ) -> Callable[[], None]:
-        """As `generate`, but each chunk is given, in the event loop that this is called in; if the engine is lost, an
-        InfrastructureError in place of the last one. What is returned leaves the turn before its end."""
+        """As `generate`, but each chunk is passed to `give`, in the event loop of the caller; if the engine is lost, an
+        InfrastructureError in place of the last one. Calling what is returned cancels the turn."""
         ...
 
     def forget(self, session: str) -> None:
         """As `release`."""
+        ...
+
+
+Message = Mapping[str, str]
+"""One turn of a conversation, with the keys `role` and `content`."""
+
+
+class Tokenizer(Protocol):
+    def encode(self, text: str) -> list[int]:
+        """The ids of exactly this text: nothing is put before or after it."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of exactly these ids, control tokens included."""
         ...

@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
-from rstar2.engine.tokenizer import Tokenizer
+from rstar2.engine.protocol import Chunk, EngineLoad, Sampling, Tokenizer
 from rstar2.errors import UserError
 from rstar2.records import StopReason
 
 TOKENS_PER_CHUNK = 8
-"""More than one chunk a reply, so that whoever consumes a stream is put to the test."""
+"""A reply has more than one chunk, so that consumers of a stream are tested."""
 
 _SEPARATOR = re.compile(r"^={3,}[ \t]*\n", re.MULTILINE)
 
@@ -75,8 +74,8 @@ class ScriptedEngine:
     ) -> AsyncIterator[Chunk]:
         text = self._tokenizer.decode(token_ids)
         reply = self._policy(ScriptedPrompt(session, text, self._turn(session, len(token_ids))))
-        whole = (*self._tokenizer.encode(reply), self._end_of_turn_id)
-        kept = whole[:max_tokens]
+        full = (*self._tokenizer.encode(reply), self._end_of_turn_id)
+        kept = full[:max_tokens]
         self._num_prefill_tokens += len(token_ids)
         self._running.add(session)
         self._cancelled.discard(session)
@@ -90,20 +89,20 @@ class ScriptedEngine:
                 self._num_generated_tokens += len(ids)
                 stop_reason = None
                 if start + len(ids) == len(kept):
-                    stop_reason = StopReason.END_OF_TURN if len(kept) == len(whole) else StopReason.TOKEN_LIMIT
+                    stop_reason = StopReason.END_OF_TURN if len(kept) == len(full) else StopReason.TOKEN_LIMIT
                 yield Chunk(ids, (0.0,) * len(ids), stop_reason=stop_reason)
         finally:
             self._running.discard(session)
 
     def _turn(self, session: str, prompt_length: int) -> int:
-        """Counted by prompt, so that a turn that is asked for again is the same turn."""
+        """Counted by prompt, so that a retried turn is the same turn."""
         lengths = self._prompt_lengths.setdefault(session, [])
         if prompt_length not in lengths:
             lengths.append(prompt_length)
         return lengths.index(prompt_length)
 
     def load(self) -> EngineLoad:
-        return EngineLoad.out_of_sight(len(self._running), self._num_prefill_tokens, self._num_generated_tokens)
+        return EngineLoad.with_unknown_cache(len(self._running), self._num_prefill_tokens, self._num_generated_tokens)
 
     async def cancel(self, session: str) -> None:
         if session in self._running:

@@ -8,20 +8,20 @@ May import: records, sandbox, engine, grading, agent, rollout, data, config. Wor
 from rstar2.evals.bench import Bench, Judges
 from rstar2.evals.evaluate import History, evaluate
 from rstar2.evals.metrics import BenchmarkResult, measure
-from rstar2.evals.plan import Benchmark, Plan, read_plan
+from rstar2.evals.plan import Benchmark, EvalPlan, read_plan
 from rstar2.evals.sample import Sample
 from rstar2.evals.session import grade_again, results_of, run_evaluation, write_results
-from rstar2.evals.settings import REPORT, Protocol
+from rstar2.evals.settings import REPORT, EvalSettings
 
 __all__ = [
     "REPORT",
     "Bench",
     "Benchmark",
     "BenchmarkResult",
+    "EvalPlan",
+    "EvalSettings",
     "History",
     "Judges",
-    "Plan",
-    "Protocol",
     "Sample",
     "evaluate",
     "grade_again",

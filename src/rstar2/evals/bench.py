@@ -6,19 +6,18 @@ from dataclasses import dataclass, field
 from rstar2.agent import ChatFormat, Tool
 from rstar2.data import Grading
 from rstar2.errors import UserError
-from rstar2.evals.arena import arena_judge
-from rstar2.evals.arena.judge import Chat
+from rstar2.evals.arena import Chat, arena_judge
 from rstar2.evals.bfcl import asked_messages, call_judge
 from rstar2.evals.bfcl.multi_turn import MultiTurnPlay, first_messages, multi_turn_judge
 from rstar2.evals.ifeval import instruction_judge
-from rstar2.evals.judgement import Judge, answer_judge
 from rstar2.evals.plain_roller import PlainRoller, plain_question
 from rstar2.evals.plan import Benchmark
 from rstar2.grading import AnswerPlace, Grader
 from rstar2.records import Trace
 from rstar2.rollout.driver import Driver
+from rstar2.rollout.judge import Judge, answer_judge
 from rstar2.rollout.request import Rolls
-from rstar2.rollout.roller import Roller, math_judge
+from rstar2.rollout.roller import Roller
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +67,10 @@ class Bench:
     model: str
 
     def roller(self, grading: Grading) -> Rolls:
-        """Problems with an answer go to the agent and its tools; all else is asked in the benchmark's own words."""
-        if grading is Grading.ANSWER:
-            math = math_judge(self.judges.grader, self.judges.answer_place)
-            return Roller(self.driver, self.chat, self.make_tools, math, self.model)
+        """Problems with an answer go to the agent and its tools. All others are asked in the benchmark's own words."""
         judge = self.judges.of(grading)
+        if grading is Grading.ANSWER:
+            return Roller(self.driver, self.chat, self.make_tools, judge, self.model)
         if grading is Grading.MULTI_TURN_CALLS:
             play = MultiTurnPlay(self.judges.grader.executor)
             return PlainRoller(self.driver, self.chat, first_messages, judge, self.model, play)

@@ -1,29 +1,29 @@
-"""Benchmarks to results: every problem rolled out as often as the protocol asks, faults of ours tried again.
+"""Benchmarks to results: every problem rolled out as often as the settings ask, lost rollouts retried.
 
-Invariant: a sample that an earlier attempt finished is counted and not repeated; every trace that comes out is handed
-on before it is counted; a rollout that is lost through our fault is asked for again and never scored.
+Invariant: a sample that an earlier attempt finished is counted and not repeated; every trace is handed
+on before it is counted; a rollout that is lost through our fault is retried and never scored.
 """
 
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rstar2.evals.metrics import BenchmarkResult, measure, scored_groups
 from rstar2.evals.sample import BENCHMARK_KEY, STAGE_KEY, Sample
-from rstar2.evals.settings import Protocol
+from rstar2.evals.settings import EvalSettings
 from rstar2.evals.votes import Same, majority_at_k
 from rstar2.records import Problem, Trace
 from rstar2.rollout.request import RolloutRequest, Rolls
 
 NUM_FAULT_ROUNDS = 2
-"""How often the rollouts of a benchmark that were lost through our fault are asked for again, all together."""
+"""How often the rollouts of a benchmark that were lost through our fault are retried, all together."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleKey:
-    """Which sample of which problem a trace is, whatever its id."""
+    """Which sample of which problem a trace is."""
 
     benchmark: str
     problem_id: str
@@ -37,7 +37,7 @@ class SampleKey:
 async def evaluate(
     roller: Rolls,
     problems_by_benchmark: Mapping[str, Sequence[Problem]],
-    protocol: Protocol,
+    settings: EvalSettings,
     *,
     step: int = 0,
     stage: str = "eval",
@@ -46,24 +46,55 @@ async def evaluate(
     history: "History | None" = None,
     same: Same | None = None,
 ) -> dict[str, BenchmarkResult]:
-    """Measure one benchmark after the other. `on_trace` sees every trace that was made here, also those that are
-    tried again. `history` is what an interrupted evaluation already knows: its samples count and are not repeated.
-    `same` tells votes apart that need computer algebra; without it there may be no majority."""
+    """Measure one benchmark after the other. `on_trace` gets every trace that was made here, also of rollouts
+    that are retried. `history` is what an interrupted evaluation already knows: its samples count and are not repeated.
+    `same` compares votes by computer algebra; without it there may be no majority."""
     history = History() if history is None else history
     results = {}
     for name, problems in problems_by_benchmark.items():
         assert len({problem.id for problem in problems}) == len(problems), f"{name}: problem ids must be unique"
         started_s = time.monotonic()
-        run = _BenchmarkRun(roller, name, problems, protocol, step, stage, seed, on_trace, history)
-        await run.finish()
+        labels = {BENCHMARK_KEY: name, STAGE_KEY: stage}
+
+        def hand_on(trace: Trace, labels: Mapping[str, str] = labels) -> None:
+            labelled = replace(trace, metadata={**trace.metadata, **labels})
+            on_trace(labelled)
+            history.add(labelled)
+
+        # The first sample of every problem, then the second: an interrupted evaluation has seen every problem.
+        keys = [
+            (SampleKey(name, problem.id, index), problem)
+            for index in range(settings.num_samples)
+            for problem in problems
+        ]
+        for _ in range(NUM_FAULT_ROUNDS + 1):
+            open_keys = [(key, problem) for key, problem in keys if history.is_open(key)]
+            if open_keys:
+                requests = [
+                    _request(key, problem, step, stage, seed, history.num_attempts[key]) for key, problem in open_keys
+                ]
+                await roller.run(requests, settings.limits, settings.sampling, hand_on)
         seconds = time.monotonic() - started_s
-        results[name] = await history.measure(name, problems, protocol.num_samples, same, seconds)
+        results[name] = await history.measure(name, problems, settings.num_samples, same, seconds)
     return results
+
+
+def _request(key: SampleKey, problem: Problem, step: int, stage: str, seed: int, num_attempts: int) -> RolloutRequest:
+    group_id = f"{stage}/{step}/{key.benchmark}/{problem.id}"
+    return RolloutRequest(
+        problem=problem,
+        trace_id=f"{group_id}/{key.sample_index}" + (f"/retry-{num_attempts}" if num_attempts else ""),
+        group_id=group_id,
+        sample_index=key.sample_index,
+        step=step,
+        stage=stage,
+        seed=zlib.crc32(f"{seed}/eval/{key.benchmark}/{problem.id}/{key.sample_index}".encode()),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What is known of each sample: what came of it, and how often it was tried."""
+    """What is known of each sample: its result, and how often it was tried."""
 
     samples: dict[SampleKey, Sample] = field(default_factory=dict)
     num_attempts: Counter[SampleKey] = field(default_factory=Counter)
@@ -80,7 +111,7 @@ class History:
         return sample is None or sample.is_fault
 
     def of_benchmark(self, name: str, problems: Sequence[Problem], num_samples: int) -> list[Sample]:
-        """The samples that belong to the protocol, as far as they are there."""
+        """The samples of a benchmark that are there."""
         keys = (SampleKey(name, problem.id, index) for problem in problems for index in range(num_samples))
         return [self.samples[key] for key in keys if key in self.samples]
 
@@ -90,49 +121,3 @@ class History:
         samples = self.of_benchmark(name, problems, num_samples)
         voted = await majority_at_k(scored_groups(samples), same)
         return measure(samples, len(problems), num_samples, seconds, voted)
-
-
-@dataclass(frozen=True, slots=True)
-class _BenchmarkRun:
-    roller: Rolls
-    name: str
-    problems: Sequence[Problem]
-    protocol: Protocol
-    step: int
-    stage: str
-    seed: int
-    on_trace: Callable[[Trace], None]
-    history: History
-
-    async def finish(self) -> None:
-        for _ in range(NUM_FAULT_ROUNDS + 1):
-            if requests := [self._request(key, problem) for key, problem in self._keys() if self.history.is_open(key)]:
-                await self._roll(requests)
-
-    async def _roll(self, requests: Sequence[RolloutRequest]) -> None:
-        def hand_on(trace: Trace) -> None:
-            labels = {BENCHMARK_KEY: self.name, STAGE_KEY: self.stage}
-            labelled = replace(trace, metadata={**trace.metadata, **labels})
-            self.on_trace(labelled)
-            self.history.add(labelled)
-
-        await self.roller.run(requests, self.protocol.limits, self.protocol.sampling, hand_on)
-
-    def _keys(self) -> Iterator[tuple[SampleKey, Problem]]:
-        """The first sample of every problem, then the second: an interrupted evaluation has seen every problem."""
-        for index in range(self.protocol.num_samples):
-            for problem in self.problems:
-                yield SampleKey(self.name, problem.id, index), problem
-
-    def _request(self, key: SampleKey, problem: Problem) -> RolloutRequest:
-        group_id = f"{self.stage}/{self.step}/{self.name}/{problem.id}"
-        num_attempts = self.history.num_attempts[key]
-        return RolloutRequest(
-            problem=problem,
-            trace_id=f"{group_id}/{key.sample_index}" + (f"/retry-{num_attempts}" if num_attempts else ""),
-            group_id=group_id,
-            sample_index=key.sample_index,
-            step=self.step,
-            stage=self.stage,
-            seed=zlib.crc32(f"{self.seed}/eval/{self.name}/{problem.id}/{key.sample_index}".encode()),
-        )

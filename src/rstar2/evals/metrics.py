@@ -1,7 +1,7 @@
 """From the samples of a benchmark to its numbers. Pure.
 
 Invariant: a sample that was lost through our fault or could not be decided is in no score. It is counted, every share
-is over what was decided, and beside the score stands what it would be if all that was undecided were wrong.
+is over the decided samples, and a second score shows what the first would be if all undecided samples were wrong.
 """
 
 import math
@@ -19,37 +19,38 @@ class BenchmarkResult:
 
     num_problems: int
     num_samples: int
-    """Of each problem, as asked for: the k of avg@k."""
+    """Samples asked for of each problem: the k of avg@k."""
     num_scored: int
-    """Samples that the scores are made of."""
+    """Samples that have a score."""
     num_undecided: int
     num_faults: int
     """Samples that were still lost after every retry."""
     num_missing: int
-    """Samples that were asked for and are not there: an evaluation that was interrupted."""
+    """Samples that were asked for and are not there, because the evaluation was interrupted."""
     accuracy: float
     """avg@k: the mean score of all samples."""
     accuracy_low: float
     accuracy_high: float
-    """The 95% interval of `accuracy`; `rstar2.evals.interval` says how."""
+    """The bounds of the 95% interval of `accuracy`, as `rstar2.evals.interval` computes it."""
     accuracy_undecided_wrong: float
     """`accuracy` if every undecided sample were wrong: no verdict on them could make it less."""
     pass_at_k: float
     majority_at_k: float | None
-    """None where samples have no answers to vote with: instructions, function calls, judged responses. In training
-    also where votes can be told apart by computer algebra alone."""
+    """The share of problems whose most frequent answer is right. None where samples have no answers to vote with
+    (instructions, function calls, judged responses), and in training also where only computer algebra could tell
+    votes apart."""
     pass_at: dict[int, float]
     """Unbiased pass@n for n = 1, 2, 4, ... up to `num_samples`."""
     mean_response_tokens: float
     mean_turns: float
     mean_tool_calls: float
     tool_error_share: float
-    """Of the calls that came back and not through a fault of ours, those that failed by the model's own doing."""
+    """The share of tool calls that failed through the model's own fault, among those that did not fail through ours."""
     truncated_share: float
     turn_limit_share: float
     no_answer_share: float
     seconds: float
-    """Wall-clock time of this benchmark in this process; what an earlier one did is not in it."""
+    """Wall-clock time of this benchmark in this process, without that of an interrupted earlier one."""
     mean_rollout_seconds: float
     details: dict[str, float] = field(default_factory=dict)
     """Further scores of the benchmark's own, each the weighted mean over the samples that have it."""
@@ -72,6 +73,7 @@ def measure(
     clusters = [[(_score(sample), sample.weight) for sample in group] for group in groups]
     low, high = clustered_interval(clusters)
     num_own_calls = sum(sample.num_own_calls for sample in ended)
+    powers = [1 << exponent for exponent in range(num_samples.bit_length())]
     return BenchmarkResult(
         num_problems=num_problems,
         num_samples=num_samples,
@@ -85,7 +87,7 @@ def measure(
         accuracy_undecided_wrong=_weighted_mean([*scores, *((0.0, sample.weight) for sample in undecided)]),
         pass_at_k=_mean([_pass_at(group, num_samples) for group in groups]),
         majority_at_k=majority_at_k,
-        pass_at={k: _mean([_pass_at(group, k) for group in groups]) for k in _powers_up_to(num_samples)},
+        pass_at={k: _mean([_pass_at(group, k) for group in groups]) for k in powers},
         mean_response_tokens=_mean([sample.num_response_tokens for sample in ended]),
         mean_turns=_mean([sample.num_turns for sample in ended]),
         mean_tool_calls=_mean([sample.num_tool_calls for sample in ended]),
@@ -121,13 +123,10 @@ def _details(samples: Sequence[Sample]) -> dict[str, float]:
 
 def scored_groups(samples: Iterable[Sample]) -> list[list[Sample]]:
     """The samples that have a score, problem by problem."""
-    return _by_problem(sample for sample in samples if sample.score is not None and not sample.is_fault)
-
-
-def _by_problem(samples: Iterable[Sample]) -> list[list[Sample]]:
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
-        groups.setdefault(sample.problem_id, []).append(sample)
+        if sample.score is not None and not sample.is_fault:
+            groups.setdefault(sample.problem_id, []).append(sample)
     return list(groups.values())
 
 
@@ -143,7 +142,3 @@ def _mean(values: Sequence[float]) -> float:
 def _weighted_mean(values: Sequence[tuple[float, float]]) -> float:
     total = math.fsum(weight for _, weight in values)
     return math.fsum(value * weight for value, weight in values) / total if total else 0.0
-
-
-def _powers_up_to(number: int) -> list[int]:
-    return [1 << exponent for exponent in range(number.bit_length())]

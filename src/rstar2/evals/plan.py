@@ -1,4 +1,4 @@
-"""What an evaluation was asked to do, kept in the run's `recipe.toml`, so that it can be resumed and regraded."""
+"""The plan of an evaluation. It is stored in the run's `recipe.toml`, so that the run can be resumed and regraded."""
 
 import json
 import random
@@ -11,7 +11,7 @@ from typing import Any
 from rstar2.data import FunctionCallTask, Grading, MultiTurnCallTask, grading_of, load_any_problems
 from rstar2.errors import UserError
 from rstar2.evals.bfcl import is_answerable
-from rstar2.evals.settings import REPORT, Protocol
+from rstar2.evals.settings import REPORT, EvalSettings
 from rstar2.grading import AnswerPlace
 from rstar2.records import Problem
 
@@ -22,26 +22,26 @@ class Benchmark:
     problems: tuple[Problem, ...]
     grading: Grading
     num_left_out: int = 0
-    """Problems that no response could solve, by the benchmark's own rules."""
+    """Problems left out because no response could solve them by the benchmark's own rules."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EvalPlan:
     """`benchmarks` are names of the catalog, `procedural:TASK`, or files."""
 
     benchmarks: tuple[str, ...]
-    protocol: Protocol = REPORT
+    settings: EvalSettings = REPORT
     seed: int = 0
     num_generated: int = 100
-    """Problems of a procedural benchmark."""
+    """How many problems a procedural benchmark generates."""
     max_problems: int | None = None
-    """Of each benchmark, drawn with the seed; None: all."""
+    """At most so many problems of each benchmark, drawn with the seed. None means all."""
     answer_place: AnswerPlace = AnswerPlace.ANSWER_BLOCK
     data_dir: str | None = None
 
     def deviations(self, benchmarks: Iterable[Benchmark]) -> tuple[str, ...]:
-        """What is not as the report measured, as clauses for people; empty if nothing is."""
-        found = list(self.protocol.deviations)
+        """How this evaluation differs from the report's, as clauses for people; empty if it does not."""
+        found = list(self.settings.deviations)
         if self.max_problems is not None:
             found.append(f"at most {self.max_problems:,} problems of a benchmark")
         if self.answer_place is AnswerPlace.ANYWHERE:
@@ -53,14 +53,14 @@ class Plan:
                 )
         return tuple(found)
 
-    def within(self, num_tokens: int) -> "Plan":
-        """The same plan, but responses of at most so many tokens."""
-        if self.protocol.max_response_tokens <= num_tokens:
+    def within(self, num_tokens: int) -> "EvalPlan":
+        """The same plan with responses of at most `num_tokens` tokens."""
+        if self.settings.max_response_tokens <= num_tokens:
             return self
-        return replace(self, protocol=replace(self.protocol, max_response_tokens=num_tokens))
+        return replace(self, settings=replace(self.settings, max_response_tokens=num_tokens))
 
     def load(self) -> list[Benchmark]:
-        """Every benchmark with its problems; a UserError says how to get one that is not here."""
+        """Every benchmark with its problems. A UserError says how to get one that is missing."""
         return [self._load(name) for name in self.benchmarks]
 
     def _load(self, name: str) -> Benchmark:
@@ -80,26 +80,26 @@ class Plan:
         return Benchmark(name, problems, grading, num_left_out)
 
     def to_toml(self, sections: Mapping[str, Mapping[str, Any]]) -> str:
-        """With what else the run must remember, a section each."""
-        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "protocol"}
-        tables = {"evaluation": own, "protocol": asdict(self.protocol), **sections}
+        """The plan as TOML, followed by `sections`, which hold what else the run must remember."""
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "settings"}
+        tables = {"evaluation": own, "protocol": asdict(self.settings), **sections}
         return "\n".join(f"[{name}]\n{_lines(values)}" for name, values in tables.items())
 
 
-def read_plan(toml: str) -> tuple[Plan, dict[str, dict[str, Any]]]:
-    """What `to_toml` wrote."""
+def read_plan(toml: str) -> tuple[EvalPlan, dict[str, dict[str, Any]]]:
+    """The plan and the sections that `to_toml` wrote."""
     try:
         sections = tomllib.loads(toml)
         own = sections.pop("evaluation")
-        protocol = Protocol(**sections.pop("protocol"))
+        settings = EvalSettings(**sections.pop("protocol"))
         place = AnswerPlace(own.pop("answer_place"))
-        plan = Plan(tuple(own.pop("benchmarks")), protocol, answer_place=place, **own)
+        plan = EvalPlan(tuple(own.pop("benchmarks")), settings, answer_place=place, **own)
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"this run's recipe.toml is not one of an evaluation: {error}") from None
     return plan, sections
 
 
 def _lines(values: Mapping[str, Any]) -> str:
-    """JSON's strings, numbers, lists and booleans are TOML's as well; what is None is left out."""
+    """JSON's strings, numbers, lists and booleans are valid TOML. None is left out."""
     kept = ((name, value) for name, value in values.items() if value is not None)
     return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in kept)

@@ -1,17 +1,15 @@
-"""What the metrics need of one trace. A few numbers, so that the trace itself can be let go."""
+"""What the metrics need of one trace: a few numbers, so that the trace itself need not stay in memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
 from rstar2.records import Outcome, Trace, Verdict
+from rstar2.rollout.judge import DETAIL_PREFIX, DETAIL_WEIGHT_PREFIX, WEIGHT_KEY
 
 BENCHMARK_KEY = "benchmark"
 STAGE_KEY = "stage"
-WEIGHT_KEY = "weight"
-DETAIL_PREFIX = "score/"
-DETAIL_WEIGHT_PREFIX = "score-weight/"
-"""Keys of `Trace.metadata` that evaluation writes; a detail is a further score beside the reward."""
+"""Keys of `Trace.metadata` that evaluation writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +20,16 @@ class Sample:
     verdict: Verdict | None
     answer: str | None
     score: float | None
-    """None for what was lost through our fault and for what could not be decided: left out and counted."""
+    """None for a sample that was lost through our fault or could not be decided: it is left out and counted."""
     weight: float
     details: Mapping[str, tuple[float, float]]
-    """Each further score, and what it counts in its mean."""
+    """Further scores by name, each with what it counts in its mean."""
     num_response_tokens: int
     num_turns: int
     num_tool_calls: int
-    """That were written."""
+    """Calls that the model wrote."""
     num_own_calls: int
-    """That came back, and not through a fault of ours: what `num_tool_errors` is a share of."""
+    """Calls that came back and did not fail through our fault. `num_tool_errors` counts among these."""
     num_tool_errors: int
     seconds: float
 

@@ -1,4 +1,4 @@
-"""An evaluation in a run directory: every trace kept, resumed without repeating a sample, graded again at will.
+"""An evaluation in a run directory: every trace is kept, a resumed run repeats no sample, and traces can be regraded.
 
 Invariant: the traces in the directory are the evaluation. Results are always computed from samples that are there, and
 a trace is there before it is counted.
@@ -12,14 +12,14 @@ from itertools import islice
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.evals.bench import Bench, Judges
 from rstar2.evals.evaluate import History, evaluate
-from rstar2.evals.judgement import judged
 from rstar2.evals.metrics import BenchmarkResult
-from rstar2.evals.patience import EngineAwayError
-from rstar2.evals.plan import Benchmark, Plan
+from rstar2.evals.plan import Benchmark, EvalPlan
+from rstar2.evals.retrying_engine import EngineAwayError
 from rstar2.evals.sample import BENCHMARK_KEY, Sample
 from rstar2.evals.tables import left_out
 from rstar2.evals.votes import graders_equality
 from rstar2.records import RunDirectory, RunView, Trace
+from rstar2.rollout.judge import judged
 
 STEP = 0
 """An evaluation is one step."""
@@ -28,7 +28,7 @@ NUM_AT_ONCE = 64
 
 
 async def run_evaluation(
-    plan: Plan,
+    plan: EvalPlan,
     benchmarks: Sequence[Benchmark],
     bench: Bench,
     run: RunDirectory,
@@ -50,7 +50,7 @@ async def run_evaluation(
             results |= await evaluate(
                 bench.roller(benchmark.grading),
                 {benchmark.name: benchmark.problems},
-                plan.protocol,
+                plan.settings,
                 step=STEP,
                 stage=STAGE,
                 seed=plan.seed,
@@ -73,7 +73,7 @@ class Regraded:
     history: History
     num_graded: int
     num_changed: int
-    """Samples whose score is another than the one in their trace."""
+    """Samples whose score differs from the one in their trace."""
 
 
 async def grade_again(
@@ -84,8 +84,7 @@ async def grade_again(
     only_undecided: bool,
     on_graded: Callable[[], None] = lambda: None,
 ) -> Regraded:
-    """Score the stored traces of these benchmarks again, all or those that were left undecided. The traces stay as
-    they are."""
+    """Regrade the stored traces of these benchmarks: all, or only the undecided ones. The traces do not change."""
     judge_of = {benchmark.name: judges.of(benchmark.grading) for benchmark in benchmarks}
     problem_of = {(benchmark.name, problem.id): problem for benchmark in benchmarks for problem in benchmark.problems}
     history, num_graded, num_changed = History(), 0, 0
@@ -111,17 +110,17 @@ async def grade_again(
 
 
 async def results_of(
-    history: History, benchmarks: Iterable[Benchmark], plan: Plan, judges: Judges
+    history: History, benchmarks: Iterable[Benchmark], plan: EvalPlan, judges: Judges
 ) -> dict[str, BenchmarkResult]:
     same = graders_equality(judges.grader)
     return {
-        benchmark.name: await history.measure(benchmark.name, benchmark.problems, plan.protocol.num_samples, same)
+        benchmark.name: await history.measure(benchmark.name, benchmark.problems, plan.settings.num_samples, same)
         for benchmark in benchmarks
     }
 
 
 def write_results(run: RunDirectory, results: dict[str, BenchmarkResult]) -> None:
-    """As numbers in the metrics, and whole as an event."""
+    """Write the numbers to the metrics, and the complete results as an event."""
     for name, result in results.items():
         numbers = {f"{name}/{key}": value for key, value in asdict(result).items() if isinstance(value, (int, float))}
         run.write_metrics(STEP, STAGE, numbers)

@@ -1,4 +1,4 @@
-"""How a benchmark is measured. The defaults are the report's, so whatever differs from them can be named."""
+"""How a benchmark is measured. The defaults are the report's, so that every deviation can be named."""
 
 from dataclasses import dataclass, fields
 from typing import Self
@@ -11,18 +11,18 @@ from rstar2.settings import pick
 
 
 @dataclass(frozen=True, slots=True)
-class Protocol:
+class EvalSettings:
     num_samples: int = 16
     temperature: float = 0.6
     max_response_tokens: int = 30_720
     max_turns: int = 30
     has_tools: bool = True
-    """False: plain chain of thought, the model is told of no tool."""
+    """If False, the model gets no tool: plain chain of thought."""
     entropies: bool = False
-    """Also of each token the entropy of what it was drawn from, where the engine can say: for `rstar2 analyze`."""
+    """Whether to record the entropy of each token's distribution, for `rstar2 analyze`; the embedded engine can."""
     max_tool_output_tokens: int = 1024
     max_fault_retries: int = 2
-    """How often a call, a turn, and in the end a whole rollout that failed through our fault is tried again."""
+    """How often a call or a turn that failed through our fault is retried."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
@@ -51,7 +51,7 @@ class Protocol:
 
     @property
     def deviations(self) -> tuple[str, ...]:
-        """What is not as the report measured, as clauses for people; empty if nothing is."""
+        """How these settings differ from the report's, as clauses for people; empty if they do not."""
         found = []
         for name, words in _REPORTED.items():
             value, reported = getattr(self, name), getattr(REPORT, name)
@@ -67,7 +67,7 @@ _REPORTED = {
     "max_turns": "turns",
     "has_tools": "tools",
 }
-"""What the report says of its protocol; the other fields it leaves open."""
+"""The fields that the report states."""
 
-REPORT = Protocol()
-assert _REPORTED.keys() <= {field.name for field in fields(Protocol)}
+REPORT = EvalSettings()
+assert _REPORTED.keys() <= {field.name for field in fields(EvalSettings)}

@@ -1,10 +1,9 @@
-"""Results as rows, for a terminal and for Markdown. Pure."""
+"""Results as rows, for a terminal and for Markdown, beside those that the report publishes. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rstar2.evals.metrics import BenchmarkResult
-from rstar2.evals.published import CAVEATS, PUBLISHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +14,53 @@ class Table:
 
 
 Results = Mapping[str, BenchmarkResult]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedModel:
+    name: str
+    scores: dict[str, float]
+    response_tokens: dict[str, int] = field(default_factory=dict)
+
+
+PUBLISHED = (
+    PublishedModel(
+        "rStar2-Agent-14B",
+        {
+            "math500": 97.8,
+            "aime24": 80.6,
+            "aime25": 69.8,
+            "hmmt_feb25": 52.7,
+            "gpqa_diamond": 60.9,
+            "bfcl": 60.8,
+            "ifeval": 83.4,
+            "arena_hard": 86.6,
+        },
+        {"aime24": 9_340, "aime25": 10_943},
+    ),
+    PublishedModel(
+        "its base after SFT only",
+        {
+            "math500": 57.4,
+            "aime24": 3.3,
+            "aime25": 0.0,
+            "gpqa_diamond": 42.1,
+            "bfcl": 63.1,
+            "ifeval": 83.7,
+            "arena_hard": 86.8,
+        },
+    ),
+    PublishedModel("DeepSeek-R1 671B", {"math500": 97.3, "aime24": 79.8, "aime25": 70.0, "hmmt_feb25": 44.4}),
+)
+
+CAVEATS = {
+    "bfcl": "BFCL: the published number is of all of v3, also with several turns; measured here is its single-turn "
+    "part, all categories together.",
+    "arena_hard": "Arena-Hard: a win rate depends on the judge and on the baseline's answers; compare only where both "
+    "are the same.",
+    "ifeval": "IFEval: prompt-level strict accuracy; sentences and capital words are counted by rules, not by nltk.",
+}
+"""Why a number here and a published one of the same name may differ, whatever the model."""
 
 
 def score_table(results: Results) -> Table:
@@ -28,26 +74,28 @@ def cost_table(results: Results) -> Table:
 
 
 def published_table(results: Results, model: str) -> Table | None:
-    """Side by side with the report's rows; None if the report has none of these benchmarks."""
-    shared = [name for name in results if any(name in row.scores for row in PUBLISHED)]
-    if not shared:
-        return None
-    own = (f"{model} (here)", *(percent(results[name].accuracy) for name in shared))
-    others = tuple(
-        (row.name, *(f"{row.scores[name]:.1f}" if name in row.scores else "" for name in shared)) for row in PUBLISHED
-    )
-    return Table("side by side with the report", ("model", *shared), (own, *others))
+    """These scores beside the report's; None if the report has none of these benchmarks."""
+    own = {name: percent(result.accuracy) for name, result in results.items()}
+    others = {row.name: {name: f"{score:.1f}" for name, score in row.scores.items()} for row in PUBLISHED}
+    return _side_by_side("side by side with the report", own, others, model)
 
 
 def published_tokens_table(results: Results, model: str) -> Table | None:
-    shared = [name for name in results if any(name in row.response_tokens for row in PUBLISHED)]
+    own = {name: f"{result.mean_response_tokens:,.0f}" for name, result in results.items()}
+    others = {row.name: {name: f"{n:,}" for name, n in row.response_tokens.items()} for row in PUBLISHED}
+    return _side_by_side("mean response tokens", own, others, model)
+
+
+def _side_by_side(title: str, own: dict[str, str], others: Mapping[str, dict[str, str]], model: str) -> Table | None:
+    shared = [name for name in own if any(name in cells for cells in others.values())]
     if not shared:
         return None
-    own = (f"{model} (here)", *(f"{results[name].mean_response_tokens:,.0f}" for name in shared))
-    others = tuple(
-        (row.name, *(f"{row.response_tokens[name]:,}" for name in shared)) for row in PUBLISHED if row.response_tokens
+    rows = {f"{model} (here)": own} | {name: cells for name, cells in others.items() if cells}
+    return Table(
+        title,
+        ("model", *shared),
+        tuple((name, *(cells.get(key, "") for key in shared)) for name, cells in rows.items()),
     )
-    return Table("mean response tokens", ("model", *shared), (own, *others))
 
 
 def published_scores(results: Results) -> dict[str, dict[str, float]]:
@@ -74,9 +122,10 @@ def all_tables(results: Results, model: str) -> list[Table]:
 
 
 def remarks(results: Results, deviations: Sequence[str]) -> list[str]:
-    """What whoever reads the numbers must know: how the protocol deviates, what is missing, what is not comparable."""
-    told = f"Deviates from the report's protocol: {'; '.join(deviations)}." if deviations else "The report's protocol."
-    lines = [told]
+    """What a reader of the numbers must know: how the protocol deviates, what is missing, what is not comparable."""
+    lines = [
+        f"Deviates from the report's protocol: {'; '.join(deviations)}." if deviations else "The report's protocol."
+    ]
     for name, result in results.items():
         if not result.is_complete:
             lines.append(
@@ -87,7 +136,7 @@ def remarks(results: Results, deviations: Sequence[str]) -> list[str]:
 
 
 def left_out(result: BenchmarkResult) -> str:
-    """What the score would be without the benefit of the doubt, to go behind it; empty if nothing was in doubt."""
+    """A clause that gives the score if all undecided samples were wrong; empty if none was undecided."""
     if not result.num_undecided:
         return ""
     return f"; if the {result.num_undecided:,} undecided were wrong: {percent(result.accuracy_undecided_wrong)}%"

@@ -1,7 +1,7 @@
 """Which answers to a problem are one vote: those that the grader calls equal, wrong ones and right ones alike.
 
-Right answers all equal the gold, so they are one class already. Wrong ones are compared with each other: without
-computer algebra where that can tell, and by the grader where it cannot, but only for problems whose outcome hangs on
+Right answers all equal the gold, so they are one class already. Wrong answers are compared with each other: without
+computer algebra where that decides, and by the grader where it does not, but only for problems whose outcome depends on
 it: those with some right answers, and at least as many wrong ones.
 """
 
@@ -9,22 +9,23 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from rstar2.evals.judgement import with_patience
+from rstar2.agent.retry import with_retries
 from rstar2.evals.sample import Sample
 from rstar2.grading import Grade, Grader, decide
 from rstar2.records import Verdict
+from rstar2.rollout.judge import FIRST_PAUSE_S, MAX_RETRIES
 
 Same = Callable[[str, str], Awaitable[bool]]
-"""Whether an answer equals another, which takes the place of the gold. By computer algebra, so it takes its time."""
+"""Whether an answer equals another, which is treated as the gold. It uses computer algebra, so it is slow."""
 
 NUM_AT_ONCE = 64
 
 
 def graders_equality(grader: Grader) -> Same:
-    """InfrastructureError if the grader stays out of order."""
+    """InfrastructureError if the grader keeps failing."""
 
     async def same(answer: str, gold: str) -> bool:
-        grade = await with_patience(lambda: grader.grade_answer(answer, gold))
+        grade = await with_retries(lambda: grader.grade_answer(answer, gold), MAX_RETRIES, first_pause_s=FIRST_PAUSE_S)
         return grade.verdict is Verdict.RIGHT
 
     return same
@@ -32,7 +33,7 @@ def graders_equality(grader: Grader) -> Same:
 
 async def majority_at_k(groups: Sequence[Sequence[Sample]], same: Same | None) -> float | None:
     """The mean over problems, given the scored samples of each. None where samples have no answers to vote with, or
-    where an outcome hangs on computer algebra and there is none."""
+    where an outcome depends on computer algebra and `same` is None."""
     is_without_answers = any(
         sample.verdict in (Verdict.RIGHT, Verdict.WRONG) and sample.answer is None
         for group in groups
@@ -55,7 +56,7 @@ async def majority_at_k(groups: Sequence[Sequence[Sample]], same: Same | None) -
 
 async def majority(samples: Sequence[Sample], same: Same | None) -> float | None:
     """Whether the most frequent answer is right; among equally frequent ones, the share of them that is. Who gave no
-    answer does not vote. None if that hangs on computer algebra and there is none."""
+    answer does not vote. None if that depends on computer algebra and `same` is None."""
     num_right = sum(sample.score == 1.0 for sample in samples)
     wrong = Counter(sample.answer for sample in samples if sample.score != 1.0 and sample.answer is not None)
     if not num_right or num_right > wrong.total():
@@ -89,7 +90,7 @@ async def _pooled(counts: Counter[str], same: Same | None) -> list[int] | None:
 
 
 def _decided(answer: str, other: str) -> bool | None:
-    """None if only computer algebra can tell."""
+    """None if only computer algebra can decide."""
     decided = decide(*_in_order(answer, other))
     return decided.verdict is Verdict.RIGHT if isinstance(decided, Grade) else None
 

@@ -1,13 +1,13 @@
 """What can be decided without computer algebra: numbers, equal texts, words, choices, units, hostile answers.
 
-Pure and linear, so it runs in the caller's process at any load; what is left over comes back as a `Comparison`.
+Pure and linear, so it runs in the caller's process at any load; what is left is returned as a `SymbolicComparison`.
 """
 
+import re
 from dataclasses import dataclass
+from enum import StrEnum
 
-from rstar2.grading.choice import choice_letter
 from rstar2.grading.extract import last_box
-from rstar2.grading.grade import Grade, Method
 from rstar2.grading.integers import read_integers, same_integers
 from rstar2.grading.latex import (
     bases_conflict,
@@ -24,10 +24,45 @@ from rstar2.grading.numerals import percent_exponents, read_number, same_number
 from rstar2.grading.screen import MAX_CHARS, is_evaluated, why_refused
 from rstar2.records import Verdict
 
+_CHOICE = re.compile(
+    r"(?:\\(?:text|textbf|mathrm|mathbf|rm)\s*\{\s*)*"
+    r"(?:\(\s*(?P<bracketed>[A-J])\s*\)|(?P<bare>[A-J])\s*(?P<mark>[).:])?)"
+    r"\s*\}*\s*(?P<rest>.*)",
+    re.DOTALL,
+)
+
+
+class Method(StrEnum):
+    """What decided."""
+
+    EXTRACTION = "extraction"
+    """There was no answer to compare."""
+    INTEGERS = "integers"
+    NUMBERS = "numbers"
+    """Decimals and fractions of integers, by the rules of `rstar2.grading.numerals`."""
+    TEXT = "text"
+    """Equal up to LaTeX noise; or words, which are compared as words alone."""
+    CHOICE = "choice"
+    UNITS = "units"
+    """Both carry a unit or a numeral base, and not the same."""
+    SCREEN = "screen"
+    """The answer was refused before any computer algebra saw it."""
+    MATH_VERIFY = "math_verify"
+
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two values, tidied and without units and percent signs, that only computer algebra can tell apart."""
+class Grade:
+    """A verdict, the answer it is about (None if there was none), what decided, and why where that is not plain."""
+
+    verdict: Verdict
+    answer: str | None
+    method: Method
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicComparison:
+    """Two values, tidied and without units and percent signs, that only computer algebra can compare."""
 
     answer: str
     gold: str
@@ -36,8 +71,8 @@ class Comparison:
     """The sign itself is in neither text."""
 
 
-def decide(answer: str, gold: str, *, evaluated_only: bool = False) -> Grade | Comparison:
-    r"""Grade `answer`, or say what must be compared. With `evaluated_only`, an answer to an integer gold must be a
+def decide(answer: str, gold: str, *, evaluated_only: bool = False) -> Grade | SymbolicComparison:
+    r"""Grade `answer`, or return what must be compared. With `evaluated_only`, an answer to an integer gold must be a
     number as such: `123 \cdot 456` is then wrong without being computed. Some sets put their golds in a box."""
 
     def graded(is_right: bool, method: Method, message: str = "") -> Grade:
@@ -82,15 +117,15 @@ def decide(answer: str, gold: str, *, evaluated_only: bool = False) -> Grade | C
     return comparison if is_same is None else graded(is_same, Method.NUMBERS)
 
 
-def _comparison(answer: str, gold: str) -> Comparison:
+def _comparison(answer: str, gold: str) -> SymbolicComparison:
     answer, answer_is_percent = split_percent(answer)
     gold, gold_is_percent = split_percent(gold)
     answer, gold = (with_both_signs(with_powers_of_ten(text)) for text in (answer, gold))
-    return Comparison(answer, gold, answer_is_percent, gold_is_percent)
+    return SymbolicComparison(answer, gold, answer_is_percent, gold_is_percent)
 
 
-def _same_numbers(comparison: Comparison) -> bool | None:
-    """None if one of them is no number as such."""
+def _same_numbers(comparison: SymbolicComparison) -> bool | None:
+    """None if one of them is not a plain number."""
     answer, gold = read_number(comparison.answer), read_number(comparison.gold)
     if answer is None or gold is None:
         return None
@@ -98,3 +133,14 @@ def _same_numbers(comparison: Comparison) -> bool | None:
         gold, answer_is_percent=comparison.answer_is_percent, gold_is_percent=comparison.gold_is_percent
     )
     return any(same_number(answer.scaled(exponent), gold) for exponent in exponents)
+
+
+def choice_letter(text: str) -> str | None:
+    r"""The letter of `B`, `(B)`, `B.`, `\text{(B)}`, `\textbf{(B) } 17`; None if `text` is anything else. Words after
+    the letter count only behind a bracket or a mark, so that `A cat` and `Ax+B` are no choices."""
+    match = _CHOICE.fullmatch(text.strip().strip("$").strip())
+    if match is None:
+        return None
+    if match["rest"] and not (match["bracketed"] or match["mark"]):
+        return None
+    return match["bracketed"] or match["bare"]

@@ -1,4 +1,4 @@
-r"""Where an answer stands in the model's own text, which comes turn by turn. Pure, never raises, linear in the text.
+r"""Finds the answer in the model's own text, turn by turn. Pure, never raises, linear in the text.
 
 An answer is the last balanced `\boxed{…}` inside the last `<answer>…</answer>` block. Nothing else is looked at: a box
 outside the block, in an earlier block or in tool output does not count, and the last block decides even if it is
@@ -25,7 +25,7 @@ class AnswerPlace(StrEnum):
     ANSWER_BLOCK = "answer_block"
     """In the last `<answer>` block: what an agent is asked for."""
     ANYWHERE = "anywhere"
-    """In the whole text: for models that were never taught answer blocks."""
+    """Anywhere in the text: for models that were not trained on answer blocks."""
 
 
 def count_answer_blocks(*turns: str) -> int:

@@ -1,6 +1,6 @@
 r"""From a model's text, or an answer, and a gold to a verdict, by a deadline.
 
-What `decide` cannot tell is compared by math-verify inside the executor's sandbox. Who bears the risk of an expression
+What `decide` leaves open is compared by math-verify inside the executor's sandbox. Who bears the risk of an expression
 that cannot be decided there:
 
 - the answer cannot be read, or exhausts a limit while it is read: wrong;
@@ -16,9 +16,8 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 
 from rstar2.errors import InfrastructureError
-from rstar2.grading.decide import Comparison, decide
+from rstar2.grading.decide import Grade, Method, SymbolicComparison, decide
 from rstar2.grading.extract import AnswerPlace, extract_answer
-from rstar2.grading.grade import Grade, Method
 from rstar2.records import Verdict
 from rstar2.sandbox import Execution, Executor, Limits, Request
 
@@ -42,7 +41,7 @@ class Grader:
     answers; a policy that is rewarded for them learns to copy the question into the box."""
 
     async def grade(self, *turns: str, gold: str, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) -> Grade:
-        """Grade the answer in `turns`, which are the model's own words and nothing of its environment's."""
+        """Grade the answer in `turns`: the model's own text, without the output of its tools."""
         answer = extract_answer(*turns, place=place)
         if answer is None:
             where = "the last answer block" if place is AnswerPlace.ANSWER_BLOCK else "the text"
@@ -57,7 +56,7 @@ class Grader:
         verdict, message = await self._compare(decided)
         return Grade(verdict, answer, Method.MATH_VERIFY, message)
 
-    async def _compare(self, comparison: Comparison) -> tuple[Verdict, str]:
+    async def _compare(self, comparison: SymbolicComparison) -> tuple[Verdict, str]:
         limits = Limits(wall_s=self.deadline_s, cpu_s=self.deadline_s / 2, memory_bytes=GRADING_MEMORY_BYTES)
         request = Request(_PROGRAM, stdin=json.dumps(asdict(comparison)), limits=limits)
         execution = await self.executor.run(request)
@@ -65,13 +64,13 @@ class Grader:
 
 
 def read_execution(execution: Execution) -> tuple[Verdict, str]:
-    """What a run of the grading program says, finished or stopped. Pure."""
-    said = _said(execution.stdout)
-    if execution.status.is_ours or "stage" not in said:
+    """The verdict of a run of the grading program, finished or stopped. Pure."""
+    reported = _reported(execution.stdout)
+    if execution.status.is_sandbox_fault or "stage" not in reported:
         raise InfrastructureError(
             f"grading could not be run ({execution.status}): {execution.message or execution.stderr[-500:]}"
         )
-    match said.get("verdict"):
+    match reported.get("verdict"):
         case "right":
             return Verdict.RIGHT, ""
         case "wrong":
@@ -80,19 +79,19 @@ def read_execution(execution: Execution) -> tuple[Verdict, str]:
             return Verdict.WRONG, "the answer cannot be read as mathematics"
         case "gold_unreadable":
             return Verdict.UNDECIDED, "the gold cannot be read as mathematics"
-    if said["stage"] == "started":
+    if reported["stage"] == "started":
         return Verdict.UNDECIDED, f"the gold could not be read within the limits ({execution.status})"
-    if said["stage"] == "gold":
+    if reported["stage"] == "gold":
         return Verdict.WRONG, f"the answer could not be read within the limits ({execution.status})"
     return Verdict.UNDECIDED, f"answer and gold could not be compared within the limits ({execution.status})"
 
 
-def _said(stdout: str) -> dict[str, str]:
-    """The last stage and the verdict, as far as they were said; empty if the output is not the program's own."""
-    said: dict[str, str] = {}
+def _reported(stdout: str) -> dict[str, str]:
+    """The last stage and the verdict, as far as they were printed; empty if the output is not the program's own."""
+    reported: dict[str, str] = {}
     try:
         for line in stdout.splitlines():
-            said.update(json.loads(line))
+            reported.update(json.loads(line))
     except ValueError:
         return {}
-    return said
+    return reported

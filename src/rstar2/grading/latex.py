@@ -1,4 +1,4 @@
-r"""LaTeX answers made plain: what does not change their meaning is taken away before anything compares them. Pure.
+r"""Normalizes LaTeX answers before they are compared: removes what does not change their meaning. Pure.
 
 Invariant: nothing here joins two numbers into one (a blank between digits stays unless it separates thousands), and
 nothing drops a letter that could be a variable: math-verify's own unit list turns `3t` into 3, so it is not used.
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 _SIGNS = str.maketrans(
     {
-        "−": "-",
-        "–": "-",
+        **dict.fromkeys("−–", "-"),
+        **dict.fromkeys("\u00a0\u2009\u202f\n\r\t", " "),
         "×": r"\times ",
         "·": r"\cdot ",
         "÷": "/",
@@ -24,12 +24,6 @@ _SIGNS = str.maketrans(
         "∪": r"\cup ",
         "∈": r"\in ",
         "∅": r"\emptyset ",
-        "\u00a0": " ",
-        "\u2009": " ",
-        "\u202f": " ",
-        "\n": " ",
-        "\r": " ",
-        "\t": " ",
     }
 )
 _DELIMITER = re.compile(r"\\?\$|(?<!\\)\\[()\[\]]")
@@ -59,33 +53,13 @@ _TEXT_UNIT = re.compile(
 )
 _WORD_UNIT = re.compile(r"(?P<value>.*[\d})])\s*(?P<unit>\b[a-zA-Z]{2,}(?: [a-zA-Z]{2,}){0,2})(?P<power>\^\{?\d\}?)?")
 _CONNECTIVES = frozenset({"and", "or", "if", "for", "where", "when", "mod", "to"})
-_UNITS = {
-    name: unit
-    for unit, names in {
-        "mm": "mm millimeter millimetre",
-        "cm": "cm centimeter centimetre",
-        "m": "m meter metre",
-        "km": "km kilometer kilometre",
-        "in": "inch inche",
-        "ft": "ft feet foot",
-        "yd": "yd yard",
-        "mi": "mile",
-        "g": "g gram",
-        "kg": "kg kilogram",
-        "s": "s sec second",
-        "min": "min minute",
-        "h": "hr hour",
-        "d": "day",
-        "week": "week",
-        "month": "month",
-        "year": "yr year",
-        "$": "dollar usd",
-        "cent": "cent",
-        "degree": "degree deg",
-        "mph": "mph",
-    }.items()
-    for name in names.split()
-}
+_UNIT_NAMES = (
+    "mm millimeter millimetre", "cm centimeter centimetre", "m meter metre", "km kilometer kilometre", "inch inche",
+    "ft feet foot", "yd yard", "mile", "g gram", "kg kilogram", "s sec second", "min minute", "hr hour", "day", "week",
+    "month", "yr year", "dollar usd", "cent", "degree deg", "mph",
+)  # fmt: skip
+_UNITS = {name: names.split()[0] for names in _UNIT_NAMES for name in names.split()}
+"""Every name of a unit, without its plural s, to its first name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +96,8 @@ def with_powers_of_ten(tidied: str) -> str:
 
 
 def with_both_signs(tidied: str) -> str:
-    r"""`\frac{-1 \pm \sqrt{17}}{2}` as the two values that it stands for. More than one sign in a value stays: whether
-    they go together is not said."""
+    r"""`\frac{-1 \pm \sqrt{17}}{2}` as the two values that it denotes. More than one sign in a value is left: whether
+    they belong together is unknown."""
     if not _PLUS_MINUS.search(tidied):
         return tidied
     braces = _SET.fullmatch(tidied)
@@ -138,7 +112,7 @@ def with_both_signs(tidied: str) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """At the commas that stand in no brackets."""
+    """At the commas outside brackets."""
     pieces, start, depth = list[str](), 0, 0
     for token in _NESTING.finditer(text):
         if token[0] == "," and depth == 0:

@@ -1,6 +1,6 @@
-r"""What a written number stands for, and which two stand for the same. Pure and exact: fractions, never floats.
+r"""The value of a written number, and which two numbers are the same. Pure and exact: fractions, never floats.
 
-Invariant: a number is taken at its word. There are three exceptions, for what computers print:
+Invariant: a number has exactly the value that is written. There are three exceptions, for what computers print:
 
 - *Printed float*: a decimal of 12 to 17 significant digits stands for whatever it agrees with to twelve digits, if it
   can be nothing else: a millionth away from an integer, or nearer to another fraction of that size, it is not the gold.
@@ -8,7 +8,7 @@ Invariant: a number is taken at its word. There are three exceptions, for what c
   √2, π), if it is that value correctly rounded.
 - *Gold that is a printed float*: it stands for what rounds to it, if that is no short number itself.
 
-It imports nothing of ours: its source goes into the sandbox together with that of `program`.
+It imports nothing else of rstar2: its source goes into the sandbox together with that of `program`.
 """
 
 import re
@@ -17,13 +17,13 @@ from decimal import Decimal
 from fractions import Fraction
 
 FLOAT_DIGITS = range(12, 18)
-"""Fewer may be a rounding that was meant; more than 17 no float has, so whoever wrote them meant them."""
+"""Fewer may be an intended rounding; no float has more than 17, so those are intended too."""
 FLOAT_NOISE = Fraction(1, 10**11)
-"""Relative: one unit of the twelfth digit."""
+"""Relative tolerance: one unit of the twelfth digit."""
 MOST_NOISE = Fraction(1, 10**6)
-"""Absolute: what is farther from a large integer has a fractional part that is meant."""
+"""Absolute tolerance: a number farther from a large integer has an intended fractional part."""
 MIN_ROUNDED_DIGITS = 6
-"""Of a rounding: significant digits, and decimals."""
+"""The least significant digits, and decimals, of a rounding."""
 
 _INTEGER = r"\d+|[1-9]\d{0,2}(?:,\d{3})+"
 _NUMERAL = re.compile(
@@ -43,11 +43,11 @@ MAX_CHARS = 1100
 class Number:
     value: Fraction
     num_digits: int = 0
-    """Significant ones of a decimal, without its trailing zeros; 0 where the number is written exactly."""
+    """Significant digits of a decimal, without trailing zeros; 0 where the number is written exactly."""
     num_decimals: int = 0
-    """Without trailing zeros; below 0 where digits before the point are missing, too."""
+    """Decimals without trailing zeros; below 0 where digits before the point are rounded, too."""
     is_irrational: bool = False
-    """Then `value` is it but for the 40th digit."""
+    """Then `value` is exact to 40 digits."""
 
     @classmethod
     def of_decimal(cls, decimal: Decimal) -> "Number":
@@ -76,7 +76,7 @@ class Number:
         return Fraction(10) ** -self.num_decimals / 2 if self.num_digits else Fraction(0)
 
     def scaled(self, exponent: int) -> "Number":
-        """Times so many tens."""
+        """Multiplied by that power of ten."""
         return replace(self, value=self.value * Fraction(10) ** exponent, num_decimals=self.num_decimals - exponent)
 
 
@@ -109,7 +109,7 @@ def same_number(answer: Number, gold: Number) -> bool:
 
 def percent_exponents(gold: Number, *, answer_is_percent: bool, gold_is_percent: bool) -> tuple[int, ...]:
     """By which powers of ten an answer may be scaled to be the gold, where at most one of them bears a percent sign.
-    A sign that is missing is forgiven; one that is there counts against a gold that is a share, up to 1."""
+    A missing sign is accepted; a superfluous one counts against a gold of at most 1, which is a share."""
     if answer_is_percent == gold_is_percent:
         return (0,)
     if gold_is_percent:

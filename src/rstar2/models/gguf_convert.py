@@ -1,19 +1,149 @@
 """A llama GGUF file to a Hugging Face folder: configuration, bfloat16 weights, tokenizer.
 
-Dequantizing loses nothing more than the quantization did, but for the rounding to bfloat16.
+Dequantizing loses nothing more than the quantization did, but for the rounding to bfloat16. llama.cpp rotates
+neighbouring pairs of a head's rows where transformers rotates its two halves, so its converter permutes the rows of the
+query and key projections. Here that is undone; every other tensor only changes its name. GGUF names the way text is
+split before byte-pair merging (`tokenizer.ggml.pre`) but does not describe it; each name has to be known here. `smollm`
+splits every digit off, then splits as GPT-2 does.
 """
+
+from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rstar2.errors import UserError
-from rstar2.models.gguf_tensors import hf_name, to_bfloat16
-from rstar2.models.gguf_tokenizer import write_tokenizer
-from rstar2.models.progress import Progress
+from rstar2.models.progress import FetchProgress
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
-def convert_gguf(gguf_path: Path, folder: Path, progress: Progress) -> None:
+_OUTER_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+_LAYER_NAMES = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
+
+
+def hf_name(gguf_name: str) -> str:
+    """`blk.3.attn_q.weight` to `model.layers.3.self_attn.q_proj.weight`."""
+    if gguf_name in _OUTER_NAMES:
+        return _OUTER_NAMES[gguf_name]
+    prefix, _, rest = gguf_name.partition(".")
+    layer, _, part = rest.partition(".")
+    if prefix == "blk" and layer.isdecimal() and part in _LAYER_NAMES:
+        return f"model.layers.{layer}.{_LAYER_NAMES[part]}"
+    raise UserError(f"GGUF tensor {gguf_name!r} is not part of a plain llama model")
+
+
+def undo_rotary_permutation(weights: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows of each head from llama.cpp's (pair, member) order back to (half, position)."""
+    num_pairs = weights.shape[0] // num_heads // 2
+    by_pair = weights.reshape(num_heads, num_pairs, 2, *weights.shape[1:])
+    return by_pair.swapaxes(1, 2).reshape(weights.shape)
+
+
+def to_bfloat16(tensor: Any, num_heads: int, num_kv_heads: int) -> torch.Tensor:
+    """One `gguf.ReaderTensor`, dequantized."""
+    import torch
+    from gguf.quants import dequantize
+
+    weights = dequantize(tensor.data, tensor.tensor_type)
+    if tensor.name.endswith(".attn_q.weight"):
+        weights = undo_rotary_permutation(weights, num_heads)
+    elif tensor.name.endswith(".attn_k.weight"):
+        weights = undo_rotary_permutation(weights, num_kv_heads)
+    # Copied: the reader's arrays are views of a read-only file.
+    return torch.tensor(weights).to(torch.bfloat16)
+
+
+_NORMAL, _CONTROL = 1, 3
+"""Of `tokenizer.ggml.token_type`."""
+
+
+def write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
+    """tokenizer.json, tokenizer_config.json and chat_template.jinja."""
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    control_tokens = _control_tokens(metadata)
+    build_tokenizer(metadata).save(str(folder / "tokenizer.json"))
+    config = {
+        # The class that takes tokenizer.json as it is: GPT2Tokenizer would put its own splitting in place of ours.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": tokens[metadata["tokenizer.ggml.bos_token_id"]],
+        "eos_token": tokens[metadata["tokenizer.ggml.eos_token_id"]],
+        "unk_token": tokens[metadata["tokenizer.ggml.unknown_token_id"]],
+        "pad_token": tokens[metadata["tokenizer.ggml.padding_token_id"]],
+        "model_max_length": metadata["llama.context_length"],
+        "clean_up_tokenization_spaces": False,
+        "added_tokens_decoder": {
+            str(tokens.index(token)): {
+                "content": token,
+                "lstrip": False,
+                "normalized": False,
+                "rstrip": False,
+                "single_word": False,
+                "special": True,
+            }
+            for token in control_tokens
+        },
+    }
+    _write_json(folder / "tokenizer_config.json", config)
+    (folder / "chat_template.jinja").write_text(metadata["tokenizer.chat_template"], encoding="utf-8")
+
+
+def build_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    _refuse_unknown_kinds(metadata)
+    vocabulary = {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(token, normalized=False, special=True) for token in _control_tokens(metadata)]
+    )
+    return tokenizer
+
+
+def _control_tokens(metadata: dict[str, Any]) -> list[str]:
+    kinds = zip(metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"], strict=True)
+    return [token for token, kind in kinds if kind == _CONTROL]
+
+
+def _refuse_unknown_kinds(metadata: dict[str, Any]) -> None:
+    """A tokenizer that is nearly right is worse than none: its ids look plausible."""
+    for key, supported in (("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "smollm")):
+        if metadata.get(key) != supported:
+            raise UserError(f"GGUF field {key} is {metadata.get(key)!r}; only {supported!r} can be converted")
+    for key in ("tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_space_prefix"):
+        if metadata.get(key, False):
+            raise UserError(f"GGUF field {key} is set; such tokenizers cannot be converted")
+    other_kinds = set(metadata["tokenizer.ggml.token_type"]) - {_NORMAL, _CONTROL}
+    if other_kinds:
+        raise UserError(f"GGUF field tokenizer.ggml.token_type holds {sorted(other_kinds)}; only 1 and 3 are known")
+
+
+def convert_gguf(gguf_path: Path, folder: Path, progress: FetchProgress) -> None:
     """Fills the existing `folder`."""
     from gguf import GGUFReader
 
@@ -70,7 +200,7 @@ def _shortest(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def _write_weights(tensors: Any, metadata: dict[str, Any], path: Path, progress: Progress) -> None:
+def _write_weights(tensors: Any, metadata: dict[str, Any], path: Path, progress: FetchProgress) -> None:
     from safetensors.torch import save
 
     num_heads: int = metadata["llama.attention.head_count"]

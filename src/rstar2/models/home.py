@@ -19,8 +19,8 @@ def data_home() -> Path:
 
 
 def kept_in_home(kind: str) -> Path:
-    """The home's folder for one kind of things, there or not yet. UserError if something else is in its place, or
-    nobody may look."""
+    """The home's folder for one kind of data, whether it exists or not. UserError if it is no folder or cannot be
+    read."""
     home = data_home()
     for folder in (home, home / kind):
         try:

@@ -1,16 +1,72 @@
-"""A model's files from the Hugging Face hub, at the catalog's commit.
+"""A model's files from the Hugging Face hub, and what every use of the hub shares: one error, one deadline.
 
-Whatever keeps the hub from serving them (no network, no such commit, a broken transfer) is a `HubUnavailableError`, so
-that the caller can go on to another source. A machine without the hub finds out within `HUB_ANSWER_DEADLINE_S`.
+Whatever keeps the hub from serving (no network, no such commit, a broken transfer) is a `HubUnavailableError`, so that
+the caller can try another source. A machine without the hub finds out within `HUB_ANSWER_DEADLINE_S`.
 """
 
 import shutil
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
+from rstar2.errors import InfrastructureError
 from rstar2.models.catalog import CatalogEntry
-from rstar2.models.hub_client import HUB_ANSWER_DEADLINE_S, HubUnavailableError, answer_within, hidden_bar, reason
-from rstar2.models.progress import Progress, following_size
+from rstar2.models.progress import FetchProgress, following_size
 from rstar2.models.storage import is_storage_error, require_free
+
+HUB_ANSWER_DEADLINE_S = 6.0
+"""A hub that is there lists a repository in well under a second. The client's own limits are per attempt and per
+address and do not cover name resolution, so together they can reach minutes."""
+
+Answer = TypeVar("Answer")
+
+
+class HubUnavailableError(InfrastructureError):
+    """The hub did not serve what was asked for; the message says why in a few words."""
+
+
+def answer_within(deadline_s: float, ask: Callable[[], Answer]) -> Answer:
+    """What `ask` returns; HubUnavailableError if the hub is switched off, fails, or the deadline has passed."""
+    from huggingface_hub import is_offline_mode
+
+    if is_offline_mode():
+        raise HubUnavailableError("HF_HUB_OFFLINE is set")
+    answers: list[Answer] = []
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            answers.append(ask())
+        except Exception as error:
+            failures.append(error)
+
+    # A daemon: a name lookup cannot be cancelled, and must not keep the process from exiting.
+    asking = threading.Thread(target=run, daemon=True, name="asking the hub")
+    asking.start()
+    asking.join(deadline_s)
+    if asking.is_alive():
+        raise HubUnavailableError(f"no answer within {deadline_s:g} s")
+    if failures:
+        raise HubUnavailableError(reason(failures[0])) from failures[0]
+    return answers[0]
+
+
+def hidden_bar() -> Any:
+    """A class of progress bar that draws nothing: the client always draws, and our own bar shows the same bytes."""
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+
+    class HiddenBar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
+
+    return HiddenBar
+
+
+def reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
 
 _NEEDED_NAMES = frozenset(
     {
@@ -29,7 +85,7 @@ _NEEDED_NAMES = frozenset(
 )
 
 
-def fetch_from_hub(entry: CatalogEntry, folder: Path, progress: Progress) -> None:
+def fetch_from_hub(entry: CatalogEntry, folder: Path, progress: FetchProgress) -> None:
     """Fills the existing `folder` with the entry's files, each at its full size."""
     sizes = _list_needed_files(entry)
     total_bytes = sum(sizes.values())
@@ -42,7 +98,7 @@ def fetch_from_hub(entry: CatalogEntry, folder: Path, progress: Progress) -> Non
 
 
 def needed(path: str) -> bool:
-    """Top-level weights, tokenizer and configuration; repositories also hold other formats and training logs."""
+    """Whether a file is needed: top-level weights, tokenizer and configuration, but no other formats and logs."""
     return path in _NEEDED_NAMES or ("/" not in path and path.endswith(".safetensors"))
 
 
@@ -58,7 +114,7 @@ def _list_files(entry: CatalogEntry, timeout_s: float) -> dict[str, int]:
     """The repository's files and their sizes."""
     from huggingface_hub import HfApi
 
-    # Unlike the listing of a repository's tree, this request is not repeated when it fails.
+    # Unlike the listing of a repository's tree, this request is not retried when it fails.
     info = HfApi().model_info(entry.repo, revision=entry.revision, files_metadata=True, timeout=timeout_s)
     return {file.rfilename: file.size or 0 for file in info.siblings or ()}
 

@@ -1,4 +1,4 @@
-"""How long work reports on itself, without knowing who watches."""
+"""How long downloads and conversions report their progress, whoever displays it."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -14,16 +14,16 @@ Advance = Callable[[int], None]
 """Called with the bytes done so far, not with their increase."""
 
 
-class Progress(Protocol):
+class FetchProgress(Protocol):
     def note(self, message: str) -> None:
         """One line that a person should read."""
 
     def stage(self, title: str, total_bytes: int | None = None) -> AbstractContextManager[Advance]:
-        """A stretch of work; None where its size is not known."""
+        """A stage of the work; its size is None where it is unknown."""
 
 
-class Silent:
-    """Nobody watches."""
+class SilentProgress:
+    """Shows nothing."""
 
     def note(self, message: str) -> None:
         pass

@@ -1,18 +1,124 @@
-"""From what a recipe or a command line says to a folder that can be loaded.
+"""From a model name in a recipe or on a command line to a folder that can be loaded.
 
 A name of the catalog, or of an agent that comes with this package, always means that; anything else is a path.
-`./name` reaches a folder that happens to share such a name. A folder of adapters means its base with the adapters
-merged in.
+`./name` reaches a folder that happens to share such a name. A folder of low-rank adapters (what a LoRA run writes to
+`final/adapter`, or any folder that peft wrote for linear layers) means its base with the adapters merged in. The merged
+model is kept in `RSTAR2_HOME/cache/merged`, under the digest of its sources, so other adapters or another base get
+another folder.
 """
 
+import hashlib
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 from rstar2.errors import UserError
-from rstar2.models.adapter import base_name, is_adapter, merged_folder
 from rstar2.models.agents import AGENTS
-from rstar2.models.card import read_card
+from rstar2.models.card import CARD_NAME, read_card
 from rstar2.models.catalog import CATALOG, suggestion
-from rstar2.models.home import model_folder
+from rstar2.models.home import kept_in_home, model_folder
+from rstar2.models.storage import exclusive, put_in_place, require_installed, staged, storage_errors
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+
+
+def is_adapter(folder: Path) -> bool:
+    return (folder / CONFIG_FILE).is_file()
+
+
+def base_name(adapter: Path) -> str:
+    """What the adapters belong to, as `resolve` takes it."""
+    name = _config(adapter).get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        raise UserError(f"{adapter / CONFIG_FILE}: base_model_name_or_path must name the model that it adapts")
+    return name
+
+
+def merged_folder(adapter: Path, base: Path) -> Path:
+    """The model of `base` with the adapters merged in; made if it is not there yet."""
+    require_installed(("torch", "safetensors"), f"the adapters in {adapter}")
+    if not (adapter / WEIGHTS_FILE).is_file():
+        raise UserError(f"{adapter} has no {WEIGHTS_FILE}: it is no complete folder of adapters")
+    folder = kept_in_home("cache") / "merged" / _digest(adapter, base)
+    if folder.is_dir():
+        return folder
+    with storage_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(folder), staged(folder) as scratch:
+            finished = scratch / "model"
+            _merge(adapter, base, finished)
+            put_in_place(finished, folder, scratch)
+    return folder
+
+
+def _config(adapter: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((adapter / CONFIG_FILE).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{adapter / CONFIG_FILE} is damaged: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{adapter / CONFIG_FILE} is damaged: it holds no object")
+    return config
+
+
+def _scaling(adapter: Path) -> float:
+    """What the product of the two matrices is multiplied by."""
+    config = _config(adapter)
+    if config.get("peft_type") != "LORA" or config.get("use_dora") or config.get("modules_to_save"):
+        raise UserError(f"{adapter}: only plain LoRA adapters of linear layers can be merged here")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, (int, float)):
+        raise UserError(f"{adapter / CONFIG_FILE} is damaged: r must be a number of at least 1, lora_alpha a number")
+    return float(alpha / (rank**0.5 if config.get("use_rslora") else rank))
+
+
+def _digest(adapter: Path, base: Path) -> str:
+    digest = hashlib.sha256(str(base.absolute()).encode())
+    for file in sorted(base.glob("*.safetensors")):
+        digest.update(f"{file.name}\0{file.stat().st_size}\0{file.stat().st_mtime_ns}\0".encode())
+    for file in sorted(file for file in adapter.iterdir() if file.is_file()):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _merge(adapter: Path, base: Path, target: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load_file, save_file
+
+    scaling = _scaling(adapter)
+    try:
+        stored_adapters = load_file(adapter / WEIGHTS_FILE)
+    except SafetensorError as error:
+        raise UserError(f"{adapter / WEIGHTS_FILE} is damaged ({error}): get the adapters again") from error
+    adapters = {name.removeprefix(_PREFIX): tensor.float() for name, tensor in stored_adapters.items()}
+    unused = {name.rpartition(".lora_")[0] for name in adapters}
+    target.mkdir()
+    for file in base.iterdir():
+        if file.is_file() and file.suffix != ".safetensors" and file.name != CARD_NAME:
+            shutil.copy(file, target / file.name)
+    for file in sorted(base.glob("*.safetensors")):
+        state = {}
+        with safe_open(file, "pt") as stored:
+            metadata = stored.metadata()
+            for name in stored.keys():  # noqa: SIM118  # it is no dict
+                tensor = stored.get_tensor(name)
+                layer = name.removesuffix(".weight")
+                if layer in unused:
+                    unused.remove(layer)
+                    up, down = adapters[f"{layer}.lora_B.weight"], adapters[f"{layer}.lora_A.weight"]
+                    tensor = (tensor.float() + up @ down * scaling).to(tensor.dtype)
+                state[name] = tensor
+        save_file(state, target / file.name, metadata)
+    if unused:
+        raise UserError(
+            f"{adapter} adapts {min(unused)}, which the model in {base} does not have: it is of another model"
+        )
+    for file in adapter.iterdir():
+        if file.is_file() and file.name not in (CONFIG_FILE, WEIGHTS_FILE):
+            shutil.copy(file, target / file.name)
 
 
 def resolve(name_or_path: str | Path) -> Path:

@@ -1,12 +1,13 @@
-"""Disk trouble as sentences, and the folder that appears only when it is finished."""
+"""What getting a model needs of this machine: packages, disk space, and a folder that appears once it is complete."""
 
 import errno
 import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from rstar2.errors import InfrastructureError, UserError
@@ -38,7 +39,7 @@ def storage_errors(folder: Path) -> Iterator[None]:
 
 
 def require_free(folder: Path, num_bytes: int) -> None:
-    """Better to say it before a download than after it."""
+    """Fails before a download rather than after it."""
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < num_bytes:
         raise InfrastructureError(
@@ -49,7 +50,7 @@ def require_free(folder: Path, num_bytes: int) -> None:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Only one process at a time fills a folder; a second one is told so at once. The lock dies with its process."""
+    """Only one process at a time fills a folder; a second one fails at once. The lock is released with its process."""
     lock_path = folder.parent / f".{folder.name}.lock"
     lock_file = _lock(lock_path)
     if lock_file is None:
@@ -70,7 +71,7 @@ def _lock(path: Path) -> int | None:
         except BlockingIOError:
             os.close(descriptor)
             return None
-        # Its last holder may have unlinked it between our open and our lock; then it guards nothing.
+        # Its last holder may have unlinked it between our open and our lock; then it protects nothing.
         if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
             return descriptor
         os.close(descriptor)
@@ -103,3 +104,10 @@ def put_in_place(finished: Path, folder: Path, scratch: Path) -> None:
         if replaced.exists():
             replaced.rename(folder)
         raise
+
+
+def require_installed(modules: Sequence[str], purpose: str) -> None:
+    """UserError if a part of the `train` extra is missing, before a download and not after it."""
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        raise UserError(f"{purpose} needs {', '.join(missing)}: run `pip install 'rstar2[train]'`")

@@ -1,4 +1,4 @@
-"""A model of a few million parameters, built from nothing: a tokenizer learnt from given texts, and random weights.
+"""A model of a few million parameters, built from nothing: a tokenizer trained on given texts, and random weights.
 
 The folder that comes out is a plain Hugging Face folder like any other, so nothing else needs to know that it is tiny.
 """
@@ -16,7 +16,7 @@ TAGS = (
     *("<reason>", "</reason>", "<answer>", "</answer>"),
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
 )
-"""One token each, as in Qwen3's vocabulary: structure is no spelling exercise."""
+"""One token each, as in Qwen3's vocabulary, so that the model need not spell them."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -34,7 +34,7 @@ class TinySizes:
 
 
 def build_tiny(folder: Path, architecture: str, sizes: TinySizes, texts: Iterable[str], seed: int) -> None:
-    """Write a model folder. `architecture` is llama or qwen3; the tokenizer's merges are learnt from `texts`."""
+    """Write a model folder. `architecture` is llama or qwen3; the tokenizer is trained on `texts`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
     from transformers.utils.logging import disable_progress_bar
@@ -47,7 +47,7 @@ def build_tiny(folder: Path, architecture: str, sizes: TinySizes, texts: Iterabl
     if architecture not in makers:
         raise UserError(f"a tiny model is llama or qwen3, not {architecture!r}")
     make_config, make_model = makers[architecture]
-    tokenizer = _learn_tokenizer(texts, sizes.vocab_size)
+    tokenizer = _train_tokenizer(texts, sizes.vocab_size)
     end_of_turn_id = tokenizer.token_to_id("<|im_end|>")
     config = make_config(
         vocab_size=tokenizer.get_vocab_size(),
@@ -80,13 +80,13 @@ def build_tiny(folder: Path, architecture: str, sizes: TinySizes, texts: Iterabl
 
 
 def intermediate_size(hidden_size: int) -> int:
-    """The usual 8/3 of a gated block, in whole multiples of 16."""
+    """The usual 8/3 of a gated block, in multiples of 16."""
     return round(hidden_size * 8 / 3 / 16) * 16
 
 
-def _learn_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
-    """Byte-level BPE over whole lines, so that what is always said in the same words takes few tokens. Digits go in
-    pairs: a pair seldom occurs twice in a conversation, which makes numbers easy to copy."""
+def _train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
+    """Byte-level BPE over full lines, so that recurring phrases take few tokens. Digits are tokenized in pairs: a pair
+    seldom occurs twice in a conversation, which makes numbers easy to copy."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -112,7 +112,7 @@ def _learn_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
 
 
 def _without_tags(text: str) -> str:
-    """Merges across a tag would never be used, since the tag is cut out first."""
+    """Merges across a tag would never be used, since tags are split off first."""
     for tag in (*CONTROL_TOKENS, *TAGS):
         text = text.replace(tag, " ")
     return text

@@ -1,4 +1,4 @@
-"""Does a model folder hold a model that works? Asked before the folder is put in place.
+"""Checks that a model folder holds a model that works, before the folder is put in place.
 
 Every weight file is opened and compared with the index; then, where memory allows, the model is loaded and must name
 the capital of France, by plain continuation and, if it is a chat model, through its chat template.
@@ -26,7 +26,7 @@ _PROBES = ("12 + 345 = 357", "x = {'é': [1.5, None]}\n\tif x:  # ½ ✓\n")
 
 
 def verify_model(folder: Path, *, is_chat: bool) -> Verification:
-    """How far it could be checked; InfrastructureError if it does not hold."""
+    """How far it could be checked; InfrastructureError if a check fails."""
     from transformers import AutoTokenizer
 
     _check_weight_files(folder)
@@ -73,7 +73,7 @@ def _device_with_room(num_bytes: int) -> str | None:
 
 
 def available_memory_bytes() -> int:
-    """What can be allocated without swapping; all of the machine's memory where the system does not say."""
+    """What can be allocated without swapping; all of the machine's memory where the system does not report it."""
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -120,7 +120,7 @@ def answer_question(model: Any, tokenizer: Any, question: str) -> str:
 
 def _generate(model: Any, tokenizer: Any, inputs: Any) -> str:
     inputs = inputs.to(model.device)
-    # The sampling settings of the model's own generation_config mean nothing here, and would be warned about.
+    # The sampling settings of the model's own generation_config have no effect here, and would cause a warning.
     sampling = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
     output_ids = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, **sampling)
     text: str = tokenizer.decode(output_ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)

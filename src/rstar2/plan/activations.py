@@ -1,19 +1,88 @@
 """What a micro-batch keeps in memory between its forward and its backward pass: measured by running it on meta.
 
 One decoder layer and the two ends of the model (embedding, last norm, head, loss) are run forward and backward on
-tensors without data, and every byte that operators make is counted while it lives. All layers are alike, so the whole
-is layers times one layer, and the larger of what a layer and what the head need beyond that while they run.
+tensors without data, and every byte that operators allocate is counted while it lives. All layers are alike, so the
+total is layers times one layer, and the larger of what a layer and what the head need beyond that while they run.
 """
 
+import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from rstar2.plan.live_bytes import LiveBytes
 from rstar2.plan.meta_model import ModelPlan
 from rstar2.train.learning.forward import ApplyHead, in_pieces, plain_head
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """`with LiveBytes() as live:` run something; `live.now_bytes` and `live.peak_bytes()` are what it allocated.
+
+    Every storage that an operator creates is counted once, from its creation until its last reference is gone, also
+    those of views and saved tensors, on any device. Storages that existed before are not counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now_bytes = 0
+        self._changes: list[tuple[int, int]] = []
+        """(number of the storage, bytes allocated or freed), in order."""
+        self._numbers: dict[int, int] = {}
+        """Numbers of the live storages, by address of the storage object."""
+        self._foreign: set[int] = set()
+        self._watches: dict[int, weakref.ref[UntypedStorage]] = {}
+        self._num_storages = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for storage in _storages((args, kwargs)):
+            if id(storage) not in self._numbers:
+                self._watch(storage, self._foreign.discard)
+                self._foreign.add(id(storage))
+        result = func(*args, **(kwargs or {}))
+        for storage in _storages(result):
+            if id(storage) not in self._numbers and id(storage) not in self._foreign:
+                self._count(storage)
+        return result
+
+    def peak_bytes(self, without: Iterable[Tensor | None] = ()) -> int:
+        """The peak, without the storages of some tensors that are still alive."""
+        left_out = {self._numbers.get(id(tensor.untyped_storage())) for tensor in without if tensor is not None}
+        now = peak = 0
+        for number, change in self._changes:
+            if number not in left_out:
+                now += change
+                peak = max(peak, now)
+        return peak
+
+    def _count(self, storage: UntypedStorage) -> None:
+        number, num_bytes = self._num_storages, storage.nbytes()
+        self._num_storages += 1
+        self._numbers[id(storage)] = number
+        self._change(number, num_bytes)
+        self._watch(storage, lambda address: self._change(self._numbers.pop(address), -num_bytes))
+
+    def _change(self, number: int, num_bytes: int) -> None:
+        self.now_bytes += num_bytes
+        self._changes.append((number, num_bytes))
+
+    def _watch(self, storage: UntypedStorage, on_end: Any) -> None:
+        address = id(storage)
+        if address in self._watches:
+            return
+
+        def end(_: weakref.ref[UntypedStorage]) -> None:
+            del self._watches[address]
+            on_end(address)
+
+        self._watches[address] = weakref.ref(storage, end)
+
+
+def _storages(values: Any) -> list[UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +90,12 @@ class ActivationBytes:
     """Of one micro-batch."""
 
     kept_layers: int
-    """From a layer's forward to its backward pass, of all layers; with checkpointing, their inputs alone."""
+    """Kept from the forward to the backward pass, of all layers; with gradient checkpointing, their inputs alone."""
     one_layer: int
-    """More, while one layer is computed: what checkpointing computes again, and gradients of activations."""
+    """In addition while one layer is computed: what gradient checkpointing recomputes, and gradients of activations."""
     ends: int
-    """More, while the head is computed: logits of a piece and their gradients; on a CPU their log-softmax as well."""
+    """In addition while the head is computed: logits of a piece and their gradients; on a CPU their log-softmax,
+    too."""
 
     @property
     def total(self) -> int:
@@ -33,7 +103,7 @@ class ActivationBytes:
 
 
 class ActivationMeter:
-    """Measures one model at any size of micro-batch. On another device than meta it is run for real, for comparison."""
+    """Measures one model at any size of micro-batch. On another device than meta it runs for real, for comparison."""
 
     def __init__(self, plan: ModelPlan, device: str = "meta") -> None:
         self._plan = plan
@@ -43,7 +113,7 @@ class ActivationMeter:
         self._device = device
 
     def measure(self, num_tokens: int) -> ActivationBytes:
-        """Of a micro-batch of `num_tokens`, every one of which is learnt from."""
+        """Of a micro-batch of `num_tokens`, all of which are trained on."""
         plan = self._plan
         sizes = (1, num_tokens, plan.config.hidden_size)
         hidden = torch.empty(sizes, dtype=plan.dtype, device=self._device, requires_grad=True)
@@ -56,7 +126,7 @@ class ActivationMeter:
 
 
 def _layer(model: Any, hidden: Tensor) -> tuple[int, int]:
-    """What one layer keeps after its forward pass, and the most that it ever holds, in bytes."""
+    """What one layer keeps after its forward pass, and its peak, in bytes."""
     model.zero_grad(set_to_none=True)
     layer = model.model.layers[0]
     positions = torch.zeros(1, hidden.shape[1], dtype=torch.long, device=hidden.device)
@@ -83,13 +153,13 @@ def _ends(model: Any, hidden: Tensor, apply_head: ApplyHead) -> int:
 
 
 def gpu_head(head: Any, hidden: Tensor, targets: Tensor, _temperature: float) -> tuple[Tensor, Tensor]:
-    """As the trainer's kernels on a GPU: of the logits there is nothing but themselves, and later their gradient."""
+    """As the trainer's kernels on a GPU: they allocate the logits alone, and later their gradient."""
     log_probs, entropies = _GpuKernel.apply(head(hidden), targets)  # type: ignore[no-untyped-call]
     return log_probs, entropies
 
 
 class _GpuKernel(torch.autograd.Function):
-    """Makes and keeps what `LogProbs` of the trainer does, and computes nothing."""
+    """Allocates and keeps what `LogProbs` of the trainer does, and computes nothing."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,32 +1,31 @@
-"""What does not fit, told as a sentence that names the field and what would help. Pure."""
+"""What does not fit, as sentences that name the field and what would help. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rstar2.config import Recipe
-from rstar2.plan.engine_memory import EngineMemory
 from rstar2.plan.layout import Layout, Sharing
-from rstar2.plan.memory import RankMemory
+from rstar2.plan.memory import EngineMemory, RankMemory
 
 GIB = 1 << 30
 
 
 MAX_MICRO_BATCH_TOKENS = 1 << 17
-"""More than any recipe has use for; what lies beyond is not looked at."""
+"""More than any recipe needs; larger ones are not tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What of `train.micro_batch_tokens` was found out."""
+    """The recipe's `train.micro_batch_tokens`, and what would fit."""
 
     num_tokens: int
-    """As the recipe has it."""
+    """The recipe's value."""
     num_longest_tokens: int
-    """Of the longest sequence that must fit into one."""
+    """Length of the longest sequence that must fit into one."""
     num_largest_tokens: int | None
-    """That fits, of those up to `MAX_MICRO_BATCH_TOKENS`; None if not even the smallest does."""
+    """The largest that fits, up to `MAX_MICRO_BATCH_TOKENS`; None if not even the smallest does."""
     num_largest_checkpointed_tokens: int | None
-    """The same with activation checkpointing, where the recipe has none."""
+    """The same with gradient checkpointing, where the recipe has none."""
 
 
 def sentences(
@@ -53,7 +52,7 @@ def sentences(
 
 
 def longest_rollout(recipe: Recipe) -> int:
-    """Prompt and response, in training and in evaluation."""
+    """Tokens of prompt and response, in training and in evaluation."""
     limits = [stage.max_response_tokens for stage in recipe.stages]
     if recipe.eval.benchmarks:
         limits.append(recipe.eval.max_response_tokens)

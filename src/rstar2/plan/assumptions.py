@@ -1,4 +1,4 @@
-"""What a plan cannot know and therefore assumes. Every value can be set, and every one is printed with the plan."""
+"""The assumptions of a plan. Every value can be set, and every one is printed with the plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,25 +18,25 @@ class Assumptions:
     """Share of the data sheet's FLOPs that training reaches, recomputation counted. FSDP on such models is commonly
     reported between 0.3 and 0.45."""
     memory_margin: float = 0.1
-    """Of the device's memory, kept free for fragments, communication buffers and the runtime."""
+    """Share of the device's memory kept free for fragmentation, communication buffers and the runtime."""
     network_bytes_per_s: float = 50e9
     """Of each GPU to other machines, in one direction: a port of 400 Gbit/s. The report names none."""
     collective_efficiency: float = 0.7
     """Share of a link's rate that collectives reach."""
     mean_response_tokens: Mapping[str, MeanLength] = field(default_factory=dict)
-    """By stage; `""` is for all stages. Others are as in the report, relative to their limit."""
+    """By stage; `""` is for all stages. The default is as in the report, relative to the stage's limit."""
     mean_eval_tokens: float | None = None
-    """Of a response in an evaluation; by default the share of its limit that the report's AIME24 responses have."""
+    """Mean response in an evaluation; by default the share of its limit that the report's AIME24 responses have."""
     mean_prompt_tokens: float | None = None
-    """System text, tool and problem; by default 550, or half of what the recipe allows where that is less."""
+    """Mean of system text, tool and problem; by default 550, or half of what the recipe allows if that is less."""
     mean_conversation_tokens: float | None = None
-    """Of the warm-up's conversations; by default 1000, or half of what the recipe allows where that is less."""
+    """Mean of the warm-up's conversations; by default 1000, or half of what the recipe allows if that is less."""
     tool_s: float = 0.3
-    """From a call to its result. The report's mean."""
+    """Time from a call to its result. The report's mean."""
     calls_per_rollout: float = 2.75
     """45,000 calls a step of 16,384 rollouts, as in the report."""
     num_problems: Mapping[str, int] = field(default_factory=dict)
-    """Of the data sets whose size cannot be seen, by their name."""
+    """Sizes of data sets that cannot be inspected, by their name."""
     max_simulated_rollouts: int = 2048
-    """A step with more is simulated as a slice: so many of its rollouts, on as many of its engines."""
+    """A step with more is simulated as a slice: so many of its rollouts, on a proportional part of its engines."""
     seed: int = 0

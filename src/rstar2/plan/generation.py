@@ -1,8 +1,8 @@
 """How long a batch of rollouts takes on the recipe's engines: the scheduler's simulator, with the recipe's own policy.
 
 A large batch is simulated as a slice: a part of the problems on the same part of the engines, so that each engine has
-as much to do as it will have. Where one engine alone has too many, two smaller loads are simulated and the line through
-them is followed.
+as much to do as it will have. Where one engine alone has too many, two smaller loads are simulated and extrapolated
+linearly.
 """
 
 from collections.abc import Sequence
@@ -10,23 +10,21 @@ from dataclasses import dataclass, replace
 
 from rstar2.config import Recipe
 from rstar2.plan.devices import Device
-from rstar2.plan.engine_memory import block_size
-from rstar2.plan.rollouts import draw
-from rstar2.rollout.decisions import Decision
-from rstar2.rollout.facts import Fact, RolloutEnded
+from rstar2.plan.memory import block_size
+from rstar2.plan.rollout_lengths import draw
 from rstar2.rollout.policies import make_policy
-from rstar2.rollout.scheduler import Scheduler
-from rstar2.rollout.simulator import EngineModel, Fleet, Workload, roofline, simulate
-from rstar2.rollout.simulator.generators import WorkloadShape
+from rstar2.rollout.scheduler import Decision, Fact, RolloutEnded, Scheduler
+from rstar2.rollout.simulator import EngineModel, Fleet, roofline, simulate
 from rstar2.rollout.simulator.hardware import ModelShape
+from rstar2.rollout.simulator.workload import WorkloadShape
 
 _AMPLE_BYTES = 1e15
-"""For a roofline of speeds alone."""
+"""For a roofline whose cache is not limited."""
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """So many problems with so many rollouts each, of one shape."""
+class RolloutBatch:
+    """Problems with so many rollouts each, of one shape."""
 
     shape: WorkloadShape
     num_problems: int
@@ -35,16 +33,16 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Of a whole batch; rates and means are of what was simulated."""
+    """Times of a full batch; rates and means are of the simulated part."""
 
     generate_s: float
     tools_s: float
-    """Of the makespan, what the rollouts that ended last, one in a hundred, spent at their tools on average."""
+    """The part of the makespan that the last 1% of rollouts spent in tool calls on average."""
     num_calls: float
     num_rollouts: int
     num_simulated: int
     mean_context_tokens: float
-    """Prompt and response of one rollout."""
+    """Of prompt and response of one rollout."""
     mean_pairs: float
     """Token pairs that attention computes for one rollout."""
     idle_share: float
@@ -54,8 +52,8 @@ class Generation:
         return self.generate_s + self.tools_s
 
 
-class _NotesEnds:
-    """A policy that is passed through, and remembers in which order rollouts ended."""
+class _RecordsEnds:
+    """Wraps a policy, and records the order in which rollouts ended."""
 
     def __init__(self, policy: Scheduler) -> None:
         self._policy = policy
@@ -69,7 +67,7 @@ class _NotesEnds:
 
 
 def engine_model(recipe: Recipe, device: Device, shape: ModelShape) -> EngineModel:
-    """The device's roofline, with the recipe's own limits; how large the cache is, is not decided here."""
+    """The device's roofline, with the recipe's own limits; the size of the cache is set elsewhere."""
     model = roofline(replace(device.hardware, memory_bytes=_AMPLE_BYTES), shape, 1.0)
     return replace(
         model,
@@ -81,7 +79,7 @@ def engine_model(recipe: Recipe, device: Device, shape: ModelShape) -> EngineMod
 
 
 def estimate(
-    batch: Batch, policy: str, engine: EngineModel, num_engines: int, max_rollouts: int, seed: int
+    batch: RolloutBatch, policy: str, engine: EngineModel, num_engines: int, max_rollouts: int, seed: int
 ) -> Generation:
     num_problems_each = batch.num_problems / num_engines
     num_sliced = int(max_rollouts / (num_problems_each * batch.num_samples))
@@ -101,15 +99,18 @@ def estimate(
     )
 
 
-def _run(part: Batch, whole: Batch, policy: str, fleet: Fleet, seed: int) -> Generation:
+def _run(part: RolloutBatch, full: RolloutBatch, policy: str, fleet: Fleet, seed: int) -> Generation:
     workload = draw(part.shape, part.num_problems, part.num_samples, seed)
-    noting = _NotesEnds(make_policy(policy))
-    result = simulate(workload, noting, fleet)
+    recording = _RecordsEnds(make_policy(policy))
+    result = simulate(workload, recording, fleet)
     plans = {plan.spec.rollout: plan for plan in workload.rollouts}
-    last = noting.ended[-max(1, len(noting.ended) // 100) :]
+    last = recording.ended[-max(1, len(recording.ended) // 100) :]
     tools_s = sum(turn.tool_s for rollout in last for turn in plans[rollout].turns) / len(last)
-    lengths = _lengths(workload)
-    num_rollouts = whole.num_problems * whole.num_samples
+    lengths = [
+        plan.spec.num_prompt_tokens + sum(turn.num_sampled_tokens + turn.num_appended_tokens for turn in plan.turns)
+        for plan in workload.rollouts
+    ]
+    num_rollouts = full.num_problems * full.num_samples
     num_calls = sum(len(plan.turns) - 1 for plan in workload.rollouts)
     return Generation(
         generate_s=result.makespan_s - tools_s,
@@ -121,10 +122,3 @@ def _run(part: Batch, whole: Batch, policy: str, fleet: Fleet, seed: int) -> Gen
         mean_pairs=sum(length**2 / 2 for length in lengths) / len(lengths),
         idle_share=result.idle_share,
     )
-
-
-def _lengths(workload: Workload) -> list[int]:
-    return [
-        plan.spec.num_prompt_tokens + sum(turn.num_sampled_tokens + turn.num_appended_tokens for turn in plan.turns)
-        for plan in workload.rollouts
-    ]

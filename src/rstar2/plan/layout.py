@@ -1,4 +1,4 @@
-"""Who sits where: which devices a recipe needs, which of them train, generate, or do both. Pure."""
+"""Which devices a recipe needs, and which of them train, generate, or do both. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,7 +12,7 @@ class Sharing(StrEnum):
     """How an engine and a trainer rank share a device."""
 
     ONE_MODEL = "one model"
-    """One process: the engine reads the trainer's own weights, and its cache stays while training."""
+    """One process: the engine reads the trainer's weights, and its cache stays while training."""
     TURNS = "turns"
     """The engine sleeps while training: its weights and cache leave the device."""
     SIDE_BY_SIDE = "side by side"
@@ -26,7 +26,7 @@ class Layout:
     num_ranks: int
     num_engines: int
     num_devices: int
-    """That are paid for."""
+    """All devices that are reserved."""
     num_nodes: int
     ranks_per_shard: int
     """Ranks that together hold one copy of the model."""
@@ -35,7 +35,7 @@ class Layout:
     """By FSDP2; in one process there is nothing to shard."""
     is_offloaded: bool = False
     runs_ahead: bool = False
-    """Generation of a step goes on while an earlier one is trained on."""
+    """Whether a step is generated while an earlier one is trained on (off-policy)."""
 
     @property
     def ranks_per_node(self) -> int:

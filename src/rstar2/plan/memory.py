@@ -1,23 +1,70 @@
-"""Memory of one rank by part, while it trains and while it generates.
+"""Memory of one engine and of one trainer rank by part, while the rank trains and while the engine generates.
 
-Training is looked at in the two moments that can be its worst: when the head's logits stand in memory, and when a
-layer's backward pass has its gradients in flight. Parts are those of the worse one, so they add up to a moment that
-really occurs.
+Training has two moments that can be its peak: when the head's logits are in memory, and when a layer's backward pass
+has its gradients in flight. Parts are those of the higher peak, so they add up to a moment that really occurs.
 """
 
 from dataclasses import dataclass
 
+from rstar2.config import Recipe
+from rstar2.engine.embedded import options as embedded
+from rstar2.engine.vllm import in_process
 from rstar2.plan.activations import ActivationBytes
-from rstar2.plan.engine_memory import EngineMemory
+from rstar2.plan.devices import Device
 from rstar2.plan.layout import Layout, Sharing
 from rstar2.plan.shards import Shards
+from rstar2.rollout.simulator.hardware import ACTIVATION_BYTES, ModelShape
+
+_VLLM_CPU_CACHE_BYTES = 4 << 30
+"""vLLM's own default on a CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    weight_bytes: int
+    """0 where it reads the trainer's weights."""
+    workspace_bytes: int
+    """Activations, graphs and buffers; kept while the engine sleeps."""
+    cache_bytes: int
+    num_cache_tokens: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.workspace_bytes + self.cache_bytes
+
+
+def engine_memory(recipe: Recipe, layout: Layout, device: Device, shape: ModelShape) -> EngineMemory:
+    has_own_weights = layout.sharing is not Sharing.ONE_MODEL or recipe.model.lora is not None
+    weight_bytes = int(shape.weight_bytes) if has_own_weights else 0
+    workspace_bytes = int(ACTIVATION_BYTES) if device.is_gpu else 0
+    if recipe.engine.kv_cache_tokens is not None:
+        cache_bytes = recipe.engine.kv_cache_tokens * shape.cache_bytes_per_token
+    elif recipe.engine.kind == "vllm":
+        share_bytes = int(device.memory_bytes * recipe.engine.gpu_memory_share)
+        left_bytes = share_bytes - weight_bytes - workspace_bytes
+        cache_bytes = max(0, left_bytes) if device.is_gpu else _VLLM_CPU_CACHE_BYTES
+    else:
+        free_bytes = max(0, device.memory_bytes - int(shape.weight_bytes))
+        share_bytes = embedded.shared_cache_bytes(recipe.engine.gpu_memory_share, free_bytes, device.memory_bytes)
+        cache_bytes = share_bytes if device.is_gpu else embedded.CPU_CACHE_BYTES
+    num_block_tokens = block_size(recipe, device)
+    num_blocks = cache_bytes // (shape.cache_bytes_per_token * num_block_tokens)
+    return EngineMemory(weight_bytes, workspace_bytes, cache_bytes, num_blocks * num_block_tokens)
+
+
+def block_size(recipe: Recipe, device: Device) -> int:
+    """Tokens in one block of the cache: the engine's own choice."""
+    if recipe.engine.kind == "vllm":
+        return in_process.BLOCK_SIZE if device.is_gpu else in_process.CPU_BLOCK_SIZE
+    return embedded.CUDA_BLOCK_SIZE if device.is_gpu else embedded.BLOCK_SIZE
+
 
 MASTER_BYTES = 4
 """Weights are updated, and gradients summed over ranks, in float32."""
 MOMENT_BYTES = 8
 """AdamW's two moments of each weight."""
 _NUM_GATHERED_LAYERS = 3
-"""FSDP2 holds the layer that runs, and the buffers of its gathering and of the next layer's."""
+"""FSDP2 holds the layer that runs, and the all-gather buffers of it and of the next layer."""
 
 PARTS = (
     "parameters",
@@ -34,27 +81,27 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class TrainerBytes:
-    """What a trainer rank holds on its device."""
+    """Memory of a trainer rank on its device."""
 
     parameters: int
     optimizer: int
     reference: int
-    """What the KL term holds on to: a second copy of all that is trained."""
+    """The reference of the KL term: a second copy of all trained weights."""
     gathered: int
     gradients_kept: int
-    """Summed up from micro-batch to micro-batch."""
+    """Accumulated over micro-batches."""
     gradients_at_head: int
     gradients_in_layer: int
-    """In flight in the one and the other moment, before they are reduced to this rank's part."""
+    """In flight at the one and the other peak, before they are reduced to this rank's shard."""
     on_host: int
-    """Kept in the machine's memory instead, by `cluster.cpu_offload`."""
+    """Kept in the machine's memory by `cluster.cpu_offload`."""
 
 
 def trainer_bytes(
     shards: Shards, layout: Layout, itemsize: int, *, has_reference: bool, has_merged_copy: bool = False
 ) -> TrainerBytes:
-    """`itemsize` is of the format that the model computes in. A merged copy: of the frozen weights with the adapters in
-    them, beside the one that the engine reads."""
+    """`itemsize` is of the dtype that the model computes in. A merged copy: the frozen weights with the adapters merged
+    in, in addition to the one that the engine reads."""
     num_frozen = shards.num_held - shards.num_held_trained
     if not layout.is_sharded:
         masters = 0 if itemsize == MASTER_BYTES else MASTER_BYTES
@@ -89,7 +136,7 @@ def trainer_bytes(
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Bytes by part, at the worst moment of a phase; parts that are not there are left out."""
+    """Bytes by part at the peak of a phase, without empty parts."""
 
     name: str
     parts: dict[str, int]
@@ -101,12 +148,12 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """One device, by the rank that it is; engines that sit apart are called so."""
+    """Memory of one device: of a rank, or of an engine on a device of its own."""
 
     name: str
     phases: tuple[Phase, ...]
     capacity_bytes: int
-    """What may be used: the device's memory less the margin."""
+    """The device's memory less the margin."""
     host_bytes: int = 0
 
     @property
@@ -121,14 +168,14 @@ class RankMemory:
 def train_phase(trainer: TrainerBytes, activations: ActivationBytes, engine: EngineMemory, layout: Layout) -> Phase:
     at_head = activations.ends + trainer.gradients_at_head
     in_layer = activations.one_layer + trainer.gradients_in_layer
-    is_head_worse = at_head > in_layer
+    is_head_peak = at_head > in_layer
     parts = {
         "parameters": trainer.parameters,
         "gathered parameters": trainer.gathered,
         "gradients": trainer.gradients_kept
-        + (trainer.gradients_at_head if is_head_worse else trainer.gradients_in_layer),
+        + (trainer.gradients_at_head if is_head_peak else trainer.gradients_in_layer),
         "optimizer": trainer.optimizer,
-        "activations": activations.kept_layers + (activations.ends if is_head_worse else activations.one_layer),
+        "activations": activations.kept_layers + (activations.ends if is_head_peak else activations.one_layer),
         "reference model": trainer.reference,
     }
     if layout.sharing is Sharing.TURNS:
@@ -139,7 +186,7 @@ def train_phase(trainer: TrainerBytes, activations: ActivationBytes, engine: Eng
 
 
 def generate_phase(trainer: TrainerBytes | None, engine: EngineMemory) -> Phase:
-    """Between two updates: gradients and activations are gone. Without a trainer, an engine that sits apart."""
+    """Between two updates, without gradients and activations. Without a trainer, of an engine on its own device."""
     parts = _engine_parts(engine)
     if trainer is not None:
         parts |= {

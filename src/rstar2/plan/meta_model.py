@@ -1,7 +1,7 @@
-"""The recipe's model, really built, on the meta device: every module and every shape, not one byte of weights.
+"""The recipe's model on the meta device: every module and every shape, without memory for weights.
 
-Its attention is the kernel that the trainer runs on that kind of device, so that what is saved for the backward pass is
-what the trainer's would save.
+Its attention is the kernel that the trainer runs on that kind of device, so that it saves the same tensors for the
+backward pass.
 """
 
 import copy
@@ -25,7 +25,7 @@ class ModelPlan:
     config: Any
     """Of `transformers`."""
     dtype: torch.dtype
-    """That it computes in."""
+    """The dtype that it computes in."""
     lora: Lora | None
     is_checkpointed: bool
     is_on_gpu: bool
@@ -49,7 +49,7 @@ class ModelPlan:
         return int(self.config.num_hidden_layers)
 
     def build(self, dtype: torch.dtype, num_layers: int | None = None) -> Any:
-        """The model on meta in that format, with adapters if it has some; of fewer layers, where one tells for all."""
+        """The model on meta in that dtype, with adapters if it has some; with fewer layers, where one is enough."""
         from transformers import AttentionInterface, AutoModelForCausalLM
 
         AttentionInterface.register(_ATTENTION_NAMES[True], _varlen_attention)
@@ -70,7 +70,7 @@ class ModelPlan:
         return model
 
     def shape(self) -> ModelShape:
-        """What rooflines need to know; of the model without adapters, as engines run it."""
+        """What rooflines need, of the model without adapters, as engines run it."""
         from transformers import AutoModelForCausalLM
 
         config = self.config

@@ -9,24 +9,77 @@ from rstar2.plan.activations import ActivationMeter
 from rstar2.plan.advice import MAX_MICRO_BATCH_TOKENS, MicroBatch, longest_rollout, sentences
 from rstar2.plan.assumptions import Assumptions
 from rstar2.plan.devices import Device
-from rstar2.plan.engine_memory import EngineMemory, engine_memory
 from rstar2.plan.generation import engine_model
-from rstar2.plan.largest import largest
 from rstar2.plan.layout import Layout, Sharing, find_layout
-from rstar2.plan.memory import Phase, RankMemory, TrainerBytes, generate_phase, train_phase, trainer_bytes
+from rstar2.plan.memory import (
+    EngineMemory,
+    Phase,
+    RankMemory,
+    TrainerBytes,
+    engine_memory,
+    generate_phase,
+    train_phase,
+    trainer_bytes,
+)
 from rstar2.plan.meta_model import ModelPlan
 from rstar2.plan.model_config import find_config
-from rstar2.plan.report_week import REPORT_SET_SIZES, WeekComparison, is_report_run
-from rstar2.plan.shards import Shards, shard, whole
+from rstar2.plan.shards import Shards, shard, unsharded
 from rstar2.plan.timing import RunTime, Timer
 from rstar2.rollout.simulator import EngineModel
 from rstar2.rollout.simulator.hardware import ModelShape
+
+
+def largest(holds: Callable[[int], bool], unit: int, most: int) -> int | None:
+    """The largest multiple of `unit`, at most `most`, for which `holds`; None if there is none. `holds` must be true
+    for all smaller numbers, too."""
+    if not holds(unit):
+        return None
+    if holds(most // unit * unit):
+        return most // unit * unit
+    low, high = 1, 2
+    while high * unit < most and holds(high * unit):
+        low, high = high, high * 2
+    high = min(high, most // unit)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle * unit) else (low, middle)
+    return low * unit
+
+
+# The report's own run, to compare a plan with: Qwen3-14B-Base on 64 MI300X, 510 steps in one week.
+REPORT_MODELS = ("Qwen/Qwen3-14B-Base", "qwen3-14b-base")
+REPORT_DEVICES = 64
+REPORT_STEPS = 510
+REPORT_DAYS = 7.0
+REPORT_SET_SIZES = {"function_calls": 165_000, "instructions": 30_000, "chat": 27_000, "rl": 42_000}
+"""Sizes of the data sets that the recipe of that run names; its files are prepared by the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeekComparison:
+    planned_days: float
+    """All stages with their filters and evaluations; the warm-up is not part of the report's week."""
+    report_days: float = REPORT_DAYS
+
+    @property
+    def ratio(self) -> float:
+        return self.planned_days / self.report_days
+
+
+def is_report_run(recipe: Recipe, layout: Layout, device: Device) -> bool:
+    return (
+        recipe.model.name in REPORT_MODELS
+        and layout.num_devices == REPORT_DEVICES
+        and device.name == "mi300x"
+        and sum(stage.steps for stage in recipe.stages) == REPORT_STEPS
+    )
+
 
 MICRO_BATCH_UNIT = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RecipePlan:
     recipe: Recipe
     device: Device
     layout: Layout
@@ -34,7 +87,7 @@ class Plan:
     config_origin: str
     num_params: int
     shards: tuple[Shards, ...]
-    """Of the first rank and the last."""
+    """Of the first and of the last rank."""
     ranks: tuple[RankMemory, ...]
     engine: EngineMemory
     micro_batch: MicroBatch
@@ -61,7 +114,7 @@ def make_plan(
     *,
     measured_engine: EngineModel | None = None,
     on_step: Callable[[str], None] = lambda _: None,
-) -> Plan:
+) -> RecipePlan:
     """`measured_engine`: speeds of an engine that was measured, in place of the device's roofline."""
     if not recipe.trains:
         raise UserError("the recipe has neither [sft] nor [[stages]], so there is nothing to plan")
@@ -85,7 +138,7 @@ def make_plan(
         speeds = replace(speeds, num_cache_tokens=engine.num_cache_tokens)
         run_time = Timer(recipe, layout, device, shape, speeds, assumptions, on_step).run()
     is_week = run_time is not None and is_report_run(recipe, layout, device)
-    return Plan(
+    return RecipePlan(
         recipe=recipe,
         device=device,
         layout=layout,
@@ -105,7 +158,7 @@ def make_plan(
 
 def _shard(model: ModelPlan, layout: Layout, rank: int, on_step: Callable[[str], None]) -> Shards:
     if not layout.is_sharded:
-        return whole(model)
+        return unsharded(model)
     on_step(f"sharding the model as rank {rank} of {layout.num_ranks}")
     return shard(model, layout, rank)
 
@@ -124,7 +177,7 @@ class _Budget:
 
     @property
     def capacity_bytes(self) -> int:
-        """Of one device; the ranks of a machine without GPUs divide its memory."""
+        """Of one device; the ranks of a machine without GPUs share its memory."""
         num_sharing = 1
         if not self.device.is_gpu:
             num_engines_per_node = -(-self.layout.num_engines // self.layout.num_nodes)
@@ -175,7 +228,7 @@ def _micro_batch(recipe: Recipe, budget: _Budget, shards: Shards, on_step: Calla
 
 
 def _longest_sequence(recipe: Recipe) -> int:
-    """That is trained on."""
+    """The longest sequence that is trained on."""
     lengths = [recipe.rollout.max_prompt_tokens + stage.max_response_tokens for stage in recipe.stages]
     if recipe.sft is not None:
         lengths.append(recipe.sft.max_tokens)

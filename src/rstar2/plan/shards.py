@@ -1,7 +1,7 @@
-"""The model on its ranks: really sharded by FSDP2, on the meta device, under a process group that only pretends.
+"""The model on its ranks: really sharded by FSDP2, on the meta device, under a fake process group.
 
-One process plays one rank of N: the trainer's own code cuts each decoder layer and the rest of the model as it would on
-N machines, and what the rank then holds is read off its tensors. No number is derived from a formula for shards.
+One process acts as one rank of N: the trainer's own code shards each decoder layer and the rest of the model as it
+would on N machines, and the sizes are read off the rank's tensors. No number comes from a formula for shards.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rstar2.plan.layout import Layout
@@ -21,27 +20,27 @@ from rstar2.train.sharding.fsdp import shard_layers
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """What one rank holds, in numbers of the model, not in bytes."""
+    """The shard of one rank, in elements, not in bytes."""
 
     rank: int
     shapes: dict[str, tuple[int, ...]]
-    """Of this rank's part of each parameter, by name."""
+    """Shape of this rank's shard of each parameter, by name."""
     num_local: int
-    """Numbers in those parts."""
+    """Elements in those shards."""
     num_held: int
-    """The same with the padding that FSDP2 adds, so that every rank has as many."""
+    """The same with the padding that FSDP2 adds to make all shards equal."""
     num_held_trained: int
-    """Of those held, the ones that are trained; less only with adapters."""
+    """The trained part of `num_held`; less only with adapters."""
     num_root: int
-    """Numbers in the group that stays gathered through a step: embedding, last norm, head."""
+    """Elements in the group that stays gathered during a step: embedding, last norm, head."""
     num_root_trained: int
     num_largest_layer: int
-    """Numbers in the largest group that is gathered and given back again."""
+    """Elements in the largest group that is gathered and freed again."""
     num_largest_layer_trained: int
 
 
 @contextmanager
-def pretended_ranks(rank: int, num_ranks: int) -> Iterator[None]:
+def fake_ranks(rank: int, num_ranks: int) -> Iterator[None]:
     """A process group of `num_ranks` in which this process is `rank`, and in which nothing is ever sent."""
     # The import registers the backend.
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -56,7 +55,7 @@ def pretended_ranks(rank: int, num_ranks: int) -> Iterator[None]:
 
 def shard(plan: ModelPlan, layout: Layout, rank: int) -> Shards:
     """Rank `rank` of the layout's."""
-    with pretended_ranks(rank, layout.num_ranks):
+    with fake_ranks(rank, layout.num_ranks):
         model = plan.build(torch.float32)
         layers = [dict(layer.named_parameters()) for layer in model.model.layers]
         in_layers = {id(parameter) for layer in layers for parameter in layer.values()}
@@ -65,7 +64,10 @@ def shard(plan: ModelPlan, layout: Layout, rank: int) -> Shards:
         num_root, num_root_trained = _num(root), _num_trained(root)
         shard_layers(model, _mesh(layout), plan.dtype)
         parameters: dict[str, Any] = dict(model.named_parameters())
-        held = {name: _num_held(parameter) for name, parameter in parameters.items()}
+        held = {
+            name: parameter.to_local().untyped_storage().nbytes() // parameter.itemsize
+            for name, parameter in parameters.items()
+        }
         return Shards(
             rank=rank,
             shapes={name: tuple(parameter.to_local().shape) for name, parameter in parameters.items()},
@@ -79,7 +81,7 @@ def shard(plan: ModelPlan, layout: Layout, rank: int) -> Shards:
         )
 
 
-def whole(plan: ModelPlan) -> Shards:
+def unsharded(plan: ModelPlan) -> Shards:
     """A model that is not sharded: one process holds all of it, and gathers nothing."""
     parameters = dict(plan.build(torch.float32).named_parameters())
     num_params = _num(parameters.values())
@@ -109,8 +111,3 @@ def _num(parameters: Any) -> int:
 
 def _num_trained(parameters: Any) -> int:
     return _num(parameter for parameter in parameters if parameter.requires_grad)
-
-
-def _num_held(parameter: Any) -> int:
-    local: Tensor = parameter.to_local()
-    return local.untyped_storage().nbytes() // local.itemsize

@@ -29,7 +29,9 @@ class Passes:
     @classmethod
     def of(cls, recipe: Recipe) -> "Passes":
         num_forward = 1.0 + recipe.train.gradient_checkpointing
-        num_forward += 1 - 1 / recipe.train.optimizer_steps_per_batch  # the first of them has its old ones already
+        num_forward += (
+            1 - 1 / recipe.train.optimizer_steps_per_batch
+        )  # the first of them needs no old log-probabilities
         num_forward += recipe.algo.kl_coef > 0
         return cls(num_forward, 1.0 if recipe.model.lora is not None else 2.0)
 
@@ -51,14 +53,13 @@ class Update:
 def update_time(
     num_tokens: float,
     num_pairs: float,
-    *,
     recipe: Recipe,
     layout: Layout,
     device: Device,
     shape: ModelShape,
     assumptions: Assumptions,
 ) -> Update:
-    """Of tokens and attended pairs over all ranks, evenly spread."""
+    """For tokens and attended pairs over all ranks, evenly distributed."""
     flops = Passes.of(recipe).total * (
         _FORWARD * shape.num_active_params * num_tokens + shape.attention_flops_per_pair * num_pairs
     )
@@ -78,7 +79,7 @@ def _micro_batch_s(layout: Layout, device: Device, shape: ModelShape, assumption
     sharded_s = num_bytes / _collective_bytes_per_s(layout, device, assumptions, is_within_node=is_within_node)
     if layout.ranks_per_shard == layout.num_ranks:
         return sharded_s
-    # Each rank sums its part of the gradients with its counterparts on other machines: sent and received.
+    # Each rank reduces its shard of the gradients with its counterparts on other machines: sent and received.
     copied_bytes = 2 * _REDUCED_BYTES * num_params / layout.ranks_per_shard
     return sharded_s + copied_bytes / (assumptions.network_bytes_per_s * assumptions.collective_efficiency)
 
@@ -92,8 +93,8 @@ def sync_time(layout: Layout, device: Device, shape: ModelShape, assumptions: As
 
 
 def _collective_bytes_per_s(layout: Layout, device: Device, assumptions: Assumptions, *, is_within_node: bool) -> float:
-    """What every rank receives together: data crosses into a machine once, over the ports of all its devices, and is
-    handed on inside it."""
+    """The rate at which all ranks receive: data enters a machine once, over the ports of all its devices, and is
+    forwarded inside it."""
     ports = layout.ranks_per_node * assumptions.network_bytes_per_s
     link = device.link_bytes_per_s if is_within_node else min(device.link_bytes_per_s, ports)
     return link * assumptions.collective_efficiency

@@ -5,16 +5,14 @@ files are append-only JSON Lines that survive a kill -9 in the middle of a write
 May import: nothing.
 """
 
-from rstar2.records.answer_block import ANSWER_CLOSE, ANSWER_OPEN, answer_blocks
-from rstar2.records.group import Group, Selection
-from rstar2.records.problem import Problem
+from rstar2.records.problem import Group, Problem, Selection
 from rstar2.records.run_dir import RunDirectory
-from rstar2.records.run_info import Event, Metrics, RunInfo, RunStatus
+from rstar2.records.run_info import Event, RunInfo, RunStatus, StepMetrics
 from rstar2.records.run_layout import make_run_folder
 from rstar2.records.run_view import RunView
 from rstar2.records.schedule import EngineSample, EngineUse, RolloutSpan, SpanKind, StepRecord
 from rstar2.records.tool import Fault, ToolCall, ToolResult, ToolStatus, count_tool_calls
-from rstar2.records.trace import Outcome, StopReason, Trace, Turn, Verdict
+from rstar2.records.trace import ANSWER_CLOSE, ANSWER_OPEN, Outcome, StopReason, Trace, Turn, Verdict, answer_blocks
 
 __all__ = [
     "ANSWER_CLOSE",
@@ -24,7 +22,6 @@ __all__ = [
     "Event",
     "Fault",
     "Group",
-    "Metrics",
     "Outcome",
     "Problem",
     "RolloutSpan",
@@ -34,6 +31,7 @@ __all__ = [
     "RunView",
     "Selection",
     "SpanKind",
+    "StepMetrics",
     "StepRecord",
     "StopReason",
     "ToolCall",

@@ -1,4 +1,4 @@
-"""Whole files that are either the old one or the new one, whatever happens in between."""
+"""Replacing a file in one step: it is the old one or the new one, whatever happens in between."""
 
 import os
 from contextlib import suppress

@@ -1,7 +1,7 @@
 """Append-only files of lines, safe against a kill -9 and a full disk.
 
 Invariant: a line is in the file if and only if its newline is. A line goes out with its newline in one write to an
-O_APPEND descriptor, so what a killed writer leaves behind is whole lines and at most one torn tail, which has no
+O_APPEND descriptor, so what a killed writer leaves behind is complete lines and at most one torn tail, which has no
 newline: readers stop before it, and the next writer cuts it off. A write that fails half-way is undone before the
 error is raised. One writer at a time, held by a lock that the kernel drops when its process dies.
 """
@@ -57,7 +57,7 @@ class LineWriter:
 
     @property
     def end(self) -> int:
-        """The offset behind the last whole line."""
+        """The offset behind the last complete line."""
         return self._end
 
     def append(self, line: bytes) -> None:
@@ -72,7 +72,7 @@ class LineWriter:
                 self._end += len(line) + 1
                 self._is_torn = False
             finally:
-                # Also for an interrupt between two partial writes. Should even this fail, the next append tries again.
+                # Also for an interrupt between two partial writes. If even this fails, the next append retries.
                 self._repair()
             if self._sync_every_s is not None and self._clock() - self._synced_at_s >= self._sync_every_s:
                 self._sync()
@@ -108,7 +108,7 @@ class LineWriter:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A whole line, without its newline, and where it lies in its file."""
+    """A complete line without its newline, and its place in the file."""
 
     data: bytes
     start: int
@@ -120,7 +120,7 @@ class Line:
 
 
 def read_lines(path: Path, offset: int = 0) -> Iterator[Line]:
-    """The whole lines from `offset` on, which is 0 or the `end` of a line. The file may be growing meanwhile; a torn
+    """The complete lines from `offset` on, which is 0 or the `end` of a line. The file may be growing meanwhile; a torn
     tail is left for a later call."""
     with path.open("rb") as file:
         if offset > os.fstat(file.fileno()).st_size:

@@ -1,18 +1,23 @@
-"""Files of records: one kind of record a file, one record a line.
+"""Files of records: one kind of record a file, one record a line; of a long run, one file a step.
 
 Invariant: whatever `RecordWriter.append` returned for is read back, equal and in order, by `iterate` and `read_from`;
-a line that is whole and yet not such a record is an error that says where it lies, never skipped.
+a complete line that is not such a record is an error that says where it is, and is never skipped.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from rstar2.records.codec import RecordError, decode, encode
 from rstar2.records.jsonl import Line, LineWriter, line_number, read_lines
+from rstar2.records.run_layout import segment
 
 Record = TypeVar("Record")
+
+MAX_OPEN_SEGMENTS = 4
+"""Rollouts of a few neighbouring steps are in flight at once; a step that is done is soon not written any more."""
 
 
 class RecordWriter(Generic[Record]):
@@ -56,7 +61,7 @@ def iterate(kind: type[Record], path: Path) -> Iterator[Record]:
 
 
 def read_from(kind: type[Record], path: Path, offset: int) -> tuple[list[Record], int]:
-    """The complete records from `offset` on, and the offset at which the next call goes on. The first offset is 0."""
+    """The complete records from `offset` on, and the offset for the next call. The first offset is 0."""
     records = []
     for line in read_lines(path, offset):
         records.append(_decode_at(kind, path, line))
@@ -70,3 +75,49 @@ def _decode_at(kind: type[Record], path: Path, line: Line) -> Record:
     except RecordError as error:
         where = f"{path}, line {line_number(path, line.start)}, byte {line.start}"
         raise RecordError(f"{where}: {error}") from error
+
+
+class SegmentedWriter(Generic[Record]):
+    """Appends each record to its step's file, with few files open at a time. Threads may share it."""
+
+    def __init__(self, folder: Path, *, sync_every_s: float | None, report_torn: Callable[[Path, int], None]) -> None:
+        self._folder = folder
+        self._sync_every_s = sync_every_s
+        self._report_torn = report_torn
+        self._open: dict[int, RecordWriter[Record]] = {}
+        """The last used is the last in order."""
+        self._lock = Lock()
+
+    def append(self, step: int, record: Record) -> None:
+        with self._lock:
+            self._writer(step).append(record)
+
+    def sync(self) -> None:
+        """Everything appended so far is on the disk itself."""
+        with self._lock:
+            for writer in self._open.values():
+                writer.sync()
+
+    def close(self) -> None:
+        with self._lock:
+            while self._open:
+                self._close_oldest()
+
+    def _writer(self, step: int) -> RecordWriter[Record]:
+        writer = self._open.pop(step, None)
+        if writer is None:
+            while len(self._open) >= MAX_OPEN_SEGMENTS:
+                self._close_oldest()
+            writer = RecordWriter(segment(self._folder, step), sync_every_s=self._sync_every_s)
+            if writer.num_torn_bytes:
+                self._report_torn(writer.path, writer.num_torn_bytes)
+        self._open[step] = writer
+        return writer
+
+    def _close_oldest(self) -> None:
+        writer = self._open.pop(next(iter(self._open)))
+        try:
+            if self._sync_every_s is not None:
+                writer.sync()
+        finally:
+            writer.close()

@@ -1,4 +1,4 @@
-"""Taking a run directory back to an earlier moment, so that a run can go on from its last checkpoint.
+"""Rewinding a run directory to an earlier moment, so that a run can be resumed from its last checkpoint.
 
 Nothing is deleted: what was written since then moves to `superseded/<n>/` and stays readable there.
 """

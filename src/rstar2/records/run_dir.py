@@ -1,7 +1,7 @@
 """The run directory: what every verb writes, and the only thing that a run and its viewers share.
 
-Invariant: a folder is a run if and only if it holds `run.json`; all that is in it was written by `RunDirectory`, one
-process at a time, and can be read by `RunView` at any moment, also while the run goes on and after it was killed.
+Invariant: a folder is a run if and only if it holds `run.json`. Everything in it was written by `RunDirectory`, one
+process at a time. `RunView` can read it at any moment, also while the run is being written and after it was killed.
 """
 
 import json
@@ -19,13 +19,12 @@ import rstar2
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records.atomic import replace_file
 from rstar2.records.codec import encode
-from rstar2.records.group import Group
-from rstar2.records.record_file import RecordWriter
-from rstar2.records.run_info import Event, Host, Metrics, RunInfo, RunStatus
+from rstar2.records.problem import Group
+from rstar2.records.record_file import RecordWriter, SegmentedWriter
+from rstar2.records.run_info import Event, HostInfo, RunInfo, RunStatus, StepMetrics
 from rstar2.records.run_layout import RunLayout
 from rstar2.records.run_view import RunView
 from rstar2.records.schedule import StepRecord
-from rstar2.records.segments import SegmentedWriter
 from rstar2.records.trace import Trace
 
 SYNC_EVERY_S = 30.0
@@ -48,7 +47,7 @@ class RunDirectory:
         # First of all, because its lock says whether this run is ours to write.
         self._events: RecordWriter[Event] = RecordWriter(self.layout.events, sync_every_s=SYNC_EVERY_S)
         before_writing()
-        self._metrics: RecordWriter[Metrics] = RecordWriter(self.layout.metrics, sync_every_s=SYNC_EVERY_S)
+        self._metrics: RecordWriter[StepMetrics] = RecordWriter(self.layout.metrics, sync_every_s=SYNC_EVERY_S)
         self._traces: SegmentedWriter[Trace] = SegmentedWriter(
             self.layout.traces, sync_every_s=SYNC_EVERY_S, report_torn=self._report_torn
         )
@@ -84,7 +83,7 @@ class RunDirectory:
             rstar2_version=rstar2.__version__,
             argv=tuple(sys.argv if argv is None else argv),
             seed=seed,
-            host=Host.this(),
+            host=HostInfo.this(),
             started=_iso(clock()),
         )
         run = cls(path, info, clock)
@@ -102,7 +101,7 @@ class RunDirectory:
         clock: Callable[[], float] = time.time,
         before_writing: Callable[[], None] = lambda: None,
     ) -> Self:
-        """Go on with a run that ended in whatever way; what a kill left unfinished is cut off and reported.
+        """Continue a run, however it ended. What a kill left unfinished is cut off and reported.
         `before_writing` is called when the run is ours alone and before its records are opened."""
         info = RunView(path).info
         if info.verb != verb:
@@ -122,7 +121,7 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """The trainer's own folder: what lies in it is its business."""
+        """The trainer's own folder."""
         return self.layout.checkpoints
 
     def write_metrics(self, step: int, stage: str, values: Mapping[str, SupportsFloat]) -> None:
@@ -130,7 +129,7 @@ class RunDirectory:
         numbers = {name: float(value) for name, value in values.items()}
         bad = {name: str(number) for name, number in numbers.items() if not math.isfinite(number)}
         kept = {name: None if name in bad else number for name, number in numbers.items()}
-        self._metrics.append(Metrics(step=step, stage=stage, time=self._clock(), values=kept))
+        self._metrics.append(StepMetrics(step=step, stage=stage, time=self._clock(), values=kept))
         if bad:
             named = ", ".join(f"{name} is {text}" for name, text in bad.items())
             self.write_event("non_finite_metric", f"at step {step} {named}", {"step": step, "stage": stage, **bad})
@@ -151,18 +150,12 @@ class RunDirectory:
         self._schedule.append(record.step, record)
 
     def sync(self) -> None:
-        """Everything written so far is on the disk itself."""
+        """Return when everything written so far is on the disk itself."""
         for writer in (self._traces, self._groups, self._schedule, self._metrics, self._events):
             writer.sync()
 
-    def write_report(self, html: str) -> None:
-        replace_file(self.layout.report, html.encode("utf-8", errors="replace"))
-
-    def write_figure(self, name: str, content: bytes) -> None:
-        replace_file(self.layout.figures / name, content)
-
     def finish(self, status: RunStatus, note: str = "") -> None:
-        """Say how it ended and close every file."""
+        """Record how the run ended and close every file."""
         assert status is not RunStatus.RUNNING
         try:
             self.write_event(status.value, note or f"{self.info.verb} {status}")

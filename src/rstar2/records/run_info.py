@@ -10,7 +10,7 @@ RUN_SCHEMA_VERSION = 1
 
 
 class RunStatus(StrEnum):
-    """How a run stands."""
+    """Whether a run is going, and how it ended."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -21,7 +21,7 @@ class RunStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostInfo:
     """The machine that a run was started on."""
 
     name: str
@@ -31,7 +31,7 @@ class Host:
     memory_bytes: int
 
     @classmethod
-    def this(cls) -> "Host":
+    def this(cls) -> "HostInfo":
         has_affinity = hasattr(os, "sched_getaffinity")
         return cls(
             name=platform.node(),
@@ -51,20 +51,20 @@ class RunInfo:
     rstar2_version: str
     argv: tuple[str, ...]
     seed: int | None
-    host: Host
+    host: HostInfo
     started: str
     status: RunStatus = RunStatus.RUNNING
     resumed: tuple[str, ...] = ()
-    """When it was taken up again, each time."""
+    """When the run was resumed, each time."""
     ended: str | None = None
     note: str = ""
-    """Why it ended as it did, where the status alone does not say."""
+    """Why the run ended as it did, where the status alone does not say."""
     schema_version: int = RUN_SCHEMA_VERSION
-    """Of the directory's layout and of every row in it that has no version of its own."""
+    """The version of the directory's layout, and of every row in it that has no version of its own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class StepMetrics:
     """The named numbers of one step; null for one that was not a finite number, which an event then names."""
 
     step: int

@@ -1,8 +1,7 @@
-"""Where each thing lies in a run directory. Every path of the layout is made here and nowhere else."""
+"""Where each thing is in a run directory. Every path of the layout is made here and nowhere else."""
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -12,66 +11,27 @@ from rstar2.errors import UserError
 _SEGMENT_NAME = re.compile(r"step-(\d{6,})\.jsonl")
 
 
-@dataclass(frozen=True, slots=True)
 class RunLayout:
-    """The paths of one run directory; none of them need exist."""
+    """The paths of one run directory. None of them need exist."""
 
-    path: Path
-
-    @property
-    def info(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def recipe(self) -> Path:
-        return self.path / "recipe.toml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def events(self) -> Path:
-        """Its writer's lock is the lock of the whole run."""
-        return self.path / "events.jsonl"
-
-    @property
-    def traces(self) -> Path:
-        return self.path / "traces"
-
-    @property
-    def groups(self) -> Path:
-        return self.path / "groups"
-
-    @property
-    def schedule(self) -> Path:
-        return self.path / "schedule"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def superseded(self) -> Path:
-        """What was written after the checkpoint that the run was taken up from."""
-        return self.path / "superseded"
-
-    @property
-    def tokenizer(self) -> Path:
-        """The tokenizer of the run's model, so that tokens can be read as text without the model."""
-        return self.path / "tokenizer"
-
-    @property
-    def figures(self) -> Path:
-        return self.path / "figures"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        return self.traces, self.groups, self.schedule, self.checkpoints, self.figures
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.info = path / "run.json"
+        self.recipe = path / "recipe.toml"
+        self.metrics = path / "metrics.jsonl"
+        self.events = path / "events.jsonl"
+        """The lock of its writer is the lock of the run."""
+        self.traces = path / "traces"
+        self.groups = path / "groups"
+        self.schedule = path / "schedule"
+        self.checkpoints = path / "checkpoints"
+        self.superseded = path / "superseded"
+        """What was written after the checkpoint that the run was resumed from."""
+        self.tokenizer = path / "tokenizer"
+        """The tokenizer of the run's model, so that tokens can be shown as text without the model."""
+        self.figures = path / "figures"
+        self.folders = (self.traces, self.groups, self.schedule, self.checkpoints, self.figures)
+        """The folders that every run has."""
 
 
 def segment(folder: Path, step: int) -> Path:

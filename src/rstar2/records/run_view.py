@@ -1,7 +1,7 @@
 """The reading side of a run directory: for viewers, reports and analysis. It never writes.
 
-Everything may be read while the run goes on. The `read_*_from` methods take the offset that the last call returned and
-give what came since, so a viewer follows a run by calling them again.
+Everything may be read while the run is being written. The `read_*_from` methods take the offset that the last call
+returned and give what was written since, so a viewer follows a run with them.
 """
 
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from rstar2.errors import UserError
 from rstar2.records.codec import RecordError, decode
-from rstar2.records.group import Group
 from rstar2.records.jsonl import is_being_written
+from rstar2.records.problem import Group
 from rstar2.records.record_file import iterate, read_from
-from rstar2.records.run_info import Event, Metrics, RunInfo, RunStatus
+from rstar2.records.run_info import Event, RunInfo, RunStatus, StepMetrics
 from rstar2.records.run_layout import RunLayout, segment, segment_steps
 from rstar2.records.schedule import StepRecord
 from rstar2.records.trace import Trace
@@ -53,11 +53,11 @@ class RunView:
     def recipe_toml(self) -> str:
         return self.layout.recipe.read_text(encoding="utf-8")
 
-    def metrics(self) -> Iterator[Metrics]:
-        return iterate(Metrics, self.layout.metrics)
+    def metrics(self) -> Iterator[StepMetrics]:
+        return iterate(StepMetrics, self.layout.metrics)
 
-    def read_metrics_from(self, offset: int) -> tuple[list[Metrics], int]:
-        return read_from(Metrics, self.layout.metrics, offset)
+    def read_metrics_from(self, offset: int) -> tuple[list[StepMetrics], int]:
+        return read_from(StepMetrics, self.layout.metrics, offset)
 
     def events(self) -> Iterator[Event]:
         return iterate(Event, self.layout.events)

@@ -1,5 +1,5 @@
-"""What the rollout scheduler's engines did in one step: how full they were, when they stood idle, what was done twice,
-and why the step took as long as it did.
+"""What the engines of the rollout scheduler did in one step: how full they were, when they were idle, what was
+recomputed, and why the step took as long as it did.
 
 Invariant: all times are seconds since the step began, by one clock. The spans of a critical path follow one another
 without a gap, from the moment the rollout was submitted (or the step began, if that was later) to the end of it.
@@ -18,41 +18,42 @@ class EngineSample:
     at_s: float
     engine: str
     num_turns: int
-    """Turns that were sent there and have not ended: what the driver knows."""
+    """Turns that the driver sent there and that have not ended."""
     num_running: int
-    """And what the engine itself says: turns that compute."""
+    """Turns that are running, as the engine reports."""
     num_waiting: int
-    """Turns in the engine's own queue."""
+    """Turns in the engine's own queue, as the engine reports."""
     kv_share: float
-    """Of the cache: what running turns hold; 0 for an engine whose cache is out of sight."""
+    """The share of the KV cache that running turns hold; 0 for an engine that does not report it."""
     num_prefill_tokens: int
-    """Since the engine joined, or the step began if that was later; and so the next."""
+    """Tokens prefilled since the engine joined, or since the step began if that was later."""
     num_generated_tokens: int
+    """Tokens generated since the engine joined, or since the step began if that was later."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineUse:
-    """One engine over the whole step."""
+    """One engine over the step."""
 
     engine: str
     num_cache_tokens: int
-    """0 if they are out of sight."""
+    """The size of the KV cache in tokens; 0 if the engine does not report it."""
     joined_s: float
     left_s: float
-    """When it was lost, or the step ended."""
+    """When the engine was lost, or the step ended."""
     busy_s: float
-    """With at least one turn to work on."""
+    """Seconds with at least one turn to work on."""
     idle_s: float
     mean_turns: float
-    """Turns at the engine at a time, averaged over its life in the step."""
+    """The number of turns at the engine, averaged over its time in the step."""
     peak_kv_share: float
     num_preemptions: int
     num_recomputed_tokens: int
-    """After preemptions of its own, as the engine counts them."""
+    """Tokens that the engine recomputed after its own preemptions, as it counts them."""
     num_new_tokens: int
-    """Prompts, once a problem, and tool responses that were sent there: what had to be prefilled in any case."""
+    """Tokens that had to be prefilled in any case: each problem's prompt once, and tool responses."""
     num_prefill_tokens: int
-    """Beyond the new ones: work that was done again, because of preemptions, moves, or caches that were given up."""
+    """Tokens prefilled beyond the new ones: recomputed after preemptions, moves, or evictions from the cache."""
     num_generated_tokens: int
 
 
@@ -60,12 +61,12 @@ class SpanKind(StrEnum):
     """What a rollout was doing."""
 
     QUEUED = "queued"
-    """It wanted to run and had no place."""
+    """It waited for a place on an engine."""
     FIRST_TOKEN = "first_token"
-    """Sent to an engine, and no token yet: the engine's own queue, and the prefill."""
+    """It was at an engine without a token yet: in the engine's own queue, or in prefill."""
     GENERATING = "generating"
     TOOL = "tool"
-    """Away from engines: tools, and whatever else the rollout does between its turns."""
+    """It was away from engines: at a tool, or doing what else a rollout does between its turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class RolloutSpan:
     start_s: float
     end_s: float
     engine: str = ""
-    """Where; empty while it is queued or away."""
+    """The name of the engine; empty while the rollout is queued or away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +87,25 @@ class StepRecord:
     num_rollouts: int
     """Rollouts that ended in the step."""
     queued_s: float
-    """Of all rollouts together; and so the next two."""
+    """Seconds that all rollouts together were queued."""
     generating_s: float
-    """At engines, the time to their first token included."""
+    """Seconds that all rollouts together were at engines, with the time to their first token."""
     tool_s: float
+    """Seconds that all rollouts together were at their tools."""
     num_starts: int
     num_moves: int
     num_moved_tokens: int
-    """Contexts of rollouts that went on where their cache was not: at most so many tokens were computed again."""
+    """The context tokens of rollouts that continued on an engine without their cache: an upper bound of the tokens
+    recomputed for it."""
     num_cancels: int
-    """Running turns that had to make room."""
+    """Running turns that were cancelled to make room."""
     num_evictions: int
-    """Caches of rollouts at their tools that had to make room."""
+    """Caches of rollouts at their tools that were evicted to make room."""
     num_engines_lost: int
     engines: tuple[EngineUse, ...]
     critical_rollout: str
     """The rollout that ended last; empty if none did."""
     critical_path: tuple[RolloutSpan, ...]
     samples: tuple[EngineSample, ...]
-    """In the order of time."""
+    """Samples of all engines, ordered by time."""
     schema_version: int = STEP_RECORD_SCHEMA_VERSION

@@ -2,9 +2,10 @@
 
 Invariant: `prompt_ids`, then for each turn its `token_ids` (sampled by the model) and its `appended_ids` (put there by
 the environment: separators, tool responses, the opening of the next assistant turn), in order, are the ids that the
-engine saw. Nothing is ever tokenized again from text; texts are kept beside the ids for people to read.
+engine saw. No text is ever tokenized a second time; texts are kept beside the ids for people to read.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,6 +13,8 @@ from enum import StrEnum
 from rstar2.records.tool import ToolCall, ToolResult, count_tool_calls
 
 TRACE_SCHEMA_VERSION = 1
+ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
+_TAG = re.compile(f"{ANSWER_OPEN}|{ANSWER_CLOSE}")
 
 
 class Outcome(StrEnum):
@@ -35,7 +38,7 @@ class Verdict(StrEnum):
     NO_ANSWER = "no_answer"
     """No answer block in the model's own tokens."""
     UNDECIDED = "undecided"
-    """The grader could not tell within its limits; the rollout is left out, never silently scored 0."""
+    """The grader could not decide within its limits; the rollout is left out, never silently scored 0."""
 
 
 class StopReason(StrEnum):
@@ -52,11 +55,11 @@ class Turn:
 
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
-    """Of each sampled token under the policy that sampled it, as the engine reported it; empty if it reports none."""
+    """The log-probability of each sampled token under the policy that sampled it; empty if the engine reports none."""
     text: str
     stop_reason: StopReason
     entropies: tuple[float, ...] = ()
-    """Of the distribution each token was drawn from, in nats; empty unless asked for."""
+    """The entropy of the distribution that each token was drawn from, in nats; empty unless asked for."""
     calls: tuple[ToolCall, ...] = ()
     results: tuple[ToolResult, ...] = ()
     appended_ids: tuple[int, ...] = ()
@@ -64,9 +67,9 @@ class Turn:
     policy_version: int = 0
     """The optimizer step whose weights sampled this turn."""
     queue_s: float = 0.0
-    """That the turn waited for a place on an engine."""
+    """Seconds that the turn waited for a place on an engine."""
     generate_s: float = 0.0
-    """From the request to the last token, whether the engine sends tokens one by one or all together."""
+    """Seconds from the request to the last token, without `queue_s`."""
     tool_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -93,7 +96,7 @@ class Trace:
     step: int = 0
     model: str = ""
     weights: str = ""
-    """Which weights sampled all of it, by the trainer's name for them; empty where they changed meanwhile."""
+    """The trainer's name of the weights that sampled the trace; empty where they changed during it."""
     answer: str | None = None
     """The content of the last answer block of the model's own text."""
     verdict: Verdict | None = None
@@ -130,7 +133,7 @@ class Trace:
 
     @property
     def text(self) -> str:
-        """The whole conversation as it was rendered."""
+        """The conversation as it was rendered."""
         return self.prompt_text + "".join(turn.text + turn.appended_text for turn in self.turns)
 
     @property
@@ -170,3 +173,17 @@ class Trace:
     def num_tool_errors(self) -> int:
         """Calls that failed by the policy's own doing."""
         return self.own_calls[1]
+
+
+def answer_blocks(turn_text: str) -> list[tuple[int, int]]:
+    """Start and end of the content of each closed block, without its tags. Grading, penalties and display all ask here.
+    A block needs both of its exact tags in the same turn, and a second `<answer>` before the `</answer>` starts it
+    anew. Linear in the text."""
+    blocks, start = list[tuple[int, int]](), None
+    for tag in _TAG.finditer(turn_text):
+        if tag[0] == ANSWER_OPEN:
+            start = tag.end()
+        elif start is not None:
+            blocks.append((start, tag.start()))
+            start = None
+    return blocks

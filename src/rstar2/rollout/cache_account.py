@@ -1,27 +1,27 @@
-"""The scheduler's own account of one engine's cache: who has a place there, and how full it is going to be.
+"""The scheduler's own account of one engine's cache: which rollouts it holds, and a forecast of how full it will be.
 
-A rollout has its place from the moment it is sent there until it ends, moves or is given up, tool calls included.
-Siblings hold their prompt once.
+A rollout counts from the moment it is sent there until it ends, moves or is evicted, including its tool calls. Siblings
+share their prompt.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from rstar2.rollout.facts import EngineSpeed, RolloutSpec
 from rstar2.rollout.kv_need import Bools, Floats, Forecast, NeedModel
+from rstar2.rollout.scheduler import EngineSpeed, RolloutSpec
 
 
-class EngineRoom:
+class CacheAccount:
     def __init__(self, engine: str, num_cache_tokens: int, speed: EngineSpeed) -> None:
         self.engine = engine
         self.num_cache_tokens = num_cache_tokens
         self.speed = speed
         self.residents: dict[str, int] = {}
-        """Each rollout's own tokens, as far as they are known."""
+        """Own tokens of each rollout, as last reported."""
         self.num_own_tokens = 0
         self.num_own_tokens_at_most = 0
-        """If every resident reaches its limit."""
+        """The total if every resident reaches its limit."""
         self.num_prompt_tokens = 0
         self.prompts_held: dict[str, int] = {}
         """How many residents share each problem's prompt."""
@@ -57,7 +57,7 @@ class EngineRoom:
         self._forecast = None
 
     def forecast(self, need: NeedModel) -> Forecast:
-        """Of what all residents will hold, beside the prompts."""
+        """Of the tokens that all residents will hold, without the prompts."""
         if self._forecast is None or self._need_version != need.version:
             self._forecast = need.forecast(self.residents)
             self._need_version = need.version
@@ -65,23 +65,22 @@ class EngineRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How full forecasts may make a cache: at every moment to come, the mean and so many standard deviations must fit
-    into this share of it."""
+class CacheLimits:
+    """How full a cache may become by forecast: at every future moment, the mean and so many standard deviations must
+    fit into this share of it."""
 
     share: float
     deviations: float
 
-    def fit_whatever_comes(self, room: EngineRoom, num_more_tokens: float) -> bool:
-        """Whether so many tokens more fit even if every resident reaches its limit."""
-        most = room.num_own_tokens_at_most + room.num_prompt_tokens + num_more_tokens
-        return most <= self.share * room.num_cache_tokens
+    def fits_worst_case(self, account: CacheAccount, num_more_tokens: float) -> bool:
+        """Whether so many more tokens fit even if every resident reaches its limit."""
+        most = account.num_own_tokens_at_most + account.num_prompt_tokens + num_more_tokens
+        return most <= self.share * account.num_cache_tokens
 
-    def fit(self, room: EngineRoom, forecast: Forecast, num_new_prompt_tokens: Floats) -> Bools:
-        """Whether each forecast, with that many prompt tokens beside those that are there, fits. An empty engine takes
-        anything."""
-        if not room.residents:
+    def fit(self, account: CacheAccount, forecast: Forecast, num_new_prompt_tokens: Floats) -> Bools:
+        """Whether each forecast, with that many new prompt tokens, fits. An empty engine takes anything."""
+        if not account.residents:
             return np.ones(len(num_new_prompt_tokens), dtype=bool)
         peak = (forecast.mean + self.deviations * np.sqrt(forecast.variance)).max(axis=-1)
-        spare = self.share * room.num_cache_tokens - room.num_prompt_tokens
+        spare = self.share * account.num_cache_tokens - account.num_prompt_tokens
         return np.asarray(peak + num_new_prompt_tokens <= spare)

@@ -3,8 +3,8 @@
 Symbols (docs/scheduler.md uses the same). The logarithm of a response's length is normal: `mu` for its problem, spread
 `sigma` within a problem; the `mu` of the problems are normal around `m` with spread `tau`. Each stage of a curriculum
 has its own `m`, `tau`, `sigma`. A running rollout of x tokens is evidence that its length is above x, and a response
-that was cut off, at its limit or because it was abandoned, likewise, so early, short endings do not make everything
-look short. Turns correct the chance to end: those of number t end `rate(t)` times as often as their lengths alone say.
+that was cut off, at its limit or because it was abandoned, likewise, so early, short endings do not bias the
+estimate. Turns correct the chance to end: those of number t end `rate(t)` times as often as their lengths predict.
 
 Invariant: a forecast never exceeds the rollout's response limit, whatever was learned.
 """
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import log_ndtr
 
-from rstar2.rollout.facts import RolloutSpec
+from rstar2.rollout.scheduler import RolloutSpec
 from rstar2.rollout.turn_rates import TurnRates
 
 Floats = npt.NDArray[np.float64]
@@ -24,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 FIRST_MEDIAN_SHARE = 1 / 3
-"""The first guess of the median length, of the response limit."""
+"""The first guess of the median length, as a share of the response limit."""
 FIRST_DEVIATION = 0.4
 """How far off the first guess of the median may be, as a standard deviation of its logarithm."""
 FIRST_SPREAD = 0.6
@@ -38,10 +38,10 @@ LONGEST_DEVIATIONS = 2.5
 NUM_HORIZONS = 24
 """Moments in the future at which the need for cache is forecast."""
 REFRESH_EVERY = 32
-"""Endings between two updates of what is learned; or a 64th of all endings so far, if that is more."""
+"""Endings between two updates of the estimates; or a 64th of all endings so far, if that is more."""
 NEWTON_STEPS = 3
 MOST_UPDATES = 8
-"""At once: by then Newton's method has converged."""
+"""In one call: by then Newton's method has converged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Forecast:
     variance: Floats
 
     def __add__(self, other: "Forecast") -> "Forecast":
-        """Of the sum of independent numbers."""
+        """The forecast of the sum of independent numbers."""
         return Forecast(self.mean + other.mean, self.variance + other.variance)
 
     def take(self, rows: Ints) -> "Forecast":
@@ -64,8 +64,8 @@ class Forecast:
 
 
 @dataclass(slots=True)
-class Stage:
-    """What is known of the lengths of one stage."""
+class StageLengths:
+    """The estimated distribution of the lengths of one stage."""
 
     m: float
     m_deviation: float = FIRST_DEVIATION
@@ -79,7 +79,7 @@ class NeedModel:
         self._turns = TurnRates()
         self._num_ended = 0
         self._num_since_refresh = 0
-        self._stages: list[Stage] = []
+        self._stages: list[StageLengths] = []
         self._stage_numbers: dict[str, int] = {}
         self._history: dict[str, tuple[float, float]] = {}
         """`mu` and its variance, of problems that were submitted before."""
@@ -96,14 +96,14 @@ class NeedModel:
         self._problem = np.zeros(0, dtype=np.int64)
         self._mu = np.zeros(0)
         self._spread = np.zeros(0)
-        """Of the forecast: `sigma`, and what is not known of `mu`."""
+        """Of the forecast: `sigma`, and the uncertainty of `mu`."""
         self._rate = np.zeros(0)
         # One entry per problem of these rollouts.
         self._problem_rows: dict[str, int] = {}
         self._problem_stage = np.zeros(0, dtype=np.int64)
         self._problem_prior_mu = np.zeros(0)
         self._problem_prior_variance = np.zeros(0)
-        """Not a number where there is no history: then `m` and `tau` of the stage say it."""
+        """NaN where there is no history: then `m` and `tau` of the stage are used."""
         self._problem_mu = np.zeros(0)
         self._problem_mu_cautious = np.zeros(0)
         self._problem_variance = np.zeros(0)
@@ -114,14 +114,14 @@ class NeedModel:
         """Steps from now at which forecasts are made: dense near the present, up to the longest response."""
 
     def submit(self, specs: Sequence[RolloutSpec]) -> None:
-        """New rollouts to be forecast. What has been learned of problems so far becomes their history."""
+        """Adds rollouts. The estimates of their problems so far become their history."""
         self._learn_if_due()
         for problem, row in self._problem_rows.items():
             self._history[problem] = (float(self._problem_mu[row]), float(self._problem_variance[row]) + DRIFT**2)
         for spec in specs:
             if spec.stage not in self._stage_numbers:
                 self._stage_numbers[spec.stage] = len(self._stages)
-                self._stages.append(Stage(m=float(np.log(spec.max_response_tokens * FIRST_MEDIAN_SHARE))))
+                self._stages.append(StageLengths(m=float(np.log(spec.max_response_tokens * FIRST_MEDIAN_SHARE))))
         alive = np.flatnonzero(~self._has_ended)
         self._specs = [self._specs[row] for row in alive] + list(specs)
         self._rows = {spec.rollout: row for row, spec in enumerate(self._specs)}
@@ -136,7 +136,7 @@ class NeedModel:
         self._refresh()
 
     def observe(self, rollout: str, num_response_tokens: int) -> None:
-        """The rollout has come so far."""
+        """The rollout has so many response tokens now."""
         self._tokens[self._rows[rollout]] = num_response_tokens
 
     def begin_turn(self, rollout: str) -> None:
@@ -157,7 +157,7 @@ class NeedModel:
 
     @property
     def version(self) -> int:
-        """Grows when what is forecast has changed."""
+        """Grows when forecasts have changed."""
         self._learn_if_due()
         return self._version
 
@@ -167,14 +167,14 @@ class NeedModel:
         return self._problem_tokens[[self._problem_rows[problem] for problem in problems]]
 
     def longest_tokens(self, problems: Iterable[str]) -> Floats:
-        """What hardly any new response to each of these problems exceeds."""
+        """A length that hardly any new response to each of these problems exceeds."""
         self._learn_if_due()
         rows = [self._problem_rows[problem] for problem in problems]
         longest = np.exp(self._problem_mu[rows] + LONGEST_DEVIATIONS * self._problem_spread[rows])
         return np.minimum(longest, self._problem_limit[rows])
 
     def expected_tokens_left(self, rollout: str) -> float:
-        """The mean of what a rollout that has come so far will still grow by."""
+        """The expected number of further tokens of a running rollout."""
         self._learn_if_due()
         row = self._rows[rollout]
         ahead = np.linspace(0.0, max(0.0, self._limit[row] - self._tokens[row]), NUM_HORIZONS)
@@ -190,7 +190,7 @@ class NeedModel:
         alive = self._alive(rows, self.horizons)
         held = self._tokens[rows, None] + self.horizons
         deviation = held * np.sqrt(alive * (1 - alive))
-        # Siblings err together, as far as their problem is not known: their deviations add up, not their variances.
+        # Errors of siblings are correlated, as far as their problem is uncertain: deviations add up, not variances.
         problems = self._problem[rows]
         shared = (self._problem_variance / self._problem_spread**2)[problems, None]
         first = np.flatnonzero(np.diff(problems, prepend=-1))
@@ -225,7 +225,7 @@ class NeedModel:
         self._turn_tokens[row] = self._tokens[row]
 
     def _expected_endings(self, rows: Ints) -> Floats:
-        """How often each rollout was to be expected to end since its turn began."""
+        """How often each rollout was expected to end since its turn began."""
         tokens = np.stack([self._turn_tokens[rows], self._tokens[rows]])
         log_alive = log_ndtr((self._mu[rows] - np.log(tokens + 1)) / self._spread[rows])
         return np.asarray(log_alive[0] - log_alive[1])
@@ -246,14 +246,14 @@ class NeedModel:
         self._problem_mu = np.where(np.isnan(self._problem_prior_mu), m, self._problem_prior_mu)
 
     def _learn_if_due(self) -> None:
-        """Only when somebody asks: where all fits, nobody does. Each update goes a few steps of Newton's method
-        further, so those that nobody asked for are made up for."""
+        """Lazily: where everything fits, no forecast is needed. Each update takes a few steps of Newton's method, so
+        skipped updates are made up for."""
         num_due = self._num_since_refresh // max(REFRESH_EVERY, self._num_ended // 64)
         for _ in range(min(num_due, MOST_UPDATES)):
             self._refresh()
 
     def _refresh(self) -> None:
-        """Learn from all that has ended or come so far."""
+        """Update the estimates from all ended and running rollouts."""
         self._num_since_refresh = 0
         self._version += 1
         started = np.flatnonzero(self._tokens > 0)
@@ -306,15 +306,15 @@ class NeedModel:
         mu, variance = self._problem_mu[problems], self._problem_variance[problems]
         first = float(np.log(self._limit[rows].max() * FIRST_MEDIAN_SHARE))
         stage.m = float((PRIOR_WEIGHT * first + mu.sum()) / (PRIOR_WEIGHT + mu.size))
-        # What problems that differ by tau, each known up to its own variance, say together about their middle.
+        # What problems that differ by tau, each known up to its own variance, reveal together about their middle.
         known = np.maximum(0.0, 1 - variance / stage.tau**2).sum() / stage.tau**2
         stage.m_deviation = float((1 / FIRST_DEVIATION**2 + known) ** -0.5)
         scatter = ((mu - stage.m) ** 2 + variance).sum()
         stage.tau = float(np.sqrt((prior + scatter) / (PRIOR_WEIGHT + mu.size)))
 
     def _residuals(self, rows: Ints, spread: Floats) -> tuple[Floats, Bools, Floats]:
-        """Of these rollouts: (log length - mu) / sigma; whether that is where it ended; and, for the others, by how
-        many sigma the mean of all longer lengths lies above mu."""
+        """Of these rollouts: (log length - mu) / sigma; whether it ended there; and, for the others, by how many sigma
+        the mean of all longer lengths is above mu."""
         z = (np.log(self._tokens[rows] + 1) - self._problem_mu[self._problem[rows]]) / spread
         is_ended = self._has_ended[rows] & ~self._is_cut_off[rows]
         mills = np.exp(-0.5 * z**2 - 0.5 * np.log(2 * np.pi) - log_ndtr(-z))

@@ -14,7 +14,8 @@ from rstar2.grading import Grader
 from rstar2.records import Trace
 from rstar2.rollout import EngineSpeed, make_policy
 from rstar2.rollout.driver import Driver
-from rstar2.rollout.roller import Roller, math_judge
+from rstar2.rollout.judge import answer_judge
+from rstar2.rollout.roller import Roller
 from rstar2.sandbox import Executor, Limits, LocalExecutor
 from rstar2.sandbox.client import RemoteExecutor
 from rstar2.sandbox.executor import Request
@@ -77,7 +78,7 @@ def make_roller(recipe: Recipe, driver: Driver[Trace], executor: Executor, chat:
             return (JupyterTool(executor, limits),)
         return (PythonTool(executor, limits, recipe.sandbox.queue_s),)
 
-    return Roller(driver, chat, make_tools, math_judge(Grader(executor, evaluated_only=True)), recipe.model.name)
+    return Roller(driver, chat, make_tools, answer_judge(Grader(executor, evaluated_only=True)), recipe.model.name)
 
 
 async def require_working(executor: Executor) -> None:

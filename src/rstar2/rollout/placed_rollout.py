@@ -1,4 +1,4 @@
-"""A rollout's place in a live run: it asks for tokens here, and does not know which engine they come from."""
+"""A rollout in a live run: it asks for tokens here, and does not know which engine they come from."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -10,12 +10,12 @@ from rstar2.agent.generate import left_cleanly
 from rstar2.engine import Chunk, Engine, Sampling
 from rstar2.errors import InfrastructureError
 from rstar2.records import SpanKind, StopReason
-from rstar2.rollout.facts import Fact, RolloutSpec, ToolCalled, ToolReturned, TurnCancelled, TurnEnded
 from rstar2.rollout.recorder import StepRecorder
+from rstar2.rollout.scheduler import Fact, RolloutSpec, ToolCalled, ToolReturned, TurnCancelled, TurnEnded
 
 
-class Host(Protocol):
-    """What a seat needs of the driver."""
+class RolloutDriver(Protocol):
+    """What a placed rollout needs of the driver."""
 
     clock: Callable[[], float]
     recorder: StepRecorder
@@ -25,22 +25,22 @@ class Host(Protocol):
     def lose_engine(self, name: str) -> None: ...
 
 
-class Seat:
-    def __init__(self, host: Host, spec: RolloutSpec) -> None:
+class PlacedRollout:
+    def __init__(self, driver: RolloutDriver, spec: RolloutSpec) -> None:
         self.spec = spec
         self.engine: str | None = None
-        """Where it runs, or ran last."""
+        """The engine where it runs, or ran last."""
         self.num_tokens = spec.num_prompt_tokens
         self.waited_s = 0.0
-        """For its place, in the turn that runs or ran last."""
-        self._host = host
+        """Time in the queue, of the current or last turn."""
+        self._driver = driver
         self._place: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._failure: Exception | None = None
         self.has_open_turn = False
-        """Whether an engine is at work for it."""
+        """Whether an engine is generating for it."""
         self._state = "placed"
-        """placed: a turn may begin. generating: it runs. between: the turn ended. at tool: so it was said. ready: the
-        tool returned, and the next turn waits for a place."""
+        """placed: a turn may begin. generating: it runs. between: the turn ended. at tool: a tool was called. ready:
+        the tool returned, and the next turn waits for an engine."""
 
     @property
     def is_generating(self) -> bool:
@@ -51,34 +51,34 @@ class Seat:
         return self.engine is not None or self._place.done()
 
     async def placed(self) -> None:
-        """Wait until the scheduler has given it a place."""
+        """Wait until the scheduler has given it an engine."""
         if self._failure is not None:
             raise self._failure
         if not self._place.done():
-            self._host.recorder.enter(self.spec.rollout, SpanKind.QUEUED)
-        started_s = self._host.clock()
+            self._driver.recorder.enter(self.spec.rollout, SpanKind.QUEUED)
+        started_s = self._driver.clock()
         self.engine = await self._place
-        self.waited_s += self._host.clock() - started_s
+        self.waited_s += self._driver.clock() - started_s
         self._place = asyncio.get_running_loop().create_future()
 
     def place(self, engine: str) -> None:
-        """The scheduler has decided. If it moves twice before it could begin, the last decision holds."""
+        """The scheduler has decided. If it moves twice before it begins, the last decision holds."""
         if self._place.done():
             self._place = asyncio.get_running_loop().create_future()
         self._place.set_result(engine)
 
     def fail(self, error: Exception) -> None:
-        """There will be no place, whatever the scheduler still decides."""
+        """It gets no engine, whatever the scheduler still decides."""
         self._failure = error
         if not self._place.done():
             self._place.set_exception(error)
             self._place.exception()
 
     def calls_tool(self) -> None:
-        """Say, as soon as it is known, that the turn that ended asks for a tool and not for the end."""
+        """Call it as soon as it is known that the turn that ended calls a tool and is not the last."""
         assert self._state == "between", "a tool is called after a turn"
         self._state = "at tool"
-        self._host.tell(ToolCalled(self._host.clock(), self.spec.rollout))
+        self._driver.tell(ToolCalled(self._driver.clock(), self.spec.rollout))
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> AsyncIterator[Chunk]:
         """One turn: `token_ids` continued by at most `max_tokens`. The last chunk, and no other, has a stop reason."""
@@ -86,7 +86,7 @@ class Seat:
         self.waited_s = 0.0
         await self._begin(len(tokens))
         while True:
-            async with aclosing(self._generate_here(tokens, sampling, num_left)) as chunks:
+            async with aclosing(self._generate_on_engine(tokens, sampling, num_left)) as chunks:
                 async for chunk in chunks:
                     tokens += chunk.token_ids
                     num_left -= len(chunk.token_ids)
@@ -105,46 +105,48 @@ class Seat:
         num_new_tokens, self.num_tokens = num_tokens - self.num_tokens, num_tokens
         if self._state == "at tool":
             self._state = "ready"
-            self._host.tell(ToolReturned(self._host.clock(), self.spec.rollout, num_tokens))
+            self._driver.tell(ToolReturned(self._driver.clock(), self.spec.rollout, num_tokens))
         if self._state == "ready":
             await self.placed()
-            self._host.recorder.send(self.engine or "", num_new_tokens)
+            self._driver.recorder.send(self.engine or "", num_new_tokens)
         else:
-            self._host.recorder.send(self.engine or "", num_tokens, prompt_of=self.spec.problem)
+            self._driver.recorder.send(self.engine or "", num_tokens, prompt_of=self.spec.problem)
         self._state = "generating"
 
     def _end_turn(self) -> None:
         self._state = "between"
-        self._host.recorder.enter(self.spec.rollout, SpanKind.TOOL)
-        self._host.tell(TurnEnded(self._host.clock(), self.spec.rollout, self.num_tokens))
+        self._driver.recorder.enter(self.spec.rollout, SpanKind.TOOL)
+        self._driver.tell(TurnEnded(self._driver.clock(), self.spec.rollout, self.num_tokens))
 
-    async def _generate_here(self, tokens: Sequence[int], sampling: Sampling, max_tokens: int) -> AsyncGenerator[Chunk]:
-        """The turn as far as this engine brings it: to its end, or to where it must go on elsewhere."""
+    async def _generate_on_engine(
+        self, tokens: Sequence[int], sampling: Sampling, max_tokens: int
+    ) -> AsyncGenerator[Chunk]:
+        """The turn on this engine: to its end, or to where it must continue elsewhere."""
         name = self.engine
         assert name is not None
-        engine = self._host.engine(name)
+        engine = self._driver.engine(name)
         if engine is None:
             return
-        self._host.recorder.enter(self.spec.rollout, SpanKind.FIRST_TOKEN, name)
+        self._driver.recorder.enter(self.spec.rollout, SpanKind.FIRST_TOKEN, name)
         has_begun = False
         self.has_open_turn = True
         try:
             stream = engine.generate(self.spec.rollout, tuple(tokens), sampling, max_tokens)
             async with left_cleanly(stream):
                 async for chunk in stream:
-                    if self._host.engine(name) is not engine:
+                    if self._driver.engine(name) is not engine:
                         return
                     if chunk.token_ids and not has_begun:
                         has_begun = True
-                        self._host.recorder.enter(self.spec.rollout, SpanKind.GENERATING, name)
+                        self._driver.recorder.enter(self.spec.rollout, SpanKind.GENERATING, name)
                     if chunk.stop_reason is not StopReason.CANCELLED:
                         yield chunk
                         continue
                     yield replace(chunk, stop_reason=None)
-                    if self._host.engine(name) is engine:
-                        self._host.tell(TurnCancelled(self._host.clock(), self.spec.rollout, self.num_tokens))
+                    if self._driver.engine(name) is engine:
+                        self._driver.tell(TurnCancelled(self._driver.clock(), self.spec.rollout, self.num_tokens))
                     return
         except InfrastructureError:
-            self._host.lose_engine(name)
+            self._driver.lose_engine(name)
         finally:
             self.has_open_turn = False

@@ -1,22 +1,22 @@
-"""What one step's engines and rollouts did, added up while it happens.
+"""Records what one step's engines and rollouts did, while it happens.
 
 Invariant: a rollout is in one state at a time, so its spans leave no gap; an engine is busy exactly while at least one
-rollout is at it. Nothing here decides anything: the driver says what happened, and the clock says when.
+rollout is on it. Nothing here decides anything.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from rstar2.engine import EngineLoad
 from rstar2.records import EngineSample, EngineUse, RolloutSpan, SpanKind, StepRecord
 
 MAX_SAMPLES = 512
-"""Of one engine in one step: more than a chart has pixels for. Beyond it every second one is dropped."""
+"""Samples of one engine in one step: more than a chart has pixels. Beyond it every second one is dropped."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """How often the scheduler intervened."""
+    """How often the scheduler intervened; the fields are those of `StepRecord`."""
 
     num_starts: int = 0
     num_moves: int = 0
@@ -28,7 +28,7 @@ class Counts:
 
 @dataclass(slots=True)
 class _Engine:
-    """One engine's account, which is complete up to `seen_s`."""
+    """The account of one engine, complete up to `seen_s`."""
 
     joined_s: float
     first: EngineLoad
@@ -41,7 +41,7 @@ class _Engine:
     peak_kv_share: float = 0.0
     num_new_tokens: int = 0
     prompts: set[str] = field(default_factory=set)
-    """Problems whose prompt has been sent there."""
+    """Problems whose prompt was sent there."""
 
     def account(self, now_s: float) -> None:
         if self.left_s is None:
@@ -81,7 +81,7 @@ class StepRecorder:
         self._engines[name] = _Engine(self._now_s(), load, load, self._now_s())
 
     def engine_lost(self, name: str) -> None:
-        """What it did since it was last sampled is not known; its rollouts wait for a place."""
+        """What it did since it was last sampled is unknown; its rollouts are queued."""
         for rollout, state in self._rollouts.items():
             if state.engine == name:
                 self.enter(rollout, SpanKind.QUEUED)
@@ -92,7 +92,7 @@ class StepRecorder:
         self.counts.num_engines_lost += 1
 
     def sample(self, loads: Mapping[str, EngineLoad]) -> None:
-        """How the engines stand now."""
+        """Record the engines' loads."""
         now_s = self._now_s()
         taken: list[EngineSample] = []
         for name, load in loads.items():
@@ -120,7 +120,7 @@ class StepRecorder:
             self._stride *= 2
 
     def enter(self, rollout: str, kind: SpanKind, engine: str = "") -> None:
-        """From now on the rollout does this, at this engine."""
+        """From now on the rollout is in this state, on this engine."""
         now_s = self._now_s()
         state = self._rollouts.get(rollout)
         if state is None:
@@ -134,7 +134,7 @@ class StepRecorder:
 
     def send(self, engine: str, num_new_tokens: int, prompt_of: str | None = None) -> None:
         """A turn begins there, with so many tokens that no engine has seen: a tool's response, or the prompt of a
-        problem, which counts once however many siblings bring it."""
+        problem, which counts once for all siblings."""
         account = self._engines.get(engine)
         if account is None or prompt_of in account.prompts:
             return
@@ -152,7 +152,7 @@ class StepRecorder:
         self._critical_rollout, self._critical_path = rollout, tuple(state.spans)
 
     def record(self) -> StepRecord:
-        """All of it, up to now."""
+        """The record of the step up to now."""
         now_s = self._now_s()
         for engine in self._engines.values():
             engine.account(now_s)
@@ -164,12 +164,7 @@ class StepRecorder:
             queued_s=self._seconds[SpanKind.QUEUED],
             generating_s=self._seconds[SpanKind.FIRST_TOKEN] + self._seconds[SpanKind.GENERATING],
             tool_s=self._seconds[SpanKind.TOOL],
-            num_starts=self.counts.num_starts,
-            num_moves=self.counts.num_moves,
-            num_moved_tokens=self.counts.num_moved_tokens,
-            num_cancels=self.counts.num_cancels,
-            num_evictions=self.counts.num_evictions,
-            num_engines_lost=self.counts.num_engines_lost,
+            **asdict(self.counts),
             engines=tuple(_use(name, engine, now_s) for name, engine in [*self._retired, *self._engines.items()]),
             critical_rollout=self._critical_rollout,
             critical_path=self._critical_path,

@@ -1,35 +1,18 @@
 """Many rollouts of many problems, each of them judged: agent, tools and judge put together on the driver."""
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from rstar2.agent import Agent, AgentLimits, ChatFormat, Tool, Transcript
 from rstar2.agent.events import AgentEvent, CallStarted, TurnStarted
 from rstar2.agent.tool import close_all
-from rstar2.algo import rollout_reward
 from rstar2.engine import Chunk, EngineLoad, Sampling
-from rstar2.errors import InfrastructureError
-from rstar2.grading import AnswerPlace, Grade, Grader, Method
-from rstar2.records import Outcome, Problem, StepRecord, Trace, Verdict
+from rstar2.records import Problem, StepRecord, Trace
 from rstar2.rollout.driver import Driver
-from rstar2.rollout.facts import RolloutSpec
-from rstar2.rollout.placed_rollout import Seat
+from rstar2.rollout.judge import Judge, judged
+from rstar2.rollout.placed_rollout import PlacedRollout
 from rstar2.rollout.request import OnTrace, RolloutRequest
-
-Judge = Callable[[Problem, Trace], Awaitable[Grade]]
-"""From a finished trace to its grade. InfrastructureError if it could not be judged through our fault."""
-
-MAX_JUDGE_ATTEMPTS = 3
-
-
-def math_judge(grader: Grader, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) -> Judge:
-    """The answer in the model's own words against the gold."""
-
-    async def judge(problem: Problem, trace: Trace) -> Grade:
-        return await grader.grade(*trace.turn_texts, gold=problem.answer, place=place)
-
-    return judge
+from rstar2.rollout.scheduler import RolloutSpec
 
 
 class Roller:
@@ -77,7 +60,7 @@ class Roller:
             for problem_id, problem in {request.problem.id: request.problem for request in requests}.items()
         }
 
-        async def roll(seat: Seat) -> Trace:
+        async def roll(seat: PlacedRollout) -> Trace:
             request = by_id[seat.spec.rollout]
             trace = await self._roll(request, starts[request.problem.id], seat, limits, sampling)
             on_trace(trace)
@@ -101,7 +84,7 @@ class Roller:
         return traces
 
     async def _roll(
-        self, request: RolloutRequest, start: Transcript, seat: Seat, limits: AgentLimits, sampling: Sampling
+        self, request: RolloutRequest, start: Transcript, seat: PlacedRollout, limits: AgentLimits, sampling: Sampling
     ) -> Trace:
         engine = _SeatEngine(seat)
         agent = Agent(
@@ -126,37 +109,13 @@ class Roller:
             step=request.step,
             model=self._model,
         )
-        return await self._judged(request.problem, trace)
-
-    async def _judged(self, problem: Problem, trace: Trace) -> Trace:
-        if trace.outcome is Outcome.INFRASTRUCTURE_FAULT:
-            return trace
-        if trace.outcome is Outcome.TRUNCATED:
-            return replace(trace, reward=rollout_reward(trace.outcome, None))
-        grade = await self._grade(problem, trace)
-        return replace(
-            trace,
-            answer=grade.answer,
-            verdict=grade.verdict,
-            reward=rollout_reward(trace.outcome, grade.verdict),
-            note=trace.note or (grade.message if grade.verdict is Verdict.UNDECIDED else ""),
-        )
-
-    async def _grade(self, problem: Problem, trace: Trace) -> Grade:
-        """A judge that stays out of order leaves the rollout undecided: left out and counted, never scored 0."""
-        for attempt in range(MAX_JUDGE_ATTEMPTS):
-            try:
-                return await self._judge(problem, trace)
-            except InfrastructureError as error:
-                reason = str(error)
-                await asyncio.sleep(0.1 * 2**attempt)
-        return Grade(Verdict.UNDECIDED, None, Method.EXTRACTION, f"grading failed {MAX_JUDGE_ATTEMPTS} times: {reason}")
+        return await judged(self._judge, request.problem, trace)
 
 
 class _SeatEngine:
     """A seat behind the agent's seam, which also tells the scheduler of a tool call the moment it leaves."""
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: PlacedRollout) -> None:
         self._seat = seat
         self._has_called = False
 

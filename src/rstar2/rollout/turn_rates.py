@@ -8,9 +8,9 @@ PRIOR_WEIGHT = 64.0
 
 
 class TurnRates:
-    """For each turn number: endings seen over the endings that lengths alone made expect.
+    """For each turn number: endings seen over the endings that lengths alone predict.
 
-    Turns that still run are counted too, for as far as they have come; without them every rate would look too high.
+    Running turns are counted too, up to their current length; without them every rate would be too high.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class TurnRates:
         self._expected[turn] += expected
 
     def learn(self, running_turns: npt.NDArray[np.int64], expected: npt.NDArray[np.float64]) -> None:
-        """Renew the rates, given how many endings were to be expected of the turns that run."""
+        """Update the rates, given how many endings were expected of the running turns."""
         self._reach(int(running_turns.max(initial=0)))
         running = np.bincount(running_turns, expected, len(self._ended))
         self._rates = (self._ended + PRIOR_WEIGHT) / (self._expected + running + PRIOR_WEIGHT)

@@ -7,8 +7,8 @@ May import: records.
 
 from rstar2.sandbox.execution import Execution, ExecutionStatus, Limits
 from rstar2.sandbox.executor import Executor, Overloaded, Request, Session
-from rstar2.sandbox.facade import Sandbox
 from rstar2.sandbox.local import LocalConfig, LocalExecutor
+from rstar2.sandbox.sandbox import Sandbox
 
 __all__ = [
     "Execution",

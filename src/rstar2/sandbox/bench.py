@@ -1,45 +1,39 @@
 """Measurements of the sandbox, each beside its rival in the same run: shared machines are noisy, ratios are not.
 
-Everything goes over HTTP to a service started for the purpose, as users would run it, except the cost of isolation,
-which compares two in-process executors.
+Everything but `in-process` goes over HTTP to a service started for the purpose, as users would run it. Loads and rivals
+that take longer, or need more than this machine, are in `benchmarks/sandbox.py`.
 """
 
 import asyncio
+import contextlib
 import os
 import platform
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
+from functools import partial
 
-import aiohttp
-
-from rstar2.errors import InfrastructureError, UserError
+from rstar2.errors import InfrastructureError
 from rstar2.sandbox.client import RemoteExecutor
-from rstar2.sandbox.execution import Execution, ExecutionStatus, Limits
+from rstar2.sandbox.execution import Execution, ExecutionStatus
 from rstar2.sandbox.executor import Executor, Request
-from rstar2.sandbox.http.tokens import find_token
-from rstar2.sandbox.local import LocalConfig, LocalExecutor, usable_cores
-from rstar2.sandbox.slots.host import HostConfig
-from rstar2.sandbox.slots.template import is_fast_path_built
+from rstar2.sandbox.local import LocalExecutor, usable_cores
+from rstar2.sandbox.slots.template_process import is_fast_path_built
 
 PRINT = "print(1+1)"
 NUMPY = "import numpy as np\nprint(np.arange(10).sum())"
 SYMPY = "import sympy\nx = sympy.symbols('x')\nprint(sympy.solve(x**2 - 5*x + 6, x))"
 EXPECTED = {PRINT: "2\n", NUMPY: "45\n", SYMPY: "[2, 3]\n"}
-CELLS = tuple(
-    f"import numpy, sympy\nv{number} = sympy.Integer({number}) ** 2\nprint(v{number})" for number in range(10)
-)
-NUM_IN_FLIGHT = 45_000
+CELLS = tuple(f"import numpy, sympy\nv{n} = sympy.Integer({n}) ** 2\nprint(v{n})" for n in range(10))
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     name: str
     value: float
     unit: str
@@ -51,12 +45,12 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BenchReport:
     date: str
     machine: str
     num_cores: int
     fast_path: bool
-    rows: list[Row]
+    rows: list[BenchRow]
     num_failures: int
 
     @property
@@ -65,14 +59,13 @@ class Report:
 
 
 @dataclass
-class _Bench:
-    """What the measurements share: the service, and a count of answers that were not what they had to be."""
+class BenchRun:
+    """What the measurements share: the service, and a count of wrong or missing answers."""
 
     executor: Executor
     address: str
     service_pid: int
     scale: float
-    code_judge: str | None
     num_failures: int = 0
 
     def count(self, base: int) -> int:
@@ -82,20 +75,42 @@ class _Bench:
         if execution.status is not ExecutionStatus.OK or execution.stdout != expected:
             self.num_failures += 1
 
+    async def rate(self, code: str, base: int) -> float:
+        """Programs a second in one batch, after a short one to warm up."""
+        count = self.count(base)
+        await self._run_all(code, min(64, count))
+        return count / await self._run_all(code, count)
 
-async def _batch_rate(bench: _Bench, code: str, count: int) -> float:
-    await _run_all(bench, code, min(64, count))
-    return count / await _run_all(bench, code, count)
+    async def _run_all(self, code: str, count: int) -> float:
+        started, num_seen = time.perf_counter(), 0
+        async for _, execution in self.executor.run_many([Request(code)] * count):
+            self.check(execution, EXPECTED[code])
+            num_seen += 1
+        self.num_failures += count - num_seen
+        return time.perf_counter() - started
+
+    @contextlib.asynccontextmanager
+    async def in_process(self, executor: LocalExecutor) -> AsyncIterator["BenchRun"]:
+        """The same without a service, as in a trainer that has the sandbox in its own process."""
+        async with executor:
+            inner = BenchRun(executor, "", 0, self.scale)
+            yield inner
+            self.num_failures += inner.num_failures
 
 
-async def _run_all(bench: _Bench, code: str, count: int) -> float:
-    started = time.perf_counter()
-    num_seen = 0
-    async for _, execution in bench.executor.run_many([Request(code)] * count):
-        bench.check(execution, EXPECTED[code])
-        num_seen += 1
-    bench.num_failures += count - num_seen
-    return time.perf_counter() - started
+Measurement = Callable[[BenchRun], Awaitable[list[BenchRow]]]
+
+
+def percentiles_ms(times_s: Iterable[float]) -> tuple[float, float]:
+    """The 50th and the 99th."""
+    ordered = sorted(times_s)
+    return ordered[len(ordered) // 2] * 1000, ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1000
+
+
+def versus(name: str, rival_name: str, ours: list[float], theirs: list[float]) -> BenchRow:
+    """Two rates that were measured alternately, so that the machine's other load met both."""
+    ratio = statistics.median(our / their for our, their in zip(ours, theirs, strict=True))
+    return BenchRow(name, statistics.median(ours), "/s", statistics.median(theirs), rival_name, ratio)
 
 
 def _subprocess_rate(code: str, count: int) -> float:
@@ -111,38 +126,20 @@ def _subprocess_rate(code: str, count: int) -> float:
         return count / (time.perf_counter() - started)
 
 
-async def _against_subprocess(bench: _Bench, name: str, code: str, num_ours: int, num_theirs: int) -> Row:
-    """Ours, theirs, ours, theirs: whatever the machine's neighbours do, they do it to both."""
+async def _measure_batch(bench: BenchRun, name: str, code: str, num_ours: int, num_theirs: int) -> list[BenchRow]:
     ours, theirs = [], []
     for _ in range(3):
-        ours.append(await _batch_rate(bench, code, bench.count(num_ours)))
+        ours.append(await bench.rate(code, num_ours))
         theirs.append(await asyncio.to_thread(_subprocess_rate, code, bench.count(num_theirs)))
-    ratio = statistics.median(our / their for our, their in zip(ours, theirs, strict=True))
-    return Row(name, statistics.median(ours), "/s", statistics.median(theirs), "python -c", ratio)
+    return [versus(name, "python -c", ours, theirs)]
 
 
-async def measure_print(bench: _Bench) -> list[Row]:
-    return [await _against_subprocess(bench, "print, batch", PRINT, 4000, 150)]
+async def _measure_in_process(bench: BenchRun) -> list[BenchRow]:
+    async with bench.in_process(LocalExecutor()) as inner:
+        return await _measure_batch(inner, "print, batch, in process", PRINT, 4000, 150)
 
 
-async def measure_in_process(bench: _Bench) -> list[Row]:
-    """The same without a service, as a trainer that has the sandbox in its own process would run it."""
-    async with LocalExecutor() as executor:
-        inner = _Bench(executor, "", 0, bench.scale, None)
-        row = await _against_subprocess(inner, "print, batch, in process", PRINT, 4000, 150)
-        bench.num_failures += inner.num_failures
-    return [row]
-
-
-async def measure_numpy(bench: _Bench) -> list[Row]:
-    return [await _against_subprocess(bench, "numpy, batch", NUMPY, 2000, 40)]
-
-
-async def measure_sympy(bench: _Bench) -> list[Row]:
-    return [await _against_subprocess(bench, "sympy, batch", SYMPY, 600, 16)]
-
-
-async def measure_latency(bench: _Bench) -> list[Row]:
+async def _measure_latency(bench: BenchRun) -> list[BenchRow]:
     """One call at a time, each on a kept connection."""
     times_s = []
     for number in range(bench.count(600)):
@@ -150,93 +147,15 @@ async def measure_latency(bench: _Bench) -> list[Row]:
         bench.check(await bench.executor.run(Request(PRINT)), EXPECTED[PRINT])
         if number >= 20 or bench.scale < 1:
             times_s.append(time.perf_counter() - started)
-    p50, p99 = _percentiles_ms(times_s)
+    p50, p99 = percentiles_ms(times_s)
     started = time.perf_counter()
     await asyncio.to_thread(subprocess.run, [sys.executable, "-c", PRINT], capture_output=True, check=True)
     theirs = (time.perf_counter() - started) * 1000
-    return [Row("print, one at a time, p50", p50, "ms", theirs, "python -c", theirs / p50, {"p99_ms": p99})]
+    return [BenchRow("print, one at a time, p50", p50, "ms", theirs, "python -c", theirs / p50, {"p99_ms": p99})]
 
 
-def _percentiles_ms(times_s: list[float]) -> tuple[float, float]:
-    ordered = sorted(times_s)
-    return ordered[len(ordered) // 2] * 1000, ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1000
-
-
-async def measure_512_singles(bench: _Bench) -> list[Row]:
-    """512 requests, each on a connection of its own, all at once."""
-    body = {"code": PRINT}
-    connector = aiohttp.TCPConnector(limit=0)
-
-    async def one(session: aiohttp.ClientSession) -> float:
-        started = time.perf_counter()
-        async with session.post(f"{bench.address}/v1/run", json=body) as response:
-            answer = await response.json()
-            if response.status != 200 or answer.get("stdout") != EXPECTED[PRINT]:
-                bench.num_failures += 1
-        return time.perf_counter() - started
-
-    headers = {"Authorization": f"Bearer {find_token(bench.address)}"}
-    async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
-        times_s = await asyncio.gather(*(one(session) for _ in range(512)))
-    p50, p99 = _percentiles_ms(list(times_s))
-    return [Row("512 single requests at once, p99", p99, "ms", detail={"p50_ms": p50})]
-
-
-async def measure_45000_in_flight(bench: _Bench) -> list[Row]:
-    """All of them accepted before the first is answered: programs that say who they are, none lost, none twice."""
-    count = NUM_IN_FLIGHT if bench.scale >= 1 else bench.count(NUM_IN_FLIGHT)
-    steady_rate = await _batch_rate(bench, PRINT, bench.count(4000))
-    seen = [0] * count
-    started = time.perf_counter()
-    peak_bytes = 0
-
-    async def watch_memory() -> None:
-        nonlocal peak_bytes
-        while True:
-            peak_bytes = max(peak_bytes, _memory_of_tree(bench.service_pid))
-            await asyncio.sleep(0.5)
-
-    watcher = asyncio.create_task(watch_memory())
-    requests = [Request(f"print({number})", queue_s=600.0) for number in range(count)]
-    async for index, execution in bench.executor.run_many(requests):
-        seen[index] += 1
-        bench.check(execution, f"{index}\n")
-    watcher.cancel()
-    elapsed_s = time.perf_counter() - started
-    bench.num_failures += sum(times != 1 for times in seen)
-    expected_s = count / steady_rate
-    detail = {
-        "steady_per_s": steady_rate,
-        "service_peak_mib": peak_bytes / 2**20,
-        "over_steady": elapsed_s / expected_s,
-    }
-    return [Row(f"{count} in flight", elapsed_s, "s", expected_s, "steady rate", expected_s / elapsed_s, detail)]
-
-
-def _memory_of_tree(root_pid: int) -> int:
-    """Proportional memory of a process and its descendants: shared pages count once."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            except OSError:
-                continue
-            children.setdefault(parent, []).append(int(entry.name))
-    total, waiting = 0, [root_pid]
-    while waiting:
-        pid = waiting.pop()
-        waiting += children.get(pid, [])
-        try:
-            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        except OSError:
-            continue
-        total += next((int(line.split()[1]) << 10 for line in rollup.splitlines() if line.startswith("Pss:")), 0)
-    return total
-
-
-async def measure_session(bench: _Bench) -> list[Row]:
-    """Ten cells on kept state, against what one does without state: run all cells so far in a new interpreter."""
+async def _measure_session(bench: BenchRun) -> list[BenchRow]:
+    """Ten cells on kept state, against running all cells so far in a new interpreter for each."""
     times_s = []
     for _ in range(max(3, bench.count(10))):
         session = await bench.executor.session()
@@ -251,120 +170,27 @@ async def measure_session(bench: _Bench) -> list[Row]:
         command = [sys.executable, "-c", "\n".join(CELLS[:number])]
         await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True)
     theirs = time.perf_counter() - started
-    return [Row("session of 10 cells", ours * 1000, "ms", theirs * 1000, "replay in python -c", theirs / ours)]
+    return [BenchRow("session of 10 cells", ours * 1000, "ms", theirs * 1000, "replay in python -c", theirs / ours)]
 
 
-async def measure_mixed(bench: _Bench) -> list[Row]:
-    """What a training step sends: mostly short programs, among sleepers, endless loops, floods and errors."""
-    kinds = [
-        *[(PRINT, EXPECTED[PRINT])] * 55,
-        *[(NUMPY, EXPECTED[NUMPY])] * 20,
-        *[(SYMPY, EXPECTED[SYMPY])] * 13,
-        *[("1/0", None)] * 6,
-        *[("import time; time.sleep(0.5)", None)] * 2,
-        *[("while True: pass", None)] * 2,
-        *[("while True: print('x' * 1000)", None)] * 2,
-    ]
-    count = bench.count(1000)
-    limits = Limits(wall_s=2.0)
-    short_s: list[float] = []
-    work = [kinds[number * 37 % len(kinds)] for number in range(count)]
-    gate = asyncio.Semaphore(64)
-
-    async def one(code: str, expected: str | None) -> None:
-        async with gate:
-            started = time.perf_counter()
-            execution = await bench.executor.run(Request(code, limits=limits))
-            if code == PRINT:
-                short_s.append(time.perf_counter() - started)
-        if expected is not None:
-            bench.check(execution, expected)
-        elif execution.status.is_ours:
-            bench.num_failures += 1
-
-    started = time.perf_counter()
-    await asyncio.gather(*(one(*item) for item in work))
-    rate = count / (time.perf_counter() - started)
-    p50, p99 = _percentiles_ms(short_s)
-    return [Row("mixed load, 64 at once", rate, "/s", detail={"print_p50_ms": p50, "print_p99_ms": p99})]
-
-
-async def measure_isolation(bench: _Bench) -> list[Row]:
-    """Two in-process executors, with and without isolation, turn about."""
-    async with LocalExecutor() as on, LocalExecutor(LocalConfig(host=HostConfig(isolate=False))) as off:
-        rates: dict[bool, list[float]] = {True: [], False: []}
-        for _ in range(5):
-            for is_on, executor in ((True, on), (False, off)):
-                inner = _Bench(executor, "", 0, bench.scale, None)
-                rates[is_on].append(await _batch_rate(inner, PRINT, bench.count(2000)))
-                bench.num_failures += inner.num_failures
-    ours, theirs = statistics.median(rates[True]), statistics.median(rates[False])
-    return [Row("print, isolated, in process", ours, "/s", theirs, "isolation off", ours / theirs)]
-
-
-async def measure_code_judge(bench: _Bench) -> list[Row]:
-    if bench.code_judge is None:
-        return []
-    rows = []
-    timeout = aiohttp.ClientTimeout(total=600)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        for name, code, num_ours, num_theirs in (("print", PRINT, 3000, 128), ("sympy", SYMPY, 400, 24)):
-            ours, theirs = [], []
-            for _ in range(3):
-                ours.append(await _batch_rate(bench, code, bench.count(num_ours)))
-                count = bench.count(num_theirs)
-                body = {"type": "batch", "submissions": [{"type": "python", "solution": code}] * count}
-                started = time.perf_counter()
-                async with session.post(f"{bench.code_judge}/run/long-batch", json=body) as response:
-                    answer = await response.json()
-                if response.status != 200 or not all(item["success"] for item in answer["results"]):
-                    raise InfrastructureError(f"code-judge at {bench.code_judge} did not run the {name} batch")
-                theirs.append(count / (time.perf_counter() - started))
-            ratio = statistics.median(our / their for our, their in zip(ours, theirs, strict=True))
-            rows.append(
-                Row(f"{name}, batch", statistics.median(ours), "/s", statistics.median(theirs), "code-judge", ratio)
-            )
-    return rows
-
-
-_MEASUREMENTS: dict[str, Callable[[_Bench], Awaitable[list[Row]]]] = {
-    "print": measure_print,
-    "in-process": measure_in_process,
-    "numpy": measure_numpy,
-    "sympy": measure_sympy,
-    "latency": measure_latency,
-    "singles": measure_512_singles,
-    "session": measure_session,
-    "mixed": measure_mixed,
-    "in-flight": measure_45000_in_flight,
-    "isolation": measure_isolation,
-    "code-judge": measure_code_judge,
+MEASUREMENTS: dict[str, Measurement] = {
+    "print": partial(_measure_batch, name="print, batch", code=PRINT, num_ours=4000, num_theirs=150),
+    "in-process": _measure_in_process,
+    "numpy": partial(_measure_batch, name="numpy, batch", code=NUMPY, num_ours=2000, num_theirs=40),
+    "sympy": partial(_measure_batch, name="sympy, batch", code=SYMPY, num_ours=600, num_theirs=16),
+    "latency": _measure_latency,
+    "session": _measure_session,
 }
-NAMES = tuple(_MEASUREMENTS)
 
 
-def choose(only: str | None) -> tuple[str, ...]:
-    if only is None:
-        return NAMES
-    names = tuple(name.strip() for name in only.split(","))
-    for name in names:
-        if name not in _MEASUREMENTS:
-            raise UserError(f"--only {name}: there is no such measurement; there are {', '.join(NAMES)}")
-    return names
-
-
-async def measure(names: tuple[str, ...], *, quick: bool, code_judge: str | None, say: Callable[[str], None]) -> Report:
-    rows: list[Row] = []
-    service = await _Service.start()
-    try:
-        async with RemoteExecutor(service.address) as executor:
-            bench = _Bench(executor, service.address, service.pid, 0.05 if quick else 1.0, code_judge)
-            for name in names:
-                say(f"measuring {name} ...")
-                rows += await _MEASUREMENTS[name](bench)
-    finally:
-        await service.stop()
-    return Report(
+async def measure(chosen: Mapping[str, Measurement], *, quick: bool, say: Callable[[str], None]) -> BenchReport:
+    rows: list[BenchRow] = []
+    async with _service() as (address, pid), RemoteExecutor(address) as executor:
+        bench = BenchRun(executor, address, pid, 0.05 if quick else 1.0)
+        for name, run in chosen.items():
+            say(f"measuring {name} ...")
+            rows += await run(bench)
+    return BenchReport(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}",
         num_cores=usable_cores(),
@@ -374,40 +200,31 @@ async def measure(names: tuple[str, ...], *, quick: bool, code_judge: str | None
     )
 
 
-@dataclass
-class _Service:
-    """`rstar2 sandbox serve` on a free port, in a process of its own."""
-
-    process: asyncio.subprocess.Process
-    address: str
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @classmethod
-    async def start(cls) -> "_Service":
-        command = [sys.executable, "-m", "rstar2.cli.main", "sandbox", "serve", "--port", "0"]
-        environment = {name: value for name, value in os.environ.items() if name != "RSTAR2_SANDBOX_TOKEN"}
-        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE, env=environment)
-        assert process.stderr is not None
-        said = []
-        try:
+@contextlib.asynccontextmanager
+async def _service() -> AsyncIterator[tuple[str, int]]:
+    """Address and process id of an `rstar2 sandbox serve` on a free port."""
+    command = [sys.executable, "-m", "rstar2.cli.main", "sandbox", "serve", "--port", "0"]
+    environment = {name: value for name, value in os.environ.items() if name != "RSTAR2_SANDBOX_TOKEN"}
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE, env=environment)
+    assert process.stderr is not None
+    said = [""]
+    try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(120):
                 while line := (await process.stderr.readline()).decode():
                     said.append(line)
                     if line.startswith("serving on "):
-                        return cls(process, line.split()[2])
-        except TimeoutError:
-            process.kill()
-        raise InfrastructureError(f"the service did not start: {''.join(said).strip()}")
+                        break
+        if not said[-1].startswith("serving on "):
+            raise InfrastructureError(f"the service did not start: {''.join(said).strip()}")
+        yield said[-1].split()[2], process.pid
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
 
-    async def stop(self) -> None:
-        self.process.terminate()
-        await self.process.wait()
 
-
-def print_table(report: Report) -> None:
+def print_table(report: BenchReport) -> None:
     from rich.console import Console
     from rich.table import Table
 

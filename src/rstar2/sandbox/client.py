@@ -1,8 +1,8 @@
 """The sandbox of another machine, behind the same interface as the one in this process.
 
-What the program does, and what happens to the service, comes back as a typed result by the deadline. Retried is only
-what is ours (no connection, a lost one, a full queue), under idempotency keys, so that nothing runs twice. What cannot
-succeed, a wrong address or token or a request that the service refuses, is a UserError at once.
+Every call returns a typed result by its deadline. Only infrastructure faults are retried (no connection, a lost one, a
+full queue), with idempotency keys, so that nothing runs twice. What cannot succeed (a wrong address or token, a request
+that the service refuses) is a UserError at once.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -24,8 +23,8 @@ from rstar2.errors import InfrastructureError, UserError
 from rstar2.sandbox.execution import MIB, Execution, ExecutionStatus, Limits
 from rstar2.sandbox.executor import Overloaded, Request
 from rstar2.sandbox.http import schema
+from rstar2.sandbox.http.access import find_token
 from rstar2.sandbox.http.schema import SessionInfo
-from rstar2.sandbox.http.tokens import find_token
 
 T = TypeVar("T")
 MAX_CHUNK_RUNS = 512
@@ -43,8 +42,8 @@ class SessionGone(InfrastructureError):  # noqa: N818
     """The service no longer knows the session: it was restarted, or closed the session as idle."""
 
 
-class _Again(Exception):  # noqa: N818
-    """This attempt failed, and not by its own fault."""
+class _RetryError(Exception):
+    """This attempt failed and may be retried."""
 
     def __init__(self, reason: str, pause_s: float | None = None) -> None:
         super().__init__(reason)
@@ -54,9 +53,9 @@ class _Again(Exception):  # noqa: N818
 
 class RemoteExecutor:
     """Satisfies `Executor` over HTTP. `token` None: the one that a service of this user on this machine keeps for the
-    address, if there is one. `grace_s` is how long, beyond its own queue and wall-clock limits, a request may
-    take to be answered, with all its retries. One that is not patient retries nothing, for a caller that has elsewhere
-    to go: a lost connection is an infrastructure fault at once, and a service without room raises Overloaded."""
+    address, if there is one. `grace_s` is how long a request may take beyond its own queue and wall-clock limits, with
+    all its retries. Without `retries`, for a caller that has other nodes, a lost connection is an infrastructure fault
+    at once, and a full service raises Overloaded."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class RemoteExecutor:
         *,
         grace_s: float = GRACE_S,
         max_connections: int = 512,
-        is_patient: bool = True,
+        retries: bool = True,
     ) -> None:
         try:
             parts = urlsplit(base_url)
@@ -81,7 +80,7 @@ class RemoteExecutor:
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
         self._grace_s = grace_s
-        self._is_patient = is_patient
+        self._retries = retries
         self._max_connections = max_connections
         self._jitter = random.Random()
         self._http: aiohttp.ClientSession | None = None
@@ -116,11 +115,11 @@ class RemoteExecutor:
         return RemoteSession(self, info, self._grace_s)
 
     async def reach(self) -> None:
-        """For whoever waits for the first result: InfrastructureError at once if nobody is there, UserError if this is
-        no sandbox or it does not take the token."""
+        """Check the service before the first request: InfrastructureError if it cannot be reached, UserError if it is
+        no sandbox or refuses the token."""
         attempt = self._attempt("GET", "/status", None, bytes)
         with contextlib.suppress(Overloaded):
-            await self._retried(attempt, time.monotonic() + REACH_S, is_patient=False)
+            await self._retried(attempt, time.monotonic() + REACH_S, retries=False)
 
     async def close(self) -> None:
         http, self._http = self._http, None
@@ -130,15 +129,13 @@ class RemoteExecutor:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def call(self, method: str, path: str, body: bytes | None, deadline: float, parse: Callable[[bytes], T]) -> T:
-        """What a successful answer says. What is not ours to retry is raised: UserError for what we were asked to
-        send, ValueError for what contradicts the state; InfrastructureError once the deadline has passed."""
-        return await self._retried(self._attempt(method, path, body, parse), deadline, is_patient=self._is_patient)
+        """The parsed answer. UserError for a request that the service refuses, ValueError for one that contradicts the
+        state, InfrastructureError once the deadline has passed."""
+        return await self._retried(self._attempt(method, path, body, parse), deadline, retries=self._retries)
 
     def _attempt(
         self, method: str, path: str, body: bytes | None, parse: Callable[[bytes], T]
@@ -202,19 +199,19 @@ class RemoteExecutor:
                     if pending.pop(indices[found.index], None) is not None:
                         report((indices[found.index], execution))
             if pending:
-                raise _Again("the service ended a batch before all of it was answered")
+                raise _RetryError("the service ended a batch before all of it was answered")
 
         try:
             if pending:
                 deadline = time.monotonic() + longest_s + self._grace_s
-                await self._retried(attempt, deadline, is_patient=self._is_patient)
+                await self._retried(attempt, deadline, retries=self._retries)
         except Overloaded:
             raise
         except InfrastructureError as error:
             for index in pending:
                 report((index, Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error))))
 
-    async def _retried(self, attempt: Callable[[], Awaitable[T]], deadline: float, *, is_patient: bool) -> T:
+    async def _retried(self, attempt: Callable[[], Awaitable[T]], deadline: float, *, retries: bool) -> T:
         started = time.monotonic()
         pause_s = FIRST_PAUSE_S
         reason = "it did not answer"
@@ -222,7 +219,7 @@ class RemoteExecutor:
             try:
                 async with asyncio.timeout(left_s):
                     return await attempt()
-            except _Again as error:
+            except _RetryError as error:
                 reason, asked_s = error.reason, error.pause_s
             except aiohttp.ClientConnectorDNSError as error:
                 raise UserError(f"address: the host of {self._base_url} is not known ({error.os_error})") from None
@@ -232,7 +229,7 @@ class RemoteExecutor:
                 break
             except (aiohttp.ClientError, ValidationError) as error:
                 raise self._not_a_sandbox(str(error)) from None
-            if not is_patient:
+            if not retries:
                 if asked_s is not None:
                     raise Overloaded(asked_s)
                 raise InfrastructureError(f"no result from the sandbox at {self._base_url}: {reason}")
@@ -249,10 +246,10 @@ class RemoteExecutor:
             body = schema.ERROR.validate_json(data)
         except ValidationError:
             if response.status in BUSY:
-                raise _Again(f"it answered {response.status}", _retry_after_s(response.headers)) from None
+                raise _RetryError(f"it answered {response.status}", _retry_after_s(response.headers)) from None
             raise self._not_a_sandbox(f"it answered {response.status}") from None
         if response.status in BUSY:
-            raise _Again(body.message, _retry_after_s(response.headers))
+            raise _RetryError(body.message, _retry_after_s(response.headers))
         if response.status == 401:
             raise UserError(f"token: the sandbox at {self._base_url} does not accept it; {body.message}")
         if body.error == "no_session":
@@ -279,7 +276,7 @@ class RemoteExecutor:
 
 
 class RemoteSession:
-    """Satisfies `Session`. A change that the service may have made is asked for again only under its own key."""
+    """Satisfies `Session`. A change that the service may have made is retried only with its idempotency key."""
 
     def __init__(self, executor: RemoteExecutor, info: SessionInfo, grace_s: float) -> None:
         self._executor = executor
@@ -343,7 +340,7 @@ def _to_json(value: Mapping[str, Any]) -> bytes:
 
 
 def _unsendable(code: str, stdin: str) -> Execution | None:
-    """What an interpreter says to text that is not Unicode, said here: it cannot be sent."""
+    """The error of an interpreter for text that is not Unicode, which cannot be sent."""
     try:
         for text in (code, stdin):
             if not text.isascii():

@@ -1,4 +1,4 @@
-"""What an execution is asked to stay within, and what it returns."""
+"""The limits of an execution, and its result."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,7 +11,7 @@ STARVED_FACTOR = 10
 
 
 class ExecutionStatus(StrEnum):
-    """How an execution ended. The last two are ours: they may be retried and are never scored."""
+    """How an execution ended. The last two are faults of the sandbox: they may be retried and are never scored."""
 
     OK = "ok"
     ERROR = "error"
@@ -30,7 +30,7 @@ class ExecutionStatus(StrEnum):
     """A worker was lost, and so was the retry; or the machine had no core for it in all that time."""
 
     @property
-    def is_ours(self) -> bool:
+    def is_sandbox_fault(self) -> bool:
         return self in (ExecutionStatus.QUEUE_TIMEOUT, ExecutionStatus.INFRASTRUCTURE)
 
 
@@ -50,13 +50,13 @@ class Limits:
     """What one execution may use: the program and all its children together, but for the CPU time."""
 
     wall_s: float = 10.0
-    """Running or sleeping. Waiting for a core does not count, up to `longest_s`."""
+    """Time running or sleeping. Waiting for a core does not count, up to `longest_s`."""
     cpu_s: float = 10.0
-    """Of any one process. Linux counts it so; the wall-clock limit bounds the rest."""
+    """CPU time of any one process, as Linux counts it; the wall-clock limit bounds the rest."""
     memory_bytes: int = 1 * GIB
     num_processes: int = 32
     output_bytes: int = 1 * MIB
-    """Of stdout, of stderr and of the value, each."""
+    """The most bytes of stdout, of stderr and of the value, each."""
     file_bytes: int = 32 * MIB
     """The largest single file in the scratch directory; all of it together is bounded by the sandbox's own setting."""
 
@@ -68,7 +68,7 @@ class Limits:
 
     @property
     def longest_s(self) -> float:
-        """After which it is stopped even if it waited for a core all the time."""
+        """The time after which it is stopped even if it only waited for a core."""
         return STARVED_FACTOR * self.wall_s
 
 

@@ -1,4 +1,4 @@
-"""The seam: whoever runs code for us looks like this, in this process, over HTTP or on a cluster."""
+"""The interface of everything that runs code: in this process, over HTTP or on a cluster."""
 
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from rstar2.sandbox.execution import Execution, Limits
 
 
 class Overloaded(InfrastructureError):  # noqa: N818
-    """The queue is full: nothing was started, and the caller may come back in `retry_after_s`."""
+    """The queue is full: nothing was started, and the caller may retry after `retry_after_s`."""
 
     def __init__(self, retry_after_s: float) -> None:
         super().__init__(f"over capacity: try again in {retry_after_s:g} s")
@@ -25,7 +25,7 @@ class Request:
     stdin: str = ""
     limits: Limits = field(default_factory=Limits)
     queue_s: float = 120.0
-    """How long it may wait for a worker before it is given back as a queue timeout."""
+    """How long it may wait for a worker before it ends as a queue timeout."""
     flow: str = ""
     """Requests of one flow are served in order, and flows take turns; empty: a flow of its own."""
 
@@ -63,7 +63,7 @@ class Executor(Protocol):
     async def run(self, request: Request) -> Execution: ...
 
     def run_many(self, requests: Iterable[Request]) -> AsyncIterator[tuple[int, Execution]]:
-        """All of them at once; (index, result) pairs come back in the order in which they finish."""
+        """All of them at once; (index, result) pairs in the order in which they finish."""
         ...
 
     async def session(self) -> Session: ...

@@ -5,20 +5,19 @@ import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any, Self
 
 from rstar2.sandbox.execution import Execution
 from rstar2.sandbox.executor import Request, Session
 from rstar2.sandbox.isolation.guarantees import Guarantee
 from rstar2.sandbox.isolation.quota import core_quota
-from rstar2.sandbox.notebooks.sessions import SessionKeeper
+from rstar2.sandbox.notebooks.local_session import SessionKeeper
 from rstar2.sandbox.slots.dispatcher import Dispatcher
-from rstar2.sandbox.slots.host import Host, HostConfig
+from rstar2.sandbox.slots.slot_factory import SlotConfig, SlotFactory
 
 
 def usable_cores() -> int:
-    """By the affinity mask and the control groups; part of a core counts as one."""
+    """Cores by the affinity mask and the control groups; part of a core counts as one."""
     num_allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = core_quota()
     return num_allowed if quota is None else max(1, min(num_allowed, math.ceil(quota)))
@@ -26,10 +25,10 @@ def usable_cores() -> int:
 
 @dataclass(frozen=True, slots=True)
 class LocalConfig:
-    host: HostConfig = field(default_factory=HostConfig)
+    slots: SlotConfig = field(default_factory=SlotConfig)
     num_young: int = field(default_factory=lambda: 4 * usable_cores())
     """Executions younger than a tenth of a second at one time; older ones do not count. More than the cores, because
-    a program that sleeps or waits must not idle one."""
+    a program that sleeps or waits must not leave one idle."""
     max_slots: int = 256
     """Executions at one time, old and young."""
     queue_capacity: int = 100_000
@@ -40,10 +39,12 @@ class LocalConfig:
 class LocalExecutor:
     """Satisfies `Executor`. Use as an async context manager, or `await start()` and `await close()`."""
 
-    def __init__(self, config: LocalConfig | None = None, make_host: Callable[[HostConfig], Host] = Host) -> None:
+    def __init__(
+        self, config: LocalConfig | None = None, make_factory: Callable[[SlotConfig], SlotFactory] = SlotFactory
+    ) -> None:
         self.config = config or LocalConfig()
-        self._make_host = make_host
-        self._host: Host | None = None
+        self._make_factory = make_factory
+        self._factory: SlotFactory | None = None
         self._dispatcher: Dispatcher | None = None
         self._sessions: SessionKeeper | None = None
         self._starting = asyncio.Lock()
@@ -52,15 +53,15 @@ class LocalExecutor:
         async with self._starting:
             if self._dispatcher is not None:
                 return
-            self._host = self._make_host(self.config.host)
-            await self._host.start()
+            self._factory = self._make_factory(self.config.slots)
+            await self._factory.start()
             self._dispatcher = Dispatcher(
-                self._host,
+                self._factory,
                 num_young=self.config.num_young,
                 max_slots=self.config.max_slots,
                 queue_capacity=self.config.queue_capacity,
             )
-            self._sessions = SessionKeeper(self._host, max_live=self.config.max_live_sessions)
+            self._sessions = SessionKeeper(self._factory, max_live=self.config.max_live_sessions)
 
     async def run(self, request: Request) -> Execution:
         dispatcher = self._dispatcher or await self._running()
@@ -106,19 +107,19 @@ class LocalExecutor:
 
     @property
     def guarantees(self) -> list[Guarantee]:
-        return self._host.guarantees if self._host else []
+        return self._factory.guarantees if self._factory else []
 
     def status(self) -> dict[str, Any]:
-        """What an operator wants to see; plain values."""
-        if self._host is None or self._dispatcher is None or self._sessions is None:
+        """Counters and levels for operators, as plain values."""
+        if self._factory is None or self._dispatcher is None or self._sessions is None:
             return {"started": False}
-        template = self._host.templates.current
+        template = self._factory.templates.current
         counters = self._dispatcher.counters
         return {
             "started": True,
             "fast_path": bool(template and template.facts["fast"]),
             "libraries_missing": template.facts["missing"] if template else [],
-            "template_deaths": self._host.templates.num_deaths,
+            "template_deaths": self._factory.templates.num_deaths,
             "queued": len(self._dispatcher.queue),
             "queue_capacity": self._dispatcher.queue.capacity,
             "running": self._dispatcher.num_running,
@@ -127,6 +128,7 @@ class LocalExecutor:
             "slots_lost": counters.num_slots_lost,
             "executions_started": counters.num_started,
             "executions_retried": counters.num_retried,
+            "executions_starved": counters.num_starved,
             "executions_by_status": dict(counters.by_status),
             "sessions": self._sessions.num_open,
             "sessions_live": self._sessions.num_live,
@@ -137,15 +139,13 @@ class LocalExecutor:
             await self._sessions.close()
         if self._dispatcher is not None:
             await self._dispatcher.close()
-        if self._host is not None:
-            await self._host.close()
-        self._host = self._dispatcher = self._sessions = None
+        if self._factory is not None:
+            await self._factory.close()
+        self._factory = self._dispatcher = self._sessions = None
 
     async def __aenter__(self) -> Self:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

@@ -17,7 +17,7 @@ import numpy as np
 
 from rstar2.agent import AgentLimits
 from rstar2.algo import RocSettings, decide_group, is_trainable, num_missing_groups, num_missing_rollouts
-from rstar2.config import Recipe, Stage
+from rstar2.config import Recipe, StageSection
 from rstar2.engine import Sampling
 from rstar2.grading import count_answer_blocks, count_balanced_answer_blocks
 from rstar2.records import Group, Problem, StepRecord, Trace
@@ -43,7 +43,7 @@ class CollectSettings:
     sampling: Sampling
 
     @classmethod
-    def of(cls, recipe: Recipe, stage: Stage) -> Self:
+    def of(cls, recipe: Recipe, stage: StageSection) -> Self:
         return pick(
             cls,
             recipe.train,

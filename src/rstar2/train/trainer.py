@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rstar2.agent import ChatFormat
-from rstar2.config import Recipe, Stage
-from rstar2.engine.process.garbage_collection import collect_garbage_if_rare
+from rstar2.config import Recipe, StageSection
+from rstar2.engine.process.child import collect_garbage_if_rare
 from rstar2.errors import UserError
-from rstar2.evals import Protocol, evaluate
+from rstar2.evals import EvalSettings, evaluate
 from rstar2.records import Problem, RunDirectory, Trace
 from rstar2.records.rewind import Mark
 from rstar2.rollout.resume import RememberingRoller
@@ -154,7 +154,7 @@ class Trainer:
 
     # The stages.
 
-    async def _run_stage(self, stage: Stage) -> None:
+    async def _run_stage(self, stage: StageSection) -> None:
         problems = await self._problems_of(stage)
         self._records.phase(stage.name, stage.steps, self._state.stage_step)
         if self._state.stage_step == 0 and stage.reset_optimizer:
@@ -165,7 +165,7 @@ class Trainer:
         self._reach(replace(self._state.next_stage(), pending_evaluation=stage.name))
         await self._save(keep=True)
 
-    async def _run_steps(self, stage: Stage, problems: Sequence[Problem]) -> None:
+    async def _run_steps(self, stage: StageSection, problems: Sequence[Problem]) -> None:
         first, num_left = self._state.step + 1, stage.steps - self._state.stage_step
         collector = Collector(
             self._bench,
@@ -195,14 +195,14 @@ class Trainer:
                 await self._evaluate_if_due()
                 started_s = time.monotonic()
 
-    def _stage_is_done(self, stage: Stage) -> bool:
+    def _stage_is_done(self, stage: StageSection) -> bool:
         if self._state.stage_step >= stage.steps:
             return True
         mean = window_mean(self._state.recent_rewards)
         return stage.target_reward is not None and mean is not None and mean >= stage.target_reward
 
     async def _learn_step(
-        self, batch: StepBatch, stage: Stage, collector: Collector, started_s: float
+        self, batch: StepBatch, stage: StageSection, collector: Collector, started_s: float
     ) -> dict[str, float]:
         """From one batch to the next state: all of it, or nothing."""
         num_older = self._recipe.train.max_staleness
@@ -262,7 +262,7 @@ class Trainer:
             steps_without_signal=0 if batch.trainable else state.steps_without_signal + 1,
         )
 
-    async def _stop_if_hopeless(self, stage: Stage, values: dict[str, float]) -> None:
+    async def _stop_if_hopeless(self, stage: StageSection, values: dict[str, float]) -> None:
         state = self._state
         where = {"step": state.step, "stage": stage.name}
         if state.steps_without_signal == 1:
@@ -284,7 +284,7 @@ class Trainer:
                 "checkpoint with a lower train.lr, or set train.stop_at_collapse to false"
             )
 
-    async def _problems_of(self, stage: Stage) -> tuple[Problem, ...]:
+    async def _problems_of(self, stage: StageSection) -> tuple[Problem, ...]:
         """Of the stage, without those that its difficulty filter drops."""
         problems = self._curriculum.stages[self._state.stage_index]
         if stage.difficulty_filter is None:
@@ -324,7 +324,7 @@ class Trainer:
             results = await evaluate(
                 self._roller,
                 benchmarks,
-                Protocol.of(self._recipe),
+                EvalSettings.of(self._recipe),
                 step=self._state.step,
                 stage=name,
                 seed=self._recipe.seed,

@@ -92,12 +92,12 @@ class SoloWorkbench:
         """The engine is paused. Weights that were learnt concurrently with sampling are synced between two steps: one
         policy samples all rollouts of a step, so what is sampled does not depend on how fast anything ran."""
         if not self._learns_concurrently:
-            async with self._engine.learning(version):
+            async with self._engine.paused_for_weight_sync(version):
                 yield
                 self._publish()
             return
         yield
-        async with self._between_steps, self._engine.learning(version):
+        async with self._between_steps, self._engine.paused_for_weight_sync(version):
             self._publish()
 
     def _publish(self) -> None:

@@ -1,7 +1,7 @@
 """Who may ask the viewer, and what every answer says to the browser.
 
 A request is answered only if it names this server as no other can be named, and if no page of another site sent it
-(`rstar2.sandbox.http.browsers`).
+(`rstar2.sandbox.http.access`).
 """
 
 import logging
@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from rstar2.errors import InfrastructureError, UserError
-from rstar2.sandbox.http.browsers import is_of_another_site, may_ask
+from rstar2.sandbox.http.access import is_of_another_site, may_ask
 
 logger = logging.getLogger(__name__)
 

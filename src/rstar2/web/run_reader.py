@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from rstar2.errors import UserError
-from rstar2.records import Event, Metrics, RunView, Trace
+from rstar2.records import Event, RunView, StepMetrics, Trace
 from rstar2.records.codec import RecordError, decode
 from rstar2.records.jsonl import read_lines
 from rstar2.records.run_layout import segment, segment_steps
@@ -29,7 +29,7 @@ MAX_OPEN_STEPS = 8
 MAX_SIDE_BY_SIDE = 64
 MAX_PAGE_ROWS, MAX_PAGE_PROBLEMS = 200, 1000
 
-Record = TypeVar("Record", Metrics, Event)
+Record = TypeVar("Record", StepMetrics, Event)
 
 
 class RunReader:
@@ -69,7 +69,7 @@ class RunReader:
         return {"toml": self.view.recipe_toml if file.is_file() else ""}
 
     def metrics(self, offset: int) -> dict[str, Any]:
-        rows, end, is_end = self._rows(Metrics, self.view.layout.metrics, offset)
+        rows, end, is_end = self._rows(StepMetrics, self.view.layout.metrics, offset)
         # Values are pairs, not an object: the names are the run's, and an object has names of its own.
         wire = [[row.step, row.stage, row.time, list(map(list, row.values.items()))] for row in rows]
         return {"rows": wire, "next": end, "is_end": is_end}

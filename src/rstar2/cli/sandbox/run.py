@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rstar2.cli.output import ExitCode, note, print_json
-from rstar2.cli.sandbox.door import TokenFile, given_token
+from rstar2.cli.sandbox.service_token import TokenFile, given_token
 from rstar2.errors import UserError
 
 SAY_AFTER_S = 2.0
@@ -29,7 +29,7 @@ def run(
     address: Annotated[str | None, typer.Option(help="A service to run it on, instead of this machine.")] = None,
     token_file: TokenFile = None,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="A plain subprocess with no isolation at all.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the full result as JSON.")] = False,
 ) -> None:
     """Run one program and show what it did. Exit code 1 if the program failed, 3 if the sandbox did."""
     from dataclasses import asdict
@@ -57,14 +57,14 @@ def run(
             print(result.value)
         if not result.ok:
             note(f"[{result.status.value}] {result.message or f'exit code {result.exit_code}'}")
-    if result.status.is_ours:
+    if result.status.is_sandbox_fault:
         raise SystemExit(ExitCode.INFRASTRUCTURE)
     raise SystemExit(ExitCode.OK if result.ok else ExitCode.NO)
 
 
 @contextmanager
 def _saying_what_it_waits_for(address: str | None, request: "Request") -> Iterator[None]:
-    """For a service that takes its time: nobody should wonder for how long."""
+    """After a while, print what is waited for and for how long at most."""
     if address is None:
         yield
         return

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rstar2.cli.output import note
-from rstar2.cli.sandbox.door import (
-    Door,
+from rstar2.cli.sandbox.service_token import (
     Port,
+    ServiceToken,
     TokenFile,
     given_token,
     is_every_address,
@@ -35,7 +35,7 @@ def serve(
     ] = None,
     max_slots: Annotated[int, typer.Option(help="Executions at one time, long ones included.")] = 256,
     queue: Annotated[
-        int, typer.Option(help="Executions that may wait; beyond it callers are told to come back.")
+        int, typer.Option(help="Executions that may wait; beyond it callers get 503 and retry.")
     ] = 100_000,
     drain_s: Annotated[float, typer.Option("--drain", help="Seconds given to running executions at the end.")] = 30.0,
     allow_weak_isolation: Annotated[
@@ -44,9 +44,7 @@ def serve(
     unsafe: Annotated[
         bool, typer.Option("--unsafe", help="Plain subprocesses, no isolation at all: for code that you trust.")
     ] = False,
-    join: Annotated[
-        str | None, typer.Option(help="A gateway to work for; it is told again and again, and told at the end.")
-    ] = None,
+    join: Annotated[str | None, typer.Option(help="A gateway to join while this service runs.")] = None,
     advertise: Annotated[
         str | None, typer.Option(help="With --join: the URL at which the gateway reaches this service.")
     ] = None,
@@ -58,7 +56,7 @@ def serve(
     from rstar2.sandbox.http import ServiceSettings
     from rstar2.sandbox.http.supervisor import ServeConfig
     from rstar2.sandbox.local import LocalConfig
-    from rstar2.sandbox.slots.host import HostConfig
+    from rstar2.sandbox.slots.slot_factory import SlotConfig
 
     if join is not None and unsafe:
         raise UserError("--join: a gateway takes no node that isolates nothing; leave --unsafe out")
@@ -67,19 +65,19 @@ def serve(
             f"--join: the gateway cannot call --host {host}; say with --advertise where it reaches this node"
         )
     if advertise is not None and join is None:
-        raise UserError("--advertise is what a gateway is told: give the gateway with --join")
+        raise UserError("--advertise is the address for a gateway: give the gateway with --join")
     if (num_young is not None and num_young < 1) or max_slots < 1 or queue < 1:
         raise UserError("--workers, --max-slots and --queue must be at least 1")
     given = given_token(token_file)
     if no_token:
         is_isolated = not unsafe and not allow_weak_isolation
-        door = without_token(given, host, is_isolated=is_isolated, gateway_url=join)
+        token = without_token(given, host, is_isolated=is_isolated, gateway_url=join)
     else:
-        door = of_node(given, join) if join is not None else with_token(given)
-    settings = ServiceSettings(token=door.token, listening_host=host, max_in_flight=queue)
+        token = of_node(given, join) if join is not None else with_token(given)
+    settings = ServiceSettings(token=token.value, listening_host=host, max_in_flight=queue)
     defaults = LocalConfig()
     local = LocalConfig(
-        host=HostConfig(allow_weak_isolation=allow_weak_isolation),
+        slots=SlotConfig(allow_weak_isolation=allow_weak_isolation),
         num_young=num_young or defaults.num_young,
         max_slots=max_slots,
         queue_capacity=queue,
@@ -92,32 +90,32 @@ def serve(
         drain_s=drain_s,
         server_entry="from rstar2.cli.sandbox.serve import run_server_process; run_server_process()",
     )
-    standing = _Standing(join, advertise, door)
+    announcement = _Announcement(join, advertise, token)
     try:
         if unsafe:
             note("warning: no isolation at all; run only code that you trust")
-            asyncio.run(_serve_unsafe(config, standing))
+            asyncio.run(_serve_unsafe(config, announcement))
         else:
             note("starting: loading the libraries that programs will find warm ...")
-            asyncio.run(_serve_isolated(config, standing))
+            asyncio.run(_serve_isolated(config, announcement))
     finally:
-        door.close()
+        token.withdraw()
 
 
-class _Standing:
-    """What others are told of this service: its users at the start, its gateway, if it has one, from start to end."""
+class _Announcement:
+    """Announces this service: to its users at the start, and to its gateway, if it has one, until the end."""
 
-    def __init__(self, gateway_url: str | None, advertised_url: str | None, door: Door) -> None:
-        from rstar2.sandbox.pool.membership import Membership
+    def __init__(self, gateway_url: str | None, advertised_url: str | None, token: ServiceToken) -> None:
+        from rstar2.sandbox.pool.remote_node import Membership
 
-        self._door = door
+        self._token = token
         self._advertised_url = advertised_url
         self._membership: Membership | None = None
-        if gateway_url is not None and door.token is not None:
-            self._membership = Membership(gateway_url, door.token, note)
+        if gateway_url is not None and token.value is not None:
+            self._membership = Membership(gateway_url, token.value, note)
 
     def announce(self, address: str) -> None:
-        self._door.open(address)
+        self._token.publish(address)
         note(f"serving on {address} (OpenAPI: {address}/openapi.json); Ctrl-C drains and stops")
         if self._membership is not None:
             self._membership.start(self._advertised_url or address)
@@ -134,21 +132,21 @@ class _Standing:
 def run_server_process() -> None:
     """What each server process runs: the service with a grader that uses its own executor."""
     from rstar2.grading import Grader
-    from rstar2.sandbox.http.serving import run_server
+    from rstar2.sandbox.http.server_process import run_server
 
     run_server(Grader)
 
 
-async def _serve_isolated(config: "ServeConfig", standing: _Standing) -> None:
-    from rstar2.sandbox.http.supervisor import supervise
+async def _serve_isolated(config: "ServeConfig", announcement: _Announcement) -> None:
+    from rstar2.sandbox.http.supervisor import Supervisor
 
     try:
-        await supervise(config, standing.announce, standing.withdraw)
+        await Supervisor(config, on_ready=announcement.announce, on_stopping=announcement.withdraw).run()
     finally:
-        await standing.end()
+        await announcement.end()
 
 
-async def _serve_unsafe(config: "ServeConfig", standing: _Standing) -> None:
+async def _serve_unsafe(config: "ServeConfig", announcement: _Announcement) -> None:
     from rstar2.grading import Grader
     from rstar2.sandbox.http import create_app, serve_forever
     from rstar2.sandbox.http.supervisor import address_of, listen
@@ -160,5 +158,5 @@ async def _serve_unsafe(config: "ServeConfig", standing: _Standing) -> None:
         table = [asdict(guarantee) for guarantee in guarantees.of_plain_subprocesses()]
         app = create_app(executor, config.service, grader=Grader(executor), guarantees=lambda: table)
         address = address_of(listener)
-        await serve_forever(app, [listener], drain_s=config.drain_s, on_ready=lambda: standing.announce(address))
-        await standing.end()
+        await serve_forever(app, [listener], drain_s=config.drain_s, on_ready=lambda: announcement.announce(address))
+        await announcement.end()

@@ -1,6 +1,6 @@
 """The forward pass of the Llama family, Qwen2 and Qwen3, over a paged cache of keys and values.
 
-Invariant: one pass serves prompts and decoding alike. Tokens of many sequences lie behind one another; each carries
+Invariant: one pass serves prompts and decoding alike. Tokens of many sequences are concatenated; each carries
 its position and the cache slot its key and value go to, and only attention knows which tokens belong together.
 
 Shape suffixes: T tokens of this pass, R sequences (rows) of it, B decoding rows, P blocks of a row's table,
@@ -19,8 +19,8 @@ from rstar2.engine.embedded.weights import LayerWeights, Weights
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """One sequence's tokens within a prefill pass: from `start` to `end` of T, at `position` and on."""
+class PrefillSpan:
+    """One sequence's tokens within a prefill pass: from `start` to `end` of T, the first at `position`."""
 
     start: int
     end: int
@@ -28,27 +28,27 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """Where this pass's tokens stand. In a decode pass (no spans) each row has one token, and the rows are B."""
+class ForwardBatch:
+    """The tokens of one pass. In a decode pass (no spans) each row has one token, and the rows are B."""
 
     positions_T: Tensor
-    """-1: padding, or a row that has ended; nothing is stored for it and its output means nothing."""
+    """-1 is padding, or a row that has ended: nothing is stored for it and its output is meaningless."""
     slots_T: Tensor
     """Block times block size plus offset; -1 where nothing is stored."""
     table_RP: Tensor
-    spans: tuple[Span, ...] = ()
+    spans: tuple[PrefillSpan, ...] = ()
     tiles: Tensor | None = None
-    """Of a prefill pass on a GPU: row, first token and last token + 1 of each tile of queries."""
+    """In a prefill pass on a GPU: row, first token and last token + 1 of each tile of queries."""
 
 
 class Kernels(Protocol):
     """The operations that differ by device. They own the cache."""
 
     def add_norm(self, hidden_TH: Tensor, residual_TH: Tensor | None, weight_H: Tensor) -> tuple[Tensor, Tensor]:
-        """Their sum normed, and the sum."""
+        """The norm of their sum, and the sum."""
         ...
 
-    def attend(self, qkv_TX: Tensor, layer: LayerWeights, layer_index: int, batch: Batch) -> Tensor:
+    def attend(self, qkv_TX: Tensor, layer: LayerWeights, layer_index: int, batch: ForwardBatch) -> Tensor:
         """Norms (where the layer has any) and rotates queries and keys, stores keys and values, then attends."""
         ...
 
@@ -61,7 +61,7 @@ class Kernels(Protocol):
         ...
 
 
-def forward(weights: Weights, kernels: Kernels, token_ids_T: Tensor, batch: Batch) -> Tensor:
+def forward(weights: Weights, kernels: Kernels, token_ids_T: Tensor, batch: ForwardBatch) -> Tensor:
     """The normed hidden state after the last layer."""
     hidden_TH = F.embedding(token_ids_T, weights.embedding)
     residual_TH: Tensor | None = None

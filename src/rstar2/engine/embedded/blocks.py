@@ -1,10 +1,10 @@
-"""Who owns which block of the key-value cache, and which blocks hold a prefix that can be used again.
+"""The blocks of the KV cache: their owners, and the prefix cache.
 
 Invariants: every block is blank, unused but cached, or referenced, and never two of these; a block's content is
-found by the exact ids of the whole prefix that ends with it, so two prefixes are never taken for each other.
+found by the exact ids of the full prefix that ends with it, so two prefixes are never confused.
 
-A cached block that nobody references stays until its place is needed. Blocks of sessions that may come back (`keep`)
-are given up last; among equals the least recently used goes first, and of one sequence the end before the start.
+A cached block without references stays until its room is needed. Blocks of sessions that may continue (`keep`) are
+evicted last; otherwise the least recently used goes first, and of one sequence the end before the start.
 """
 
 from collections import OrderedDict, deque
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 _ROOT = 0
 _Key = tuple[int, tuple[int, ...]]
-"""The content that comes before, and the ids of the block itself."""
+"""The preceding content, and the ids of the block itself."""
 Offered = tuple[int, int]
-"""How many of a sequence's blocks were offered, and the content that the last of them is found by."""
+"""How many blocks of a sequence are in the prefix cache, and the content of the last of them."""
 NOTHING_OFFERED: Offered = (0, _ROOT)
 
 
@@ -23,7 +23,7 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.epoch = 0
-        """Grows when the weights change: what was computed before is no longer offered to others."""
+        """Grows when the weights change: older blocks no longer enter the prefix cache."""
         self._num_references = [0] * num_blocks
         self._blank = deque(range(num_blocks))
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -37,7 +37,7 @@ class BlockManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks that `allocate` can give, those that are cached but unused included."""
+        """Blocks that `allocate` can return, including cached but unused ones."""
         return len(self._blank) + len(self._idle) + len(self._kept)
 
     @property
@@ -60,11 +60,11 @@ class BlockManager:
         return blocks
 
     def offered(self, matched: Sequence[int]) -> Offered:
-        """For whoever goes on from these: nothing of them need be offered again."""
+        """The state of a sequence that starts from these blocks: none of them need be offered again."""
         return (len(matched), self._content_by_block[matched[-1]]) if matched else NOTHING_OFFERED
 
     def num_unused(self, blocks: Iterable[int]) -> int:
-        """How many of them `take` would remove from the free ones."""
+        """How many of them `take` would remove from the free blocks."""
         return sum(self._num_references[block] == 0 for block in blocks)
 
     def take(self, blocks: Iterable[int]) -> None:
@@ -76,38 +76,35 @@ class BlockManager:
 
     def allocate(self, num_blocks: int) -> list[int]:
         assert num_blocks <= self.num_free, f"{num_blocks} blocks asked for, {self.num_free} free"
-        return [self._allocate_one() for _ in range(num_blocks)]
-
-    def _allocate_one(self) -> int:
-        if self._blank:
-            block = self._blank.popleft()
-        else:
-            block, _ = (self._idle or self._kept).popitem(last=False)
-            self._forget_content(block)
-        self._num_references[block] = 1
-        return block
+        blocks: list[int] = []
+        for _ in range(num_blocks):
+            if self._blank:
+                block = self._blank.popleft()
+            else:
+                block, _ = (self._idle or self._kept).popitem(last=False)
+                self._forget_content(block)
+            self._num_references[block] = 1
+            blocks.append(block)
+        return blocks
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Gives back one reference to each. The end of a sequence is reused before its start."""
+        """Drops one reference to each. The end of a sequence is reused before its start."""
         num_references = self._num_references
         for block in reversed(blocks):
             num_references[block] -= 1
             assert num_references[block] >= 0, f"block {block} was freed twice"
             if num_references[block] == 0:
-                self._retire(block)
-
-    def _retire(self, block: int) -> None:
-        content = self._content_by_block.get(block)
-        if content is None:
-            self._blank.append(block)
-        else:
-            (self._kept if content in self._num_keepers else self._idle)[block] = None
+                content = self._content_by_block.get(block)
+                if content is None:
+                    self._blank.append(block)
+                else:
+                    (self._kept if content in self._num_keepers else self._idle)[block] = None
 
     def offer(
         self, token_ids: Sequence[int], blocks: Sequence[int], num_computed: int, offered: Offered = NOTHING_OFFERED
     ) -> Offered:
-        """Makes the full blocks among the first `num_computed` tokens findable, those that were `offered` before left
-        out. Where another block already holds the same prefix, that one stays the findable one."""
+        """Enters the full blocks among the first `num_computed` tokens, except those that were `offered` before, into
+        the prefix cache. Where another block already holds the same prefix, that one stays in it."""
         num_offered, parent = offered
         num_full = num_computed // self.block_size
         for index in range(num_offered, num_full):
@@ -133,7 +130,7 @@ class BlockManager:
             self._num_keepers.pop(content, None)
 
     def keep(self, blocks: Iterable[int]) -> list[int]:
-        """Their owner may come back: give them up last. Returns what `unkeep` takes."""
+        """Their session may continue: evict them last. Returns the argument for `unkeep`."""
         contents = [self._content_by_block[block] for block in blocks if block in self._content_by_block]
         for content in contents:
             self._num_keepers[content] = self._num_keepers.get(content, 0) + 1
@@ -152,7 +149,7 @@ class BlockManager:
                     self._idle[block] = None
 
     def drop_cache(self) -> None:
-        """No prefix is findable any more; referenced blocks stay with their owners."""
+        """Empties the prefix cache; referenced blocks stay with their owners."""
         self.epoch += 1
         for block in list(self._key_by_block):
             self._forget_content(block)

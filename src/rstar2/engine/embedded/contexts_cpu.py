@@ -1,54 +1,93 @@
-"""Which tokens of a pass look at which pieces of the cache together, on a CPU.
+"""Which tokens of a pass attend to which pieces of the cache together, on a CPU.
 
 Invariant: every token but padding is in exactly one context and sees its own past there, itself included, and nothing
-else. How tokens are put together changes how often the cache is read, and no bit of what a token sees: see
-`kernels_cpu`.
+else. The grouping changes how often the cache is read, and no bit of what a token sees: see `kernels_cpu`.
 
 Tokens of a long span are cut into parts, each a matrix of queries. All others (decoding rows, and the tokens of short
-spans) have a matrix each; those that begin alike read what they have in common once, and what is gathered for the rest
-of a group of about one length is still in the processor's cache when it is read.
+spans) have a matrix each. Rows with a common prefix, such as the rollouts of a group, read it once. The rest of a group
+has about one length, so what is gathered for it is still in the processor's cache when it is read.
 
 Suffixes as in `architecture`; X: several heads, of one token each or of a part of a span, M: queries of one of them.
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from rstar2.engine.embedded.architecture import Batch, Span
-from rstar2.engine.embedded.shared_prefixes import group_alike
+from rstar2.engine.embedded.architecture import ForwardBatch, PrefillSpan
 from rstar2.engine.embedded.weights import Shape
 
 ROW_QUANTUM = 4
 """A matrix product's row is the same in any number of rows that is a multiple of this."""
 CONTEXT_TILE = 64
-"""Tokens of context that one product sums over, and of which tokens that begin alike have whole ones in common. MKL
-sums up to 192 in one go."""
+"""Tokens of context that one product sums over; a common prefix is shared in full tiles. MKL sums up to 192 in one
+go."""
+_MIN_SHARING_ROWS = 4
+"""Rows that share the read of a common tile. A group of its own costs a dozen calls a layer: fewer rows do not pay."""
 _GROUP_BYTES = 2 << 20
-"""Of keys and values that a group of tokens looks at: about what the cores' own caches hold."""
+"""Keys and values that a group of tokens attends to: about what the cores' own caches hold."""
 _SPAN_PART = 64
-"""Tokens of a span that look at their context together: their scores stay small, and little of it is yet to come."""
+"""Tokens of a span that attend together: their scores stay small, and few of them are masked."""
 _SHORT_SPAN = 16
-"""Up to so many tokens are better off among others than alone."""
+"""Up to so many tokens are faster in a group with others than alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixGroup:
+    rows: list[int]
+    num_tiles: int
+    """Tiles of the cache that all rows begin with."""
+
+
+def group_by_prefix(
+    table_RP: NDArray[np.int32], num_past_tiles_R: Sequence[int], blocks_per_tile: int
+) -> list[PrefixGroup]:
+    """Groups rows by their common blocks; each row has so many tiles that end before its own token.
+
+    Every row is in exactly one group, and the common prefix is in its past, so that it needs no mask."""
+    groups: list[PrefixGroup] = []
+    candidates = [PrefixGroup(list(range(len(table_RP))), 0)]
+    while candidates:
+        group = candidates.pop()
+        tile = slice(group.num_tiles * blocks_per_tile, (group.num_tiles + 1) * blocks_per_tile)
+        rows_by_blocks: dict[bytes, list[int]] = defaultdict(list)
+        rest: list[int] = []
+        for row in group.rows:
+            if num_past_tiles_R[row] > group.num_tiles:
+                rows_by_blocks[table_RP[row, tile].tobytes()].append(row)
+            else:
+                rest.append(row)
+        for rows in rows_by_blocks.values():
+            if len(rows) >= _MIN_SHARING_ROWS:
+                candidates.append(PrefixGroup(rows, group.num_tiles + 1))
+            else:
+                rest += rows
+        if rest:
+            groups.append(PrefixGroup(rest, group.num_tiles))
+    return groups
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
     token_X: Tensor
-    """Of the pass."""
+    """Indices of the tokens in the pass."""
     is_span: bool
-    """Consecutive tokens of one sequence, whose queries of a head are one matrix; otherwise each token has its own."""
+    """Whether these are consecutive tokens of one sequence, whose queries of a head are one matrix; otherwise each
+    token has its own."""
     pieces: Tensor
-    """Of the cache, by block and head. First what all tokens begin with: of each head in order its keys, then its
-    values; then what comes after, likewise of each head and token in order. Threads take equal shares of what is
-    gathered and of the products that read it: so a core reads about what it has gathered itself."""
+    """Pieces of the cache, by block and head. First the common prefix: of each head in order its keys, then its values;
+    then what follows it, likewise of each head and token in order. Threads take equal shares of what is gathered and
+    of the products that read it: so a core reads about what it has gathered itself."""
     num_shared_tokens: int
-    """That all tokens begin with: whole tiles."""
+    """Length of the common prefix, in full tiles."""
     mask_XML: Tensor
-    """For what comes after: 0 for what a query may look at, minus infinity for the rest."""
+    """For what follows the common prefix: 0 for what a query may attend to, minus infinity for the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +96,8 @@ class ContextPlanner:
     block_size: int
     dtype: torch.dtype
 
-    def plan(self, batch: Batch) -> Iterator[Context]:
-        # A row that has ended looks at the first token: its output means nothing, but is a number.
+    def plan(self, batch: ForwardBatch) -> Iterator[Context]:
+        # A row that has ended attends to the first token: its output is meaningless, but is a number.
         position_T = batch.positions_T.clamp(min=0)
         if not batch.spans:
             yield from self._groups(torch.arange(len(position_T)), position_T, batch.table_RP)
@@ -76,11 +115,11 @@ class ContextPlanner:
             yield from self._groups(token_X, position_T[token_X], batch.table_RP[torch.tensor(short_rows)])
 
     def _groups(self, token_X: Tensor, position_X: Tensor, table_XP: Tensor) -> Iterator[Context]:
-        """From the longest context on: as many tokens as there is room for, each with as many blocks as the first."""
+        """From the longest context down: as many tokens as there is room for, each with as many blocks as the first."""
         positions = position_X.tolist()
         num_past_tiles = [position // CONTEXT_TILE for position in positions]
         blocks_per_tile = CONTEXT_TILE // self.block_size
-        for group in group_alike(table_XP.numpy(), num_past_tiles, blocks_per_tile):
+        for group in group_by_prefix(table_XP.numpy(), num_past_tiles, blocks_per_tile):
             members = sorted(group.rows, key=lambda member: -positions[member])
             num_shared_blocks, start = group.num_tiles * blocks_per_tile, 0
             while start < len(members):
@@ -99,7 +138,7 @@ class ContextPlanner:
                 )
                 start += num_members
 
-    def _parts(self, span: Span, position_T: Tensor, table_1P: Tensor) -> Iterator[Context]:
+    def _parts(self, span: PrefillSpan, position_T: Tensor, table_1P: Tensor) -> Iterator[Context]:
         group_size = self.shape.num_heads // self.shape.num_kv_heads
         for start in range(span.start, span.end, _SPAN_PART):
             end = min(start + _SPAN_PART, span.end)

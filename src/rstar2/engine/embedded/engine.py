@@ -1,9 +1,9 @@
 """The embedded engine: many sessions' turns on one model, in this process.
 
-Invariants: one thread owns the scheduler and the device, and everybody else leaves it messages; the weights change only
-while it stands still (`paused`); each turn's iterator ends with exactly one stop reason, or with the error that ended
-the engine. Tokens come in runs of `steps_ahead`; on a GPU the next run is queued before the tokens of the last are
-looked at, so the device never waits for Python.
+Invariants: one thread owns the scheduler and the device, and all others post it messages; the weights change only while
+it is `paused`; each turn's iterator ends with exactly one stop reason, or with the error that ended the engine. Tokens
+come in runs of `steps_ahead`; on a GPU the next run is queued before the tokens of the last are read, so the device
+never waits for Python.
 """
 
 import asyncio
@@ -11,8 +11,7 @@ import random
 import sys
 import threading
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from collections.abc import Sequence as Ids
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,8 +24,7 @@ from rstar2.engine.embedded import openmp
 from rstar2.engine.embedded.blocks import BlockManager
 from rstar2.engine.embedded.options import MAX_STOP_TOKENS, EmbeddedOptions, choose_device, choose_limits
 from rstar2.engine.embedded.runner import DecodeHandle, Runner
-from rstar2.engine.embedded.scheduler import Scheduler
-from rstar2.engine.embedded.sequence import Sequence
+from rstar2.engine.embedded.scheduler import BatchScheduler, EngineSequence
 from rstar2.engine.embedded.weights import Weights, load_model, share_weights
 from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
 from rstar2.errors import InfrastructureError, UserError
@@ -36,13 +34,13 @@ _Item = Chunk | BaseException
 _MANY_SEQUENCES = 64
 _MIN_CHUNK_TOKENS = 32
 _CHUNKS_PER_STEP = 8
-"""With many sequences at work each is woken for many tokens at a time, so that about so many are woken in each step of
-all: event loops cost more than the tokens."""
+"""With many running sequences each gets many tokens in one chunk, so that about so many chunks are handed over in each
+step: waking event loops costs more than the tokens."""
 _SWITCH_INTERVAL_S = 2e-4
-"""Whoever calls the GPU's driver lets go of the interpreter each time, and gets it back from a busy event loop only
-after this: with Python's 5 ms, a run of steps would wait longer for the interpreter than for the GPU."""
-STANDSTILL_DEADLINE_S = 300.0
-"""How long the steps in flight may take to end; the longest is a prefill of a large model on a CPU."""
+"""Each call of the GPU's driver releases the interpreter lock, and gets it back from a busy event loop only after this:
+with Python's 5 ms, a run of steps would wait longer for the lock than for the GPU."""
+PAUSE_DEADLINE_S = 300.0
+"""Timeout of the steps in flight; the longest is a prefill of a large model on a CPU."""
 
 
 @dataclass(eq=False, slots=True)
@@ -50,14 +48,14 @@ class _Turn:
     """A sequence, and the event loop that waits for its tokens."""
 
     session: str
-    sequence: Sequence
+    sequence: EngineSequence
     loop: asyncio.AbstractEventLoop
     give: Callable[[_Item], None]
-    """To be called there."""
+    """Receives the chunks, in that event loop."""
     num_handed_over: int
-    """Of the sequence's tokens; its prompt counts as such."""
+    """How many of the sequence's tokens were handed over, counting the prompt."""
     log_probs: list[float] = field(default_factory=list)
-    """Of the others; and so the next."""
+    """The log-probabilities of the tokens that were not handed over yet; `entropies` likewise."""
     entropies: list[float] = field(default_factory=list)
 
     @property
@@ -77,7 +75,7 @@ class _Turn:
 class _Run:
     """Decode steps that were started."""
 
-    sequences: tuple[Sequence, ...]
+    sequences: tuple[EngineSequence, ...]
     handle: DecodeHandle
     policy_version: int
 
@@ -92,7 +90,7 @@ class EmbeddedEngine:
             options, self._weights.device, shape.context_tokens, self._weights.kv_bytes_per_token
         )
         self._blocks = BlockManager(self._limits.num_blocks, self._limits.block_size)
-        self._scheduler = Scheduler(
+        self._scheduler = BatchScheduler(
             self._blocks,
             max_running=self._limits.max_running,
             max_prefill_tokens=self._limits.max_prefill_tokens,
@@ -100,9 +98,9 @@ class EmbeddedEngine:
         )
         self._runner = Runner(self._weights, self._limits)
         self._seeds = random.Random(options.seed)
-        self._turns: dict[Sequence, _Turn] = {}
+        self._turns: dict[EngineSequence, _Turn] = {}
         self._kept: dict[str, list[int]] = {}
-        """By session: what the cache keeps for its return."""
+        """By session: the cached content that is evicted last, because the session may continue."""
         self._in_flight: _Run | None = None
         self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[_Turn, _Item]]] = defaultdict(list)
         self._num_generated_tokens = 0
@@ -120,7 +118,7 @@ class EmbeddedEngine:
 
     @classmethod
     def on_model(cls, model: Any, options: EmbeddedOptions | None = None) -> Self:
-        """On a loaded `transformers` model, wherever it lies: the engine and the model hold the same parameters."""
+        """On a loaded `transformers` model, on any device: the engine and the model share their parameters."""
         return cls(share_weights(model), options or EmbeddedOptions())
 
     @classmethod
@@ -140,7 +138,7 @@ class EmbeddedEngine:
         return self._policy_version
 
     async def generate(
-        self, session: str, token_ids: Ids[int], sampling: Sampling, max_tokens: int
+        self, session: str, token_ids: Sequence[int], sampling: Sampling, max_tokens: int
     ) -> AsyncIterator[Chunk]:
         items: asyncio.Queue[_Item] = asyncio.Queue()
         leave = self.begin(session, token_ids, sampling, max_tokens, items.put_nowait)
@@ -157,10 +155,12 @@ class EmbeddedEngine:
                 leave()
 
     def begin(
-        self, session: str, token_ids: Ids[int], sampling: Sampling, max_tokens: int, give: Callable[[_Item], None]
+        self, session: str, token_ids: Sequence[int], sampling: Sampling, max_tokens: int, give: Callable[[_Item], None]
     ) -> Callable[[], None]:
         self._check(token_ids, sampling, max_tokens)
-        sequence = self._new_sequence(token_ids, sampling, max_tokens)
+        seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed & ((1 << 63) - 1)
+        num_total = min(len(token_ids) + max_tokens, self._limits.max_context_tokens)
+        sequence = EngineSequence(list(token_ids), num_total, sampling, seed)
         turn = _Turn(session, sequence, asyncio.get_running_loop(), give, num_handed_over=len(token_ids))
         if not self._post(partial(self._submit, turn)):
             raise InfrastructureError("the embedded engine is closed")
@@ -174,7 +174,11 @@ class EmbeddedEngine:
         return self._load
 
     async def cancel(self, session: str) -> None:
-        await self._ask(lambda: self._cancel_session(session))
+        def cancel_turns() -> None:
+            for turn in [turn for turn in self._turns.values() if turn.session == session]:
+                self._cancel_turn(turn)
+
+        await self._ask(cancel_turns)
 
     async def release(self, session: str) -> None:
         self.forget(session)
@@ -190,24 +194,24 @@ class EmbeddedEngine:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """The engine stands still inside: nothing reads the weights, and messages to it (cancel, release) wait.
-        Entering blocks until the steps in flight are done: from an event loop, enter it in a thread."""
+        """Inside it nothing reads the weights, and messages to the engine (cancel, release) wait. Entering blocks until
+        the steps in flight are done: from an event loop, enter it in a thread."""
         with self._pausing():
-            self._await_standstill()
+            self._await_pause()
             yield
 
     @asynccontextmanager
-    async def learning(self, policy_version: int) -> AsyncIterator[None]:
+    async def paused_for_weight_sync(self, policy_version: int) -> AsyncIterator[None]:
         """Inside it the parameters may be updated in place; after it the engine generates with them. The event loop
-        goes on while the steps in flight end."""
+        is not blocked while the steps in flight end."""
         with self._pausing():
-            await asyncio.to_thread(self._await_standstill)
+            await asyncio.to_thread(self._await_pause)
             yield
             self.weights_changed(policy_version)
 
     @contextmanager
     def _pausing(self) -> Iterator[None]:
-        """No step begins inside; those in flight may still run."""
+        """Inside it no step begins; those in flight may still run."""
         with self._wakeup:
             self._num_pauses += 1
         try:
@@ -218,19 +222,18 @@ class EmbeddedEngine:
                 self._num_pauses -= 1
                 self._wakeup.notify_all()
 
-    def _await_standstill(self) -> None:
-        """Returns too if nobody pauses any more: whoever wanted the standstill was cancelled."""
+    def _await_pause(self) -> None:
+        """Returns also when nobody pauses any more, because the one who did was cancelled."""
         with self._wakeup:
-            is_over = self._wakeup.wait_for(lambda: not (self._is_working and self._num_pauses), STANDSTILL_DEADLINE_S)
+            is_over = self._wakeup.wait_for(lambda: not (self._is_working and self._num_pauses), PAUSE_DEADLINE_S)
         if not is_over:
             raise InfrastructureError(
-                f"the embedded engine did not stand still: its steps in flight took longer than "
-                f"{STANDSTILL_DEADLINE_S:g} s"
+                f"the embedded engine did not pause: its steps in flight took longer than {PAUSE_DEADLINE_S:g} s"
             )
 
     def weights_changed(self, policy_version: int) -> None:
-        """The parameters were updated in place. No prefix computed before is used for new turns; running turns go on
-        with the keys and values they have. Call it inside the same `paused` in which the parameters were updated."""
+        """The parameters were updated in place. New turns use no prefix computed before; running turns keep the keys
+        and values they have. Call it inside the same `paused` in which the parameters were updated."""
         with self.paused():
             self._weights.check_shared()
             self._runner.weights_changed()
@@ -249,11 +252,11 @@ class EmbeddedEngine:
             self._runner.warm_up(range(1, num_sequences + 1))
 
     def _release_workers(self) -> None:
-        """Of the thread that will not compute for now, so that the one that will has the cores to itself."""
+        """Of the thread that will not compute for now, so that the other thread has all cores."""
         if not self._runner.is_asynchronous:
             openmp.release_workers()
 
-    def _check(self, token_ids: Ids[int], sampling: Sampling, max_tokens: int) -> None:
+    def _check(self, token_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> None:
         if self._failure is not None:
             raise InfrastructureError(f"the embedded engine failed earlier: {self._failure}")
         if not token_ids:
@@ -283,13 +286,8 @@ class EmbeddedEngine:
                 f"raise kv_cache_tokens, or lower max_tokens"
             )
 
-    def _new_sequence(self, token_ids: Ids[int], sampling: Sampling, max_tokens: int) -> Sequence:
-        seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed & ((1 << 63) - 1)
-        num_total = min(len(token_ids) + max_tokens, self._limits.max_context_tokens)
-        return Sequence(list(token_ids), num_total, sampling, seed)
-
     def _post(self, message: Callable[[], None]) -> bool:
-        """Leaves the engine's thread a message, which it acts on between two runs; False if the engine has ended."""
+        """Sends the engine's thread a message, which it handles between two runs; False if the engine has ended."""
         with self._wakeup:
             if self._is_closed:
                 return False
@@ -298,7 +296,7 @@ class EmbeddedEngine:
             return True
 
     async def _ask(self, message: Callable[[], None]) -> None:
-        """Posts a message, and waits until it was acted on."""
+        """Posts a message, and waits until it was handled."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         def act() -> None:
@@ -326,8 +324,8 @@ class EmbeddedEngine:
         self._end_all(self._failure or InfrastructureError("it was closed"))
 
     def _await_work(self) -> bool:
-        """Takes in messages and says that work begins; False when the engine is closed. A run in flight reads the
-        weights, so a pause begins only when it is taken in."""
+        """Handles messages and marks that work begins; False when the engine is closed. A run in flight reads the
+        weights, so a pause begins only when its tokens are absorbed."""
         while True:
             if self._in_flight is None:
                 self._hand_over()
@@ -345,21 +343,19 @@ class EmbeddedEngine:
                     num_messages = len(self._inbox)
                     break
             self._absorb_in_flight()
-        # One by one: should one of them fail, those behind it are still there to be told.
+        # One by one: if one of them fails, the later ones stay in the inbox for `_end_all`.
         for _ in range(num_messages):
             self._inbox.popleft()()
         self._load = self._measure_load()
         return True
 
     def _need_not_wait(self) -> bool:
-        return self._is_closed or self._in_flight is not None or (not self._num_pauses and self._has_work())
-
-    def _has_work(self) -> bool:
-        return bool(self._inbox or self._scheduler.running or self._scheduler.waiting)
+        has_work = self._inbox or self._scheduler.running or self._scheduler.waiting
+        return self._is_closed or self._in_flight is not None or (not self._num_pauses and bool(has_work))
 
     def _work(self) -> None:
-        """Queues the next run, then takes in the one before. What it made is handed over when the run after it is
-        queued: the event loops that it wakes compete with this thread for the interpreter, and now it only waits."""
+        """Queues the next run, then absorbs the one before. Its tokens are handed over when the run after it is queued:
+        the event loops that they wake compete with this thread for the interpreter, and now this thread only waits."""
         plan = self._scheduler.plan()
         if plan.prefill:
             self._runner.prefill(plan.prefill)
@@ -399,13 +395,13 @@ class EmbeddedEngine:
         self._load = self._measure_load()
 
     def _hand_over(self) -> None:
-        """One wake-up of each event loop for all that is ready. A loop that is closed has nobody left to tell."""
+        """Wakes each event loop once for all that is ready. A closed loop has no receivers left."""
         for loop, pairs in self._outbox.items():
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_put_all, pairs)
         self._outbox = defaultdict(list)
 
-    def _remove(self, sequence: Sequence) -> None:
+    def _remove(self, sequence: EngineSequence) -> None:
         turn = self._turns.pop(sequence)
         kept = self._scheduler.remove(sequence)
         self._blocks.unkeep(self._kept.pop(turn.session, ()))
@@ -414,10 +410,6 @@ class EmbeddedEngine:
     def _submit(self, turn: _Turn) -> None:
         self._turns[turn.sequence] = turn
         self._scheduler.add(turn.sequence)
-
-    def _cancel_session(self, session: str) -> None:
-        for turn in [turn for turn in self._turns.values() if turn.session == session]:
-            self._cancel_turn(turn)
 
     def _cancel_turn(self, turn: _Turn) -> None:
         if turn.sequence in self._turns:

@@ -1,19 +1,19 @@
 """The device operations in plain PyTorch: for CPUs, and what the GPU's kernels are tested against.
 
 Invariant: in float32 on a CPU, each bit of a token depends on the ids before it alone: not on what shares the batch,
-nor on whether keys and values came from a prefill, a decode step or the cache, nor on how a prefill was cut. So a run
+nor on whether keys and values came from a prefill, a decode step or the cache, nor on the chunks of a prefill. So a run
 that is resumed samples what it would have sampled, though tools answer at other times. Libraries do not promise this;
-what it rests on, each for one number of threads:
+it relies on these facts, each for one number of threads:
 
 - a matrix product's row is the same in any number of rows that is a multiple of `ROW_QUANTUM` (others may take other
   kernels): the runner pads its rows, and here each head's queries are padded;
 - a sum over the context is cut into tiles, added up in order, because a product over more is split by its length;
-  what lies beyond a query's own context has the weight 0 and so changes no bit;
+  what is beyond a query's own context has the weight 0 and so changes no bit;
 - sums and products of elements are exact wherever a thread's share begins, but a transcendental function differs
-  between whole vectors and what remains of a row: `gate` keeps each row in one share.
+  between full vectors and the rest of a row: `gate` keeps each row in one share.
 
 The cache of a layer is blocks x 2 x K x S x D: gathered by block and head, a sequence's context is one matrix for each
-head. What depends on the batch and not on the layer is laid out once a pass.
+head. What depends on the batch and not on the layer is computed once a pass.
 
 Suffixes as in `architecture`; X: several heads or columns, M: rows of a matrix product, C: cache rows, of one head and
 token each.
@@ -26,13 +26,13 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from rstar2.engine.embedded import sampler
-from rstar2.engine.embedded.architecture import Batch, rotary_table
+from rstar2.engine.embedded.architecture import ForwardBatch, rotary_table
 from rstar2.engine.embedded.contexts_cpu import CONTEXT_TILE, Context, ContextPlanner, pad_rows
-from rstar2.engine.embedded.options import Limits
+from rstar2.engine.embedded.options import EngineLimits
 from rstar2.engine.embedded.weights import LayerWeights, Weights
 
 _SHARE_ELEMENTS = 32768
-"""PyTorch gives a thread at least so many elements: fewer are one share."""
+"""PyTorch gives a thread at least so many elements; fewer are not split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Pass:
 
 
 class CpuKernels:
-    def __init__(self, weights: Weights, limits: Limits) -> None:
+    def __init__(self, weights: Weights, limits: EngineLimits) -> None:
         self._shape = shape = weights.shape
         self._block_size = limits.block_size
         self._score_scale = shape.head_dim**-0.5
@@ -56,11 +56,11 @@ class CpuKernels:
         cos_LX, sin_LX = rotary_table(weights, limits.max_context_tokens).chunk(2, dim=-1)
         self._cos_LD = torch.cat((cos_LX, cos_LX), dim=-1)
         self._sin_LD = torch.cat((-sin_LX, sin_LX), dim=-1)
-        # One block more than is given out: slot -1, where rows that have ended store, is its last.
+        # One block more than is allocated: slot -1, where rows that have ended store, is its last.
         cache_shape = (len(weights.layers), limits.num_blocks + 1, 2, shape.num_kv_heads, self._block_size)
         self._cache = torch.zeros((*cache_shape, shape.head_dim), dtype=weights.dtype, device=weights.device)
         self._num_slots = (limits.num_blocks + 1) * self._block_size
-        # Kept between calls: the memory of large tensors would be given back to the system, and zeroed, each time.
+        # Kept between calls: the memory of large tensors would be returned to the system, and zeroed, each time.
         self._gathered = torch.empty(0, dtype=weights.dtype, device=weights.device)
         self._probs = torch.empty(0)
         self._pass: _Pass | None = None
@@ -79,7 +79,7 @@ class CpuKernels:
             F.silu(gate_TX[start : start + num_rows], inplace=True)
         return gate_TX * up_TX
 
-    def attend(self, qkv_TX: Tensor, layer: LayerWeights, layer_index: int, batch: Batch) -> Tensor:
+    def attend(self, qkv_TX: Tensor, layer: LayerWeights, layer_index: int, batch: ForwardBatch) -> Tensor:
         if layer_index == 0:
             self._pass = self._lay_out(batch)
         assert self._pass is not None
@@ -94,7 +94,7 @@ class CpuKernels:
         cache = self._cache[layer_index]
         cache_CD = cache.view(-1, shape.head_dim)
         cache_CD.index_copy_(0, self._pass.places_C, heads_TXD[:, shape.num_heads :].reshape(-1, shape.head_dim))
-        # The queries of a key-value head stand together, so keys are not repeated.
+        # The queries of a key-value head are adjacent, so keys are not repeated.
         q_TKGD = q_TND.view(len(q_TND), shape.num_kv_heads, -1, shape.head_dim)
         out_TKGD = torch.zeros(q_TKGD.shape, dtype=q_TKGD.dtype)
         for context in self._pass.contexts:
@@ -109,7 +109,7 @@ class CpuKernels:
             out_TKGD[context.token_X] = out_KTGD.transpose(0, 1)
         return out_TKGD.flatten(1)
 
-    def _lay_out(self, batch: Batch) -> _Pass:
+    def _lay_out(self, batch: ForwardBatch) -> _Pass:
         num_kv_heads = self._shape.num_kv_heads
         position_T = batch.positions_T.clamp(min=0)
         slot_T = batch.slots_T % self._num_slots
@@ -133,7 +133,7 @@ class CpuKernels:
         if num_shared == 0:
             _add_tiles(out_XMD, scores_XML.softmax(-1), v_XLD)
             return out_XMD
-        # The queries of all tokens with one key-value head: one matrix, against what they begin with.
+        # The queries of all tokens with one key-value head: one matrix, against the common prefix.
         k_KLD, v_KLD = shared.view(self._shape.num_kv_heads, 2, num_shared, head_dim).unbind(1)
         q_KMD, out_KMD = (each_XMD.view(len(k_KLD), -1, head_dim) for each_XMD in (q_XMD, out_XMD))
         scores_KML = torch.baddbmm(q_XMD.new_zeros(1), q_KMD, k_KLD.transpose(1, 2), alpha=self._score_scale)
@@ -144,7 +144,7 @@ class CpuKernels:
         return out_XMD
 
     def _gather(self, cache: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Keys and values: what all tokens begin with, and what comes after."""
+        """Keys and values: the common prefix, and what follows it."""
         width = self._block_size * self._shape.head_dim
         num_elements = len(context.pieces) * width
         if self._gathered.numel() < num_elements:

@@ -1,6 +1,6 @@
 """The device operations on CUDA, fused so that a decode step is a short list of launches.
 
-The cache of a layer is blocks x K x S x D: what one program of the attention reads of a block is one piece.
+The cache of a layer is blocks x K x S x D: what one program of the attention reads of a block is contiguous.
 Suffixes as in `architecture`.
 """
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rstar2.engine.embedded import triton_kernels
-from rstar2.engine.embedded.architecture import Batch, rotary_table
-from rstar2.engine.embedded.options import PREFILL_TILE, Limits
+from rstar2.engine.embedded.architecture import ForwardBatch, rotary_table
+from rstar2.engine.embedded.options import PREFILL_TILE, EngineLimits
 from rstar2.engine.embedded.weights import LayerWeights, Weights
 from rstar2.errors import UserError
 
@@ -27,7 +27,7 @@ _LOG2_E = 1.4426950408889634
 
 
 class CudaKernels:
-    def __init__(self, weights: Weights, limits: Limits) -> None:
+    def __init__(self, weights: Weights, limits: EngineLimits) -> None:
         self._shape = shape = weights.shape
         if shape.head_dim < _MIN_DOT or shape.head_dim & (shape.head_dim - 1):
             raise UserError(
@@ -61,11 +61,11 @@ class CudaKernels:
         num_tokens, width = gate_up_TX.shape
         out_TX = gate_up_TX.new_empty((num_tokens, width // 2))
         triton_kernels.gate_kernel[(num_tokens, -(-(width // 2) // _GATE_TILE))](
-            gate_up_TX, out_TX, width // 2, WIDTH=_GATE_TILE
+            gate_up_TX, out_TX, width // 2, TILE=_GATE_TILE
         )
         return out_TX
 
-    def attend(self, qkv_TX: Tensor, layer: LayerWeights, layer_index: int, batch: Batch) -> Tensor:
+    def attend(self, qkv_TX: Tensor, layer: LayerWeights, layer_index: int, batch: ForwardBatch) -> Tensor:
         shape, num_tokens = self._shape, len(qkv_TX)
         keys, values = self._cache[layer_index]
         sizes: dict[str, Any] = {"K": shape.num_kv_heads, "D": shape.head_dim, "S": self._block_size}
@@ -112,7 +112,7 @@ class CudaKernels:
         return out_TX
 
     def _attend_rows(
-        self, qkv_BX: Tensor, out_BX: Tensor, keys: Tensor, values: Tensor, batch: Batch, sizes: dict[str, Any]
+        self, qkv_BX: Tensor, out_BX: Tensor, keys: Tensor, values: Tensor, batch: ForwardBatch, sizes: dict[str, Any]
     ) -> None:
         shape, num_rows = self._shape, len(qkv_BX)
         num_splits = _num_splits(num_rows * shape.num_kv_heads)

@@ -1,10 +1,10 @@
-"""The worker threads that OpenMP keeps for each thread that computes, and how to give them back.
+"""The worker threads that OpenMP keeps for each thread that computes, and how to release them.
 
 Every thread that runs a parallel operation has workers of its own from then on. With more of them than cores in the
 process, GNU's OpenMP lets a worker sleep at once when it has nothing to do, and each of the thousand operations of a
 decode step pays for waking it: a third of the engine's speed on two cores, and likewise of a trainer's beside it. So
-whoever will not compute for a while gives its workers back; they are made again, in a fraction of a millisecond, when
-they are needed.
+a thread that will not compute for a while releases its workers; they restart, in a fraction of a millisecond, when they
+are needed.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ _SOFT_PAUSE = 1
 
 
 def release_workers() -> None:
-    """Of the calling thread. Where there is no such library, or none that knows how, nothing happens."""
+    """Releases those of the calling thread. Does nothing where the OpenMP library is missing or cannot."""
     for library in _libraries():
         library.omp_pause_resource_all(_SOFT_PAUSE)
 

@@ -7,33 +7,33 @@ import torch
 from rstar2.errors import UserError
 
 BLOCK_SIZE = 16
-"""Tokens in one block of the cache: small, so that little is lost at the end of each sequence."""
+"""Tokens in one block of the cache: small, so that little is wasted at the end of each sequence."""
 CUDA_BLOCK_SIZE = 32
-"""Beside a GPU it is the interpreter that books blocks for thousands of sequences who has no time to lose."""
+"""On a GPU the bottleneck is the interpreter, which allocates blocks for thousands of sequences."""
 PREFILL_TILE = 64
-"""Query tokens that one program of the GPU's prefill attention takes."""
+"""Query tokens of one program of the GPU's prefill attention."""
 MAX_STOP_TOKENS = 8
 """Stop ids of one turn, checked where the tokens are sampled: a fixed width, so that a step can be recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedOptions:
-    """None means: the engine chooses by device."""
+    """The engine chooses by device where an option is None."""
 
     max_running: int | None = None
     """Sequences that decode at the same time; others wait."""
     max_context_tokens: int | None = None
     """Prompt and answer together; by default what the model was made for."""
     kv_cache_tokens: int | None = None
-    """Tokens whose keys and values fit; by default 1 GiB on a CPU, and what `gpu_memory_share` gives on a GPU."""
+    """Capacity of the KV cache; by default 1 GiB on a CPU, and what `gpu_memory_share` gives on a GPU."""
     gpu_memory_share: float | None = None
-    """Of all of a GPU's memory, for the cache, as far as it is free; by default half of what is free."""
+    """The cache's share of a GPU's memory, as far as it is free; by default half of what is free."""
     max_prefill_tokens: int | None = None
     """Prompt tokens computed before running sequences get their next tokens: longer prompts go in chunks."""
     steps_ahead: int | None = None
-    """Decode steps between two looks of the scheduler. More keeps the CPU out of the way, and lets requests wait."""
+    """Decode steps between two runs of the scheduler. More steps use less CPU, and let requests wait longer."""
     seed: int = 0
-    """For requests that bring no seed of their own."""
+    """For requests without a seed of their own."""
 
     def __post_init__(self) -> None:
         for name in ("max_running", "max_context_tokens", "kv_cache_tokens", "max_prefill_tokens", "steps_ahead"):
@@ -45,7 +45,7 @@ class EmbeddedOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EngineLimits:
     """The options with every choice made."""
 
     max_running: int
@@ -63,12 +63,12 @@ class Limits:
 CPU_CACHE_BYTES = 1 << 30
 _CUDA_CACHE_FRACTION = 0.5
 _CUDA_MOST_OF_FREE = 0.95
-"""What is left is for the passes' own activations."""
+"""The rest is for activations."""
 
 
 def choose_limits(
     options: EmbeddedOptions, device: torch.device, model_context_tokens: int, kv_bytes_per_token: int
-) -> Limits:
+) -> EngineLimits:
     is_cuda = device.type == "cuda"
     cache_bytes = _cuda_cache_bytes(options, device) if is_cuda else CPU_CACHE_BYTES
     cache_tokens = options.kv_cache_tokens or cache_bytes // kv_bytes_per_token
@@ -81,19 +81,18 @@ def choose_limits(
     if cache_tokens < block_size:
         raise UserError(f"kv_cache_tokens is {cache_tokens}: it must hold at least one block of {block_size} tokens")
     max_running = options.max_running or (1024 if is_cuda else 64)
-    return Limits(
+    default_steps_ahead = 1
+    if is_cuda:
+        # With many sequences a step is long: half as many use little CPU as well, and a turn waits less.
+        default_steps_ahead = 16 if max_running <= 1024 else 8
+    return EngineLimits(
         max_running=max_running,
         max_context_tokens=options.max_context_tokens or model_context_tokens,
         num_blocks=cache_tokens // block_size,
         max_prefill_tokens=options.max_prefill_tokens or (16384 if is_cuda else 256),
-        steps_ahead=options.steps_ahead or (_cuda_steps_ahead(max_running) if is_cuda else 1),
+        steps_ahead=options.steps_ahead or default_steps_ahead,
         block_size=block_size,
     )
-
-
-def _cuda_steps_ahead(max_running: int) -> int:
-    """With many sequences a step is long: half as many keep the CPU out of the way as well, and a turn waits less."""
-    return 16 if max_running <= 1024 else 8
 
 
 def _cuda_cache_bytes(options: EmbeddedOptions, device: torch.device) -> int:
@@ -104,7 +103,7 @@ def _cuda_cache_bytes(options: EmbeddedOptions, device: torch.device) -> int:
 
 
 def shared_cache_bytes(gpu_memory_share: float, free_bytes: int, total_bytes: int) -> int:
-    """Of a GPU that is shared with a trainer."""
+    """The size of a cache on a GPU that is shared with a trainer."""
     return int(min(total_bytes * gpu_memory_share, free_bytes * _CUDA_MOST_OF_FREE))
 
 

@@ -1,9 +1,9 @@
-"""Projections packed for a CPU: laid out as oneDNN's matrix products read them, at the price of a second copy.
+"""Projections packed for a CPU: in the layout that oneDNN's matrix products read, at the price of a second copy.
 
 Invariant: no pass reads a copy of weights that have changed since. A copy is made from the shared parameters where a
-pass first needs it. All are dropped when the engine is told of an update, and when a pass finds that the version of a
-parameter has moved. Each sees what the other may miss: a version counts neither what is written through `.data` nor
-what another process writes, and an update that failed halfway is never told of.
+pass first needs it. All are dropped when the engine is notified of an update, and when a pass finds that the version of
+a parameter has changed. Each sees what the other may miss: a version counts neither writes through `.data` nor writes
+of another process, and an update that failed halfway sends no notice.
 """
 
 from dataclasses import dataclass, replace
@@ -15,14 +15,14 @@ from torch import Tensor
 from rstar2.engine.embedded.weights import LayerWeights, Linear, Projection, Weights
 
 _TYPICAL_ROWS = 32
-"""For which oneDNN chooses the layout; it serves any number of rows."""
+"""The number of rows for which oneDNN chooses the layout; it serves any number."""
 
 
 @dataclass(slots=True)
 class PackedLinear:
     linear: Linear
     copy: Any = None
-    """Of the weight, in a layout of oneDNN's own; None until it is needed."""
+    """The weight in oneDNN's own layout; None until it is needed."""
 
     def __call__(self, input: Tensor) -> Tensor:
         if self.copy is None:
@@ -39,7 +39,7 @@ class Packing:
         self.weights = replace(
             weights, layers=tuple(map(self._pack_layer, weights.layers)), head=self._pack(weights.head)
         )
-        # Parameters of another process say nothing of their changes: there `drop` alone is what tells of them.
+        # Parameters of another process have no version here: only `drop` notices their changes.
         self._parameters = () if weights.model is None else tuple(weights.model.parameters())
         self._versions = self._read_versions()
 
@@ -71,6 +71,6 @@ class Packing:
 
 
 def can_pack(weights: Weights) -> bool:
-    """Of other dtypes oneDNN takes the weights as they lie."""
+    """For other dtypes oneDNN reads the weights unpacked."""
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return has_onednn and weights.device.type == "cpu" and weights.dtype == torch.float32

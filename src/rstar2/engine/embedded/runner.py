@@ -1,11 +1,11 @@
-"""Runs a plan on the device: one prefill pass, then several decode steps with no look from the CPU in between.
+"""Runs a plan on the device: one prefill pass, then several decode steps without the CPU in between.
 
 Invariant: a decode step reads and writes nothing but the device's own tables: it feeds each row's last token, samples
 the next, stores it with its log-probability, and retires the row at a stop token or at its length. So on CUDA a step
-is recorded once for each batch size and replayed; and a run of steps can be queued while the last one is still at
-work, because what the CPU does not know yet (tokens, positions, who has ended) it need not tell the device.
+is recorded once for each batch size and replayed; and a run of steps can be queued while the last one still runs,
+because the device does not need what the CPU does not know yet (tokens, positions, rows that have ended).
 
-On a CPU the rows of each pass are padded to a number at which their bits are their own: see `kernels_cpu`.
+On a CPU the rows of each pass are padded to a number at which a row's result is batch-invariant: see `kernels_cpu`.
 
 Suffixes as in `architecture`; Z: slots, A: steps ahead, X: several columns.
 """
@@ -19,28 +19,27 @@ import torch
 from torch import Tensor
 
 from rstar2.engine.embedded import sampler
-from rstar2.engine.embedded.architecture import Batch, Kernels, Span, forward
+from rstar2.engine.embedded.architecture import ForwardBatch, Kernels, forward
 from rstar2.engine.embedded.contexts_cpu import ROW_QUANTUM
 from rstar2.engine.embedded.kernels_cpu import CpuKernels
-from rstar2.engine.embedded.options import Limits
+from rstar2.engine.embedded.options import EngineLimits
 from rstar2.engine.embedded.packing import Packing, can_pack
-from rstar2.engine.embedded.prefill_cuda import RecordedPrefill
-from rstar2.engine.embedded.scheduler import PrefillChunk
-from rstar2.engine.embedded.sequence import Sequence as Rollout
+from rstar2.engine.embedded.prefill import PrefillLayout, RecordedPrefill
+from rstar2.engine.embedded.scheduler import EngineSequence, PrefillChunk
 from rstar2.engine.embedded.slots import SlotTables
 from rstar2.engine.embedded.weights import Weights
 
 _SMALL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
 _BATCH_STEP = 256
-"""Beyond the small sizes. Rows of padding cost little: their attention ends at once."""
+"""Between larger batch sizes. Rows of padding cost little: their attention ends at once."""
 NUM_DECIMALS = 6
-"""Of log-probabilities and entropies: what a float32 holds of them. All 17 digits of the float64 would be twice the
-work, and twice the room, for everyone who writes them down."""
+"""Of log-probabilities and entropies: the precision of a float32. All 17 digits of the float64 would double the time
+and space of storing them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a run of decode steps made: for each row its ids, and as many log-probabilities and entropies."""
+    """The output of a run of decode steps: for each row its ids, and as many log-probabilities and entropies."""
 
     token_ids: list[list[int]]
     log_probs: list[list[float]]
@@ -54,7 +53,7 @@ class DecodeHandle:
     num_rows: int
     output_3AB: Tensor
     event: Any
-    """None where the steps were done at once."""
+    """None where the steps ran synchronously."""
 
     def wait(self) -> Sampled:
         if self.event is not None:
@@ -70,7 +69,7 @@ class DecodeHandle:
 
 
 class Runner:
-    def __init__(self, weights: Weights, limits: Limits) -> None:
+    def __init__(self, weights: Weights, limits: EngineLimits) -> None:
         self._packing = Packing(weights) if can_pack(weights) else None
         self._weights = weights if self._packing is None else self._packing.weights
         self._limits = limits
@@ -91,34 +90,24 @@ class Runner:
         if self._recorded_prefill is not None:
             self._recorded_prefill.run(chunks)
             return
-        self._drop_stale_copies()
-        token_ids: list[int] = []
-        spans: list[Span] = []
-        for chunk in chunks:
-            start = len(token_ids)
-            token_ids += chunk.sequence.token_ids[chunk.start : chunk.end]
-            spans.append(Span(start, len(token_ids), chunk.start))
-        block_size = self._limits.block_size
-        table = np.zeros((len(chunks), max(-(-chunk.end // block_size) for chunk in chunks)), dtype=np.int32)
-        for row, chunk in enumerate(chunks):
-            blocks = chunk.sequence.blocks[: table.shape[1]]
-            table[row, : len(blocks)] = blocks
-        positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks])
-        rows = np.repeat(np.arange(len(chunks)), [chunk.end - chunk.start for chunk in chunks])
-        slots = table[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
-        num_padding = self._num_padded(len(token_ids)) - len(token_ids)
-        batch = Batch(
-            positions_T=torch.from_numpy(np.pad(positions, (0, num_padding), constant_values=-1)),
-            slots_T=torch.from_numpy(np.pad(slots, (0, num_padding), constant_values=-1)),
-            table_RP=torch.from_numpy(table),
-            spans=tuple(spans),
+        if self._packing is not None:
+            self._packing.drop_if_stale()
+        layout = PrefillLayout.of(chunks, self._limits.block_size)
+        num_tokens = len(layout.token_ids)
+        num_padding = self._num_padded(num_tokens) - num_tokens
+        batch = ForwardBatch(
+            positions_T=torch.from_numpy(np.pad(layout.positions, (0, num_padding), constant_values=-1)),
+            slots_T=torch.from_numpy(np.pad(layout.slots, (0, num_padding), constant_values=-1)),
+            table_RP=torch.from_numpy(layout.table.astype(np.int32)),
+            spans=layout.spans,
         )
-        forward(self._weights, self._kernels, torch.from_numpy(np.pad(token_ids, (0, num_padding))), batch)
+        forward(self._weights, self._kernels, torch.from_numpy(np.pad(layout.token_ids, (0, num_padding))), batch)
 
     @torch.inference_mode()
-    def start_decode(self, sequences: Sequence[Rollout]) -> DecodeHandle:
+    def start_decode(self, sequences: Sequence[EngineSequence]) -> DecodeHandle:
         """Queues `steps_ahead` steps for these sequences; on CUDA it returns at once."""
-        self._drop_stale_copies()
+        if self._packing is not None:
+            self._packing.drop_if_stale()
         num_rows = len(sequences)
         batch_size = self._num_padded(num_rows)
         is_cut = any(s.sampling.top_k > 0 or s.sampling.top_p < 1 for s in sequences)
@@ -140,10 +129,6 @@ class Runner:
             for batch_size in sorted({_batch_size(number) for number in num_sequences}):
                 self._graph(batch_size, is_cut=False)
 
-    def _drop_stale_copies(self) -> None:
-        if self._packing is not None:
-            self._packing.drop_if_stale()
-
     def _decode_step(self, batch_size: int, is_cut: bool, num_columns: int) -> None:
         rows, block_size = self._rows, self._limits.block_size
         position_B = rows.position_B[:batch_size]
@@ -151,7 +136,7 @@ class Runner:
         is_alive_B = position_B >= 0
         block_B = table_BP.gather(1, (position_B.clamp(min=0) // block_size)[:, None])[:, 0].long()
         slots_B = torch.where(is_alive_B, block_B * block_size + position_B % block_size, -1)
-        batch = Batch(position_B, slots_B, table_BP)
+        batch = ForwardBatch(position_B, slots_B, table_BP)
         hidden_BH = forward(self._weights, self._kernels, rows.token_B[:batch_size], batch)
         logits_BV = self._weights.head(hidden_BH)
         inverse_temperature_B = rows.inverse_temperature_B[:batch_size]
@@ -163,7 +148,7 @@ class Runner:
         rows.advance(batch_size, is_alive_B, token_B, log_prob_B, entropy_B)
 
     def _graph(self, batch_size: int, is_cut: bool) -> torch.cuda.CUDAGraph:
-        """The step of one batch size, recorded. Its rows are empty while recording: nothing is stored."""
+        """The CUDA graph of the step of one batch size. Its rows are empty while recording: nothing is stored."""
         key = (batch_size, is_cut)
         if key not in self._graphs:
             self._rows.clear()
@@ -187,9 +172,9 @@ class Runner:
 
 
 class _Rows:
-    """The batch at work: compact copies of its slots' tables, at fixed addresses, and the buffer of its output."""
+    """The running batch: compact copies of its slots' tables, at fixed addresses, and its output buffer."""
 
-    def __init__(self, limits: Limits, size: int, device: torch.device) -> None:
+    def __init__(self, limits: EngineLimits, size: int, device: torch.device) -> None:
         def column(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros((size, *shape), dtype=dtype, device=device)
 
@@ -220,16 +205,16 @@ class _Rows:
         slots.position_Z[slots_B] = self.position_B[: len(slots_B)]
 
     def advance(self, size: int, is_alive_B: Tensor, token_B: Tensor, log_prob_B: Tensor, entropy_B: Tensor) -> None:
-        """Writes what was sampled, and moves each living row on or retires it."""
+        """Stores what was sampled, and advances each live row or retires it."""
         shown_B = torch.where(is_alive_B, token_B, -1)
         sampled_3B = torch.stack((shown_B.double(), log_prob_B.double(), entropy_B.double()))
         self.output_3AB[:, :, :size].index_copy_(1, self.step, sampled_3B[:, None])
         self.step += 1
         position_B = self.position_B[:size]
         is_stop_B = (token_B[:, None] == self.stop_BX[:size]).any(-1)
-        goes_on_B = is_alive_B & ~is_stop_B & (position_B + 1 < self.last_position_B[:size])
-        position_B.copy_(torch.where(goes_on_B, position_B + 1, -1))
-        # A row that has ended computes nonsense: its token must stay an id that can be looked up.
+        continues_B = is_alive_B & ~is_stop_B & (position_B + 1 < self.last_position_B[:size])
+        position_B.copy_(torch.where(continues_B, position_B + 1, -1))
+        # A row that has ended computes garbage: its token must stay a valid id.
         self.token_B[:size].copy_(torch.where(is_alive_B, token_B, self.token_B[:size]))
 
     def fetch_output(self) -> tuple[Tensor, Any]:
@@ -247,7 +232,7 @@ class _Rows:
         self.step.zero_()
 
 
-def _make_kernels(weights: Weights, limits: Limits) -> Kernels:
+def _make_kernels(weights: Weights, limits: EngineLimits) -> Kernels:
     if weights.device.type == "cuda":
         from rstar2.engine.embedded.kernels_cuda import CudaKernels
 

@@ -32,12 +32,12 @@ def uniform(seed_B: Tensor, position_B: Tensor) -> Tensor:
 def draw(
     logits_BV: Tensor, uniform_B: Tensor, inverse_temperature_B: Tensor, *, room_BV: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """By inversion: the first token at which the cumulated probability passes the uniform number. The logits are used
-    up; with `room_BV` of their size and dtype no memory of it is asked for, which would cost as much as the rest."""
+    """By inversion: the first token at which the cumulated probability passes the uniform number. The logits are
+    overwritten. With `room_BV` of their size and dtype no memory is allocated, which would cost as much as the rest."""
     is_greedy_B = inverse_temperature_B == 0
     scale_B = torch.where(is_greedy_B, 1.0, inverse_temperature_B)
     scaled_BV = logits_BV.float().mul_(scale_B[:, None])
-    # What was cut is minus infinity, of which the entropy's share would not be a number.
+    # Logits that were cut are minus infinity, and their share of the entropy would be NaN.
     shifted_BV = scaled_BV.sub_(scaled_BV.amax(-1, keepdim=True)).clamp_(min=_LEAST)
     greedy_B = shifted_BV.argmax(-1)
     probs_BV = torch.softmax(shifted_BV, -1, out=room_BV)
@@ -45,15 +45,15 @@ def draw(
     entropy_B = surprise_B - shifted_BV.mul_(probs_BV).sum(-1)
     cumulated_BV = torch.cumsum(probs_BV, -1, out=shifted_BV)
     drawn_B = torch.searchsorted(cumulated_BV, uniform_B.float()[:, None], right=True)[:, 0]
-    # Rounding may leave the cumulated probabilities short of the number: then it is the likeliest token.
+    # Rounding may leave the cumulated probabilities below the number: then take the likeliest token.
     is_lost_B = drawn_B >= logits_BV.shape[-1]
     token_B = torch.where(is_greedy_B | is_lost_B, greedy_B, drawn_B)
     return token_B, probs_BV.gather(-1, token_B[:, None])[:, 0].log(), entropy_B
 
 
 def cut(logits_BV: Tensor, inverse_temperature_B: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> Tensor:
-    """Minus infinity for what lies beyond the `top_k` likeliest tokens or, of those, beyond the first that together
-    have `top_p`; `top_k` 0 cuts nothing, and the likeliest token always stays."""
+    """Minus infinity for all but the `top_k` likeliest tokens and, of those, all but the first that together have
+    `top_p`; `top_k` 0 cuts nothing, and the likeliest token always stays."""
     sorted_BV, order_BV = logits_BV.float().sort(dim=-1, descending=True, stable=True)
     rank_V = torch.arange(logits_BV.shape[-1], device=logits_BV.device)
     top_k_B = torch.where(top_k_B > 0, top_k_B, logits_BV.shape[-1])

@@ -1,60 +1,121 @@
-"""What the engine does next: which prompts advance, which sequences decode, who must give way. No clock, no I/O.
+"""What the engine does next: which prompts advance, which sequences decode, which are preempted. No clock, no I/O.
 
-Invariant: every block that the planned work writes is allocated before the plan is returned, for all its decode steps
-and those still in flight. So nothing can run out of cache in the middle of the work.
+Invariants: the last id of a sequence is never computed ahead of time. Prefill computes all ids but the last; each
+decode step feeds the last one and appends what it samples. So sampling happens in one place, and a fully cached prompt
+needs no prefill. Every block that a plan writes is allocated before the plan is returned, for all its decode steps and
+those still in flight. So nothing can run out of cache in the middle of the work.
 
-The next plan may be made before the tokens of the last are known. Freed blocks may be given to others at once: work
-runs in the order of the plans, and a sequence that has ended writes nothing any more.
+The next plan may be made before the tokens of the last are known. Freed blocks may be reused at once: work runs in the
+order of the plans, and a sequence that has ended writes nothing.
 
-A plan counts its prefill as done, and its full blocks as findable, at once: work runs in the order of the plans, and
-within one forward pass each layer stores all keys and values before any attention reads them. So rollouts of a group
-that arrive together compute their common prompt once.
+A plan counts its prefill as done, and its full blocks as cached, at once: within one forward pass each layer stores all
+keys and values before any attention reads them. So rollouts of a group that arrive together compute their common prompt
+once.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from rstar2.engine.embedded.blocks import NOTHING_OFFERED, BlockManager
-from rstar2.engine.embedded.sequence import Sequence
+from rstar2.engine.embedded.blocks import NOTHING_OFFERED, BlockManager, Offered
+from rstar2.engine.protocol import Sampling
+from rstar2.records import StopReason
+
+
+@dataclass(slots=True, eq=False)
+class EngineSequence:
+    """One turn of one session inside the engine: its ids, and how much of its KV cache is computed, and where."""
+
+    token_ids: list[int]
+    max_total_tokens: int
+    """The turn ends at this length, including the prompt."""
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    """Leading tokens whose keys and values are in `blocks`, or will be once the planned work has run."""
+    slot: int = -1
+    """Its row in the runner's tables while it runs, else -1."""
+    offered: Offered = NOTHING_OFFERED
+    """How much of `blocks` is in the prefix cache."""
+    cache_epoch: int = -1
+    """The cache epoch of its keys and values: after a weight update they do not enter the prefix cache."""
+    num_steps_in_flight: int = 0
+    """Planned decode steps whose tokens have not arrived yet."""
+    num_lost_tokens: int = 0
+    """Tokens computed before the last preemption; some of them may still be cached."""
+
+    @property
+    def num_to_prefill(self) -> int:
+        return len(self.token_ids) - 1 - self.num_computed
+
+    @property
+    def is_running(self) -> bool:
+        return self.slot >= 0
+
+    def num_tokens_after(self, num_steps: int) -> int:
+        """Tokens with keys and values after so many decode steps beyond those in flight, at most."""
+        return min(len(self.token_ids) - 1 + self.num_steps_in_flight + num_steps, self.max_total_tokens - 1)
+
+    @property
+    def can_decode(self) -> bool:
+        """Whether its prompt is computed, and the steps in flight do not reach its full length."""
+        return self.num_to_prefill == 0 and len(self.token_ids) + self.num_steps_in_flight < self.max_total_tokens
+
+    def append(self, token_ids: list[int], num_steps: int) -> None:
+        """The tokens of `num_steps` steps that were in flight; fewer than steps if they reached its end."""
+        self.num_steps_in_flight -= num_steps
+        self.token_ids += token_ids
+        if self.is_running:
+            self.num_computed = len(self.token_ids) - 1
+
+    def stop_reason(self) -> StopReason | None:
+        """None while it runs."""
+        if self.token_ids[-1] in self.sampling.stop_token_ids:
+            return StopReason.END_OF_TURN
+        return StopReason.TOKEN_LIMIT if self.is_full else None
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.token_ids) >= self.max_total_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    sequence: Sequence
+    sequence: EngineSequence
     start: int
     end: int
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """First the chunks, in one forward pass; then the decode steps."""
 
     prefill: tuple[PrefillChunk, ...]
-    decode: tuple[Sequence, ...]
+    decode: tuple[EngineSequence, ...]
 
 
-class Scheduler:
+class BatchScheduler:
     def __init__(self, blocks: BlockManager, *, max_running: int, max_prefill_tokens: int, steps_ahead: int) -> None:
         self.blocks = blocks
         self.steps_ahead = steps_ahead
-        self.waiting: deque[Sequence] = deque()
-        self.running: dict[Sequence, None] = {}
-        """In the order of admission: the last one gives way first."""
-        self._unread: dict[Sequence, None] = {}
-        """Of those that run: their prompt is not computed yet."""
+        self.waiting: deque[EngineSequence] = deque()
+        self.running: dict[EngineSequence, None] = {}
+        """In the order of admission: the last one is preempted first."""
+        self._prefilling: dict[EngineSequence, None] = {}
+        """Running sequences whose prompt is not computed yet."""
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self.num_prefill_tokens = 0
         self._max_prefill_tokens = max_prefill_tokens
         self._free_slots = list(reversed(range(max_running)))
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: EngineSequence) -> None:
         assert self.blocks.num_blocks_for(sequence.max_total_tokens - 1) <= self.blocks.num_blocks
         self.waiting.append(sequence)
 
-    def remove(self, sequence: Sequence) -> list[int]:
-        """It has ended or was cancelled: its blocks are free, and findable while their place is not needed. They are
-        given up last; the result is what `BlockManager.unkeep` takes once nobody will come back for them."""
+    def remove(self, sequence: EngineSequence) -> list[int]:
+        """It has ended or was cancelled: its blocks are free, and stay cached while there is room. They are evicted
+        last; the result is the argument for `BlockManager.unkeep` when its session is released."""
         if not sequence.is_running:
             self.waiting.remove(sequence)
             return []
@@ -63,31 +124,34 @@ class Scheduler:
         self._vacate(sequence)
         return kept
 
-    def plan(self) -> Plan:
+    def plan(self) -> StepPlan:
         num_preemptions_before = self.num_preemptions
         decode = self._reserve_decode_steps()
         chunks = self._plan_prefill(may_admit=self.num_preemptions == num_preemptions_before)
-        decode += self._take_read()
+        prefilled = [sequence for sequence in self._prefilling if sequence.can_decode]
+        for sequence in prefilled:
+            del self._prefilling[sequence]
+        decode += prefilled
         for sequence in decode:
             sequence.num_steps_in_flight += self.steps_ahead
-        return Plan(tuple(chunks), tuple(decode))
+        return StepPlan(tuple(chunks), tuple(decode))
 
-    def _reserve_decode_steps(self) -> list[Sequence]:
-        """Room for the next steps of each decoding sequence, the oldest first; the youngest give way. Those that got
-        theirs. Each run comes by here for thousands that need no block: they must cost next to nothing."""
+    def _reserve_decode_steps(self) -> list[EngineSequence]:
+        """Allocates blocks for the next steps of each decoding sequence, the oldest first, and preempts the youngest.
+        Returns those that decode. Thousands of them need no block in a run: they must cost next to nothing."""
         reserved = []
         block_size, steps_ahead = self.blocks.block_size, self.steps_ahead
         for sequence in list(self.running):
             num_planned = len(sequence.token_ids) + sequence.num_steps_in_flight
-            if sequence.slot < 0 or num_planned >= sequence.max_total_tokens or sequence in self._unread:
+            if sequence.slot < 0 or num_planned >= sequence.max_total_tokens or sequence in self._prefilling:
                 continue
             has_room = num_planned - 1 + steps_ahead <= len(sequence.blocks) * block_size
             if has_room or self._make_room(sequence):
                 reserved.append(sequence)
         return reserved
 
-    def _make_room(self, sequence: Sequence) -> bool:
-        """False if it had to give way itself."""
+    def _make_room(self, sequence: EngineSequence) -> bool:
+        """False if it was preempted itself."""
         num_missing = self._num_missing_blocks(sequence)
         while num_missing > self.blocks.num_free and sequence.is_running:
             self._preempt(next(reversed(self.running)))
@@ -95,14 +159,14 @@ class Scheduler:
             sequence.blocks += self.blocks.allocate(num_missing)
         return sequence.is_running
 
-    def _num_missing_blocks(self, sequence: Sequence) -> int:
+    def _num_missing_blocks(self, sequence: EngineSequence) -> int:
         num_tokens = sequence.num_tokens_after(self.steps_ahead)
         return self.blocks.num_blocks_for(num_tokens) - len(sequence.blocks)
 
     def _plan_prefill(self, *, may_admit: bool) -> list[PrefillChunk]:
         budget = self._max_prefill_tokens
         chunks: list[PrefillChunk] = []
-        for sequence in self._unread:
+        for sequence in self._prefilling:
             budget -= self._prefill(sequence, budget, chunks)
         while may_admit and self.waiting and self._free_slots and budget > 0:
             sequence = self.waiting[0]
@@ -111,14 +175,7 @@ class Scheduler:
             budget -= self._prefill(sequence, budget, chunks)
         return chunks
 
-    def _take_read(self) -> list[Sequence]:
-        """Those whose prompt is computed now."""
-        read = [sequence for sequence in self._unread if sequence.can_decode]
-        for sequence in read:
-            del self._unread[sequence]
-        return read
-
-    def _prefill(self, sequence: Sequence, budget: int, chunks: list[PrefillChunk]) -> int:
+    def _prefill(self, sequence: EngineSequence, budget: int, chunks: list[PrefillChunk]) -> int:
         num_tokens = min(budget, sequence.num_to_prefill)
         if num_tokens > 0:
             start, end = sequence.num_computed, sequence.num_computed + num_tokens
@@ -128,8 +185,8 @@ class Scheduler:
             self._offer(sequence)
         return num_tokens
 
-    def _admit(self, sequence: Sequence) -> bool:
-        """The head of the queue starts if its whole prompt fits, and then each running sequence could still grow."""
+    def _admit(self, sequence: EngineSequence) -> bool:
+        """The head of the queue starts if its full prompt fits, and each running sequence can then still grow."""
         cached = self.blocks.match(sequence.token_ids, len(sequence.token_ids) - 1)
         num_missing = self._num_missing_blocks(sequence) - len(cached)
         num_free_after = self.blocks.num_free - self.blocks.num_unused(cached) - num_missing
@@ -144,27 +201,27 @@ class Scheduler:
         self.num_recomputed_tokens += max(0, sequence.num_lost_tokens - sequence.num_computed)
         sequence.num_lost_tokens = 0
         self.waiting.popleft()
-        self.running[sequence] = self._unread[sequence] = None
+        self.running[sequence] = self._prefilling[sequence] = None
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: EngineSequence) -> None:
         self.num_preemptions += 1
         sequence.num_lost_tokens = sequence.num_computed
         self._offer(sequence)
         self._vacate(sequence)
         self.waiting.appendleft(sequence)
 
-    def _vacate(self, sequence: Sequence) -> None:
+    def _vacate(self, sequence: EngineSequence) -> None:
         self.blocks.free(sequence.blocks)
         del self.running[sequence]
-        self._unread.pop(sequence, None)
+        self._prefilling.pop(sequence, None)
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
         sequence.blocks = []
         sequence.offered = NOTHING_OFFERED
         sequence.num_computed = 0
 
-    def _offer(self, sequence: Sequence) -> None:
+    def _offer(self, sequence: EngineSequence) -> None:
         if sequence.cache_epoch == self.blocks.epoch:
             sequence.offered = self.blocks.offer(
                 sequence.token_ids, sequence.blocks, sequence.num_computed, sequence.offered

@@ -1,10 +1,11 @@
-"""What the device knows of each running sequence, by slot: its last token and position, its sampling, its blocks.
+"""The device's tables of running sequences, by slot: last token and position, sampling, blocks.
 
-Invariant: the CPU writes a slot when its tenant first decodes, and from then on only adds blocks; tokens and positions
-are the device's own to move. So the CPU may be behind by a run of steps and still say all that the next one needs.
+Invariant: the CPU writes a slot when its sequence first decodes, and from then on only adds blocks; tokens and
+positions are updated by the device alone. So the CPU may be a run of steps behind and still provide all that the next
+one needs.
 
-Suffixes: Z slots (the last one is nobody's: padding points at it, and its position stays -1), P blocks of a row's
-table, X several columns, B rows of the batch.
+Suffixes: Z slots (the last one is unused: padding points at it, and its position stays -1), P blocks of a row's table,
+X several columns, B rows of the batch.
 """
 
 from collections.abc import Sequence
@@ -13,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rstar2.engine.embedded.options import MAX_STOP_TOKENS, Limits
-from rstar2.engine.embedded.sequence import Sequence as Rollout
+from rstar2.engine.embedded.options import MAX_STOP_TOKENS, EngineLimits
+from rstar2.engine.embedded.scheduler import EngineSequence
 
 
 class SlotTables:
     NUM_FIXED_INTEGERS = 3 + MAX_STOP_TOKENS
     """The position of the last token that may be sampled, the seed, top_k, and the stop ids."""
 
-    def __init__(self, limits: Limits, device: torch.device) -> None:
+    def __init__(self, limits: EngineLimits, device: torch.device) -> None:
         num_slots = limits.max_running + 1
 
         def column(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -38,13 +39,13 @@ class SlotTables:
         self._known_blocks: list[list[int] | None] = [None] * num_slots
         self._num_known_blocks = [0] * num_slots
 
-    def update(self, sequences: Sequence[Rollout], batch_size: int) -> Tensor:
-        """Tells the device what it does not know of these; returns their slots, padded to the batch size."""
-        newcomers: list[Rollout] = []
+    def update(self, sequences: Sequence[EngineSequence], batch_size: int) -> Tensor:
+        """Writes what is new of these sequences to the device; returns their slots, padded to the batch size."""
+        newcomers: list[EngineSequence] = []
         additions: list[tuple[int, int, int]] = []
         for sequence in sequences:
             slot, blocks = sequence.slot, sequence.blocks
-            # A sequence has a list of blocks of its own from each admission on, so the list tells a new tenant.
+            # A sequence gets a new list of blocks at each admission, so another list means a new sequence.
             if self._known_blocks[slot] is not blocks:
                 self._known_blocks[slot] = blocks
                 self._num_known_blocks[slot] = 0
@@ -54,7 +55,7 @@ class SlotTables:
                 additions += [(slot, column, blocks[column]) for column in range(num_known, len(blocks))]
                 self._num_known_blocks[slot] = len(blocks)
         if newcomers:
-            self._settle(newcomers)
+            self._write_new(newcomers)
         if additions:
             slot_M, column_M, block_M = self._to_device(np.array(additions, dtype=np.int64)).unbind(1)
             self.table_ZP[slot_M, column_M] = block_M.int()
@@ -62,7 +63,7 @@ class SlotTables:
         slots[: len(sequences)] = [sequence.slot for sequence in sequences]
         return self._to_device(slots)
 
-    def _settle(self, newcomers: list[Rollout]) -> None:
+    def _write_new(self, newcomers: list[EngineSequence]) -> None:
         integers = np.full((len(newcomers), 3 + self.NUM_FIXED_INTEGERS), -1, dtype=np.int64)
         floats = np.empty((len(newcomers), 2), dtype=np.float32)
         for row, sequence in enumerate(newcomers):
@@ -70,7 +71,7 @@ class SlotTables:
             integers[row, :3] = (sequence.slot, sequence.token_ids[-1], num_tokens - 1)
             integers[row, 3:6] = (sequence.max_total_tokens - 1, sequence.seed, sampling.top_k)
             integers[row, 6 : 6 + len(sampling.stop_token_ids)] = sampling.stop_token_ids
-            # A rounded sum of probabilities may reach 1 before the last token: infinity is what cuts nothing.
+            # A rounded sum of probabilities may reach 1 before the last token: only infinity cuts nothing.
             top_p = sampling.top_p if sampling.top_p < 1 else np.inf
             floats[row] = (1 / sampling.temperature if sampling.temperature > 0 else 0, top_p)
         integers_MX, floats_M2 = self._to_device(integers), self._to_device(floats)

@@ -28,9 +28,10 @@ def add_norm_kernel(hidden, total, weight, normed, width, eps, HAS_RESIDUAL: tl.
 
 
 @triton.jit
-def gate_kernel(gate_up, out, width, WIDTH: tl.constexpr):
+def gate_kernel(gate_up, out, width, TILE: tl.constexpr):
+    """One tile of one token: silu(gate) * up. The trainer launches it, too."""
     row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = column < width
     gate = tl.load(gate_up + row * 2 * width + column, mask, other=0.0)
     up = tl.load(gate_up + row * 2 * width + width + column, mask, other=0.0)

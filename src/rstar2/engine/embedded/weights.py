@@ -1,11 +1,11 @@
-"""The parameters of a Hugging Face model, as the engine's forward pass reads them. Nothing is copied for keeps.
+"""The parameters of a Hugging Face model, as the engine's forward pass reads them. No copy of them is kept.
 
-Invariant: the engine and the model hold the same memory. Projections that read the same input are laid side by side in
-one matrix, and the model's own parameters become views of its rows; whoever updates a parameter in place (an
-optimizer, `copy_`) updates the engine. Replacing a parameter's storage (`model.to(...)`) breaks this, and is noticed.
+Invariant: the engine and the model share the same memory. Projections that read the same input are fused into one
+matrix, and the model's own parameters become views of its rows; an in-place update of a parameter (by an optimizer or
+`copy_`) updates the engine. Replacing a parameter's storage (`model.to(...)`) breaks this, and is detected.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ class Weights:
     inverse_frequencies: Tensor
     rope_scaling: float
     model: nn.Module | None
-    """Whose parameters these are: the trainer's, or our own. None if they belong to a model of another process."""
+    """The model that owns the parameters; None if it is in another process."""
     addresses: tuple[int, ...]
 
     @property
@@ -102,14 +102,14 @@ def load_model(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
     except UserError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
-        # What `transformers` makes of a config.json that does not belong to the weights, or of a file cut short.
+        # What `transformers` raises for a config.json of other weights, or for a truncated file.
         reason = str(error).partition("\n")[0]
         raise UserError(f"model: {folder} cannot be loaded ({reason}): get or export the model again") from error
     return model.to(device).eval()
 
 
 def share_weights(model: Any) -> Weights:
-    """The parameters of a loaded Llama, Qwen2 or Qwen3 model. Its projections are laid side by side on the way."""
+    """The parameters of a loaded Llama, Qwen2 or Qwen3 model, whose projections become views of fused ones."""
     config = model.config
     _require_supported(config)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -159,17 +159,17 @@ def _share_layer(layer: Any) -> LayerWeights:
     has_norms = hasattr(attention, "q_norm")
     return LayerWeights(
         input_norm=layer.input_layernorm.weight.data,
-        qkv=_side_by_side((attention.q_proj, attention.k_proj, attention.v_proj)),
+        qkv=_fuse((attention.q_proj, attention.k_proj, attention.v_proj)),
         q_norm=attention.q_norm.weight.data if has_norms else None,
         k_norm=attention.k_norm.weight.data if has_norms else None,
-        attention_out=_side_by_side((attention.o_proj,)),
+        attention_out=_fuse((attention.o_proj,)),
         mlp_norm=layer.post_attention_layernorm.weight.data,
-        gate_up=_side_by_side((mlp.gate_proj, mlp.up_proj)),
-        down=_side_by_side((mlp.down_proj,)),
+        gate_up=_fuse((mlp.gate_proj, mlp.up_proj)),
+        down=_fuse((mlp.down_proj,)),
     )
 
 
-def _side_by_side(layers: tuple[nn.Module, ...]) -> Linear:
+def _fuse(layers: tuple[nn.Module, ...]) -> Linear:
     for layer in layers:
         if type(layer) is not nn.Linear:
             raise UserError(
@@ -200,11 +200,7 @@ def _as_one(parameters: Sequence[Tensor]) -> Tensor | None:
         if parameter.data_ptr() != address or not parameter.is_contiguous():
             return None
         address += parameter.numel() * parameter.element_size()
-    if not _same_storage(parameters):
+    if len({parameter.untyped_storage().data_ptr() for parameter in parameters}) > 1:
         return None
     num_rows = sum(len(parameter) for parameter in parameters)
     return first.as_strided((num_rows, *first.shape[1:]), first.stride(), first.storage_offset())
-
-
-def _same_storage(tensors: Iterable[Tensor]) -> bool:
-    return len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1

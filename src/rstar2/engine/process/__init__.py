@@ -1,5 +1,5 @@
 """Engines and rollouts in processes of their own, without sharing an interpreter.
 
-Promise: what a `SharedEngine` yields is what the engine in the child sampled, in order; a child that dies, in whatever
-way, is an `InfrastructureError` to everyone who waits for it; a child never outlives the process that started it.
+Promise: what a `SharedEngine` yields is what the engine in the child sampled, in order; a child that dies
+raises an `InfrastructureError` in everything that awaits it; a child never outlives the process that started it.
 """

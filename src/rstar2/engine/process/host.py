@@ -1,4 +1,4 @@
-"""The child: one engine, served over an inherited socket until its other end is closed."""
+"""One engine in a child process: the child serves it over inherited sockets, and a guest process joins it over one."""
 
 import asyncio
 import socket
@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from rstar2.engine.process.framing import read_frames, write_frames
-from rstar2.engine.process.garbage_collection import look_rarely_for_cycles
+from rstar2.engine.process.child import SocketChannel, make_garbage_collection_rare, read_frames, write_frames
 from rstar2.engine.protocol import Engine
-from rstar2.engine.remote import EngineHost
-from rstar2.engine.remote.wire import encode_error, encode_load
-from rstar2.errors import UserError
+from rstar2.engine.remote import EngineHost, RemoteEngine
+from rstar2.engine.remote.client import SILENCE_S
+from rstar2.engine.remote.wire import encode_error
+from rstar2.errors import InfrastructureError, UserError
 
 ServedEngine = TypeVar("ServedEngine", bound=Engine)
 
@@ -22,8 +22,8 @@ async def serve(
     make_host: Callable[[ServedEngine], EngineHost] = EngineHost,
     guests: Sequence[socket.socket] = (),
 ) -> None:
-    """Says whether the engine could be loaded, then serves it to its owner and his guests until he is gone. The process
-    is taken to be the engine's alone."""
+    """Reports whether the engine could be loaded, then serves it to its owner and the guests until the owner
+    disconnects. The process must be the engine's alone."""
     reader, writer = await asyncio.open_connection(sock=connection)
     try:
         engine = load_engine()
@@ -31,9 +31,9 @@ async def serve(
         write_frames(writer, [{"error": encode_error(error)}])
         await writer.drain()
         return
-    look_rarely_for_cycles()
+    make_garbage_collection_rare()
     visits = [asyncio.create_task(serve_guest(engine, guest)) for guest in guests]
-    # A connection that breaks while something is written to it is an owner that is gone.
+    # A connection that breaks during a write means that the owner has disconnected.
     with suppress(ConnectionError):
         await _serve(make_host(engine), reader, writer)
     for visit in visits:
@@ -47,8 +47,8 @@ async def serve_guest(engine: Engine, connection: socket.socket) -> None:
 
 
 async def _serve(host: EngineHost, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Until the other side is gone."""
-    write_frames(writer, [{"error": None, "load": encode_load(host.load)}])
+    """Until the other side disconnects."""
+    write_frames(writer, [{"error": None, "load": host.load}])
 
     async def keep_sending() -> None:
         while True:
@@ -63,3 +63,12 @@ async def _serve(host: EngineHost, reader: asyncio.StreamReader, writer: asyncio
     finally:
         sender.cancel()
         await asyncio.gather(sender, host.close(), return_exceptions=True)
+
+
+async def join_engine(connection: socket.socket, silence_s: float = SILENCE_S) -> RemoteEngine:
+    """The engine at the other end of a guest's socket. Waits until it is loaded, for as long as its owner does."""
+    channel = await SocketChannel.on(connection)
+    hello = await channel.receive()
+    if hello is None:
+        raise InfrastructureError("the engine's process has ended")
+    return RemoteEngine(channel, hello["load"], "the engine's process", silence_s)

@@ -1,10 +1,10 @@
-"""An embedded engine in a process of its own, on the very parameters of a model in this one.
+"""An embedded engine in a process of its own, on the parameters of a model in this one.
 
 An interpreter runs one thread at a time: an engine that shares it with thousands of rollouts waits for them, and they
-for it. Its memory need not be another: a GPU's is shared by handle, a CPU's by mapping, so an update of the model is
-seen by the engine at once, and costs nothing.
+for it. Memory is shared all the same: a GPU's by handle, a CPU's by mapping. The engine sees an update of the model at
+once, and nothing is copied.
 
-Invariant: the parameters change only inside `learning`, while the engine stands still.
+Invariant: the parameters change only inside `paused_for_weight_sync`.
 """
 
 import asyncio
@@ -20,20 +20,19 @@ import torch
 
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.engine.embedded.weights import Weights, share_weights
+from rstar2.engine.process.child import ChildChannel, spawn
 from rstar2.engine.process.host import serve
-from rstar2.engine.process.pipe import Pipe
-from rstar2.engine.process.spawned import spawn
 from rstar2.engine.protocol import EngineLoad
 from rstar2.engine.remote import EngineHost, RemoteEngine
-from rstar2.engine.remote.peer import SILENCE_S
-from rstar2.engine.remote.wire import Frame, decode_load
+from rstar2.engine.remote.client import SILENCE_S
+from rstar2.engine.remote.wire import Frame
 
 
 class SharedEngine(RemoteEngine):
     """Satisfies `Engine`. Made by `start`; ended by `close`, or by the end of this process."""
 
-    def __init__(self, channel: Pipe, load: EngineLoad, weights: Weights, silence_s: float) -> None:
-        self.pid = channel.child.pid
+    def __init__(self, channel: ChildChannel, load: EngineLoad, weights: Weights, silence_s: float) -> None:
+        self.pid = channel.pid
         super().__init__(channel, load, f"the engine's process {self.pid}", silence_s)
         self._weights = weights
 
@@ -45,18 +44,19 @@ class SharedEngine(RemoteEngine):
         guests: Sequence[socket.socket] = (),
         silence_s: float = SILENCE_S,
     ) -> Self:
-        """On a loaded `transformers` model, whose parameters must stay where they are. Whoever has the other end of a
-        guest's socket is served as well, by `join_engine`."""
+        """On a loaded `transformers` model, whose parameters must not be moved. The other end of a guest's socket is
+        for `join_engine`."""
         arguments = (replace(share_weights(model), model=None), options, torch.get_num_threads(), guests)
         channel = await spawn(_serve_shared, *arguments, context=torch.multiprocessing.get_context("spawn"))
-        # Sharing a CPU's memory has moved it.
+        # Sharing the memory of a CPU has moved the parameters.
         weights = share_weights(model)
         hello = await channel.hello("the engine's process")
-        return cls(channel, decode_load(hello["load"]), weights, silence_s)
+        return cls(channel, hello["load"], weights, silence_s)
 
     @asynccontextmanager
-    async def learning(self, policy_version: int) -> AsyncIterator[None]:
-        """Inside it the parameters may be updated in place; after it the engine generates with them."""
+    async def paused_for_weight_sync(self, policy_version: int) -> AsyncIterator[None]:
+        """The engine is paused inside, and the parameters may be updated in place. After it the engine generates with
+        them."""
         await self._ask("pause", {})
         try:
             yield
@@ -71,23 +71,23 @@ class SharedEngine(RemoteEngine):
 
 
 class _Host(EngineHost):
-    """An engine that can be told to stand still."""
+    """An engine that can be paused."""
 
     def __init__(self, engine: EmbeddedEngine, device: torch.device) -> None:
         super().__init__(engine)
         self._embedded = engine
         self._device = device
-        self._standstill = ExitStack()
+        self._pause = ExitStack()
 
     async def _do(self, frame: Frame) -> None:
         match frame["ask"]:
             case "pause":
-                await asyncio.to_thread(self._standstill.enter_context, self._embedded.paused())
+                await asyncio.to_thread(self._pause.enter_context, self._embedded.paused())
                 if self._device.type == "cuda":
                     await asyncio.to_thread(torch.cuda.synchronize, self._device)
             case "resume":
                 self._embedded.weights_changed(frame["policy_version"])
-                self._standstill.close()
+                self._pause.close()
             case _:
                 await super()._do(frame)
 
@@ -99,7 +99,7 @@ def _serve_shared(
     num_threads: int,
     guests: Sequence[socket.socket],
 ) -> None:
-    # Ctrl-C goes to the whole terminal; the owner decides what it means.
+    # Ctrl-C reaches every process of the terminal; the owner decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(num_threads)
     make_engine, make_host = partial(EmbeddedEngine, weights, options), partial(_Host, device=weights.device)

@@ -1,11 +1,10 @@
-"""An engine that works elsewhere: in another process, on another machine.
+"""An engine in another process or on another machine.
 
-Promise: what `RemoteEngine` yields is what the engine behind it sampled, in order; one that dies or falls silent, in
-whatever way, is an `InfrastructureError` to everyone who waits for it. What carries the frames is a `Channel`.
+Promise: what `RemoteEngine` yields is what the engine behind it sampled, in order; one that dies or falls silent
+raises an `InfrastructureError` in everything that awaits it. A `Channel` carries the frames.
 """
 
-from rstar2.engine.remote.client import RemoteEngine
+from rstar2.engine.remote.client import Channel, Peer, RemoteEngine
 from rstar2.engine.remote.host import EngineHost
-from rstar2.engine.remote.peer import Channel, Peer
 
 __all__ = ["Channel", "EngineHost", "Peer", "RemoteEngine"]

@@ -1,15 +1,115 @@
-"""The owner's side: an `Engine` whose work is done at the other end of a channel.
+"""The owner's side of a channel: numbered requests, and an `Engine` whose work is done at the other end.
 
-Invariant: every turn that was asked for ends with exactly one stop reason or one error, also when the other end dies,
-or hangs.
+Invariant: every request gets an answer or an error, and every turn ends with exactly one stop reason or one error, also
+when the other end dies or hangs.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from itertools import count
+from typing import Any, Protocol
 
 from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
-from rstar2.engine.remote.peer import SILENCE_S, Channel, Peer
-from rstar2.engine.remote.wire import Frame, decode_chunk, decode_error, decode_load, encode_sampling
+from rstar2.engine.remote.wire import Frame, decode_chunk, decode_error, encode_sampling
+from rstar2.errors import InfrastructureError
+
+SILENCE_S = 60.0
+"""A peer that sends nothing for so long is lost. An engine's host and a process of rollouts send every second, whatever
+else they do."""
+
+
+class Channel(Protocol):
+    def send(self, frame: Frame) -> None:
+        """The other end acts on frames in the order in which they were sent."""
+        ...
+
+    async def receive(self) -> Frame | None:
+        """The other end's next frame; None when it is gone."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Peer:
+    """The other end of a channel. `name` is used in errors; it is lost when it has sent nothing for `silence_s`.
+    `_take` handles its frames and settles requests."""
+
+    def __init__(self, channel: Channel, name: str, silence_s: float = SILENCE_S) -> None:
+        self._channel = channel
+        self._name = name
+        self._silence_s = silence_s
+        self._numbers = count()
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._end: InfrastructureError | None = None
+        self._listener = asyncio.create_task(self._listen())
+
+    @property
+    def is_alive(self) -> bool:
+        """As far as this end knows."""
+        return self._end is None
+
+    async def lost(self) -> InfrastructureError:
+        """Waits until it is lost, and returns why."""
+        await asyncio.wait([self._listener])
+        assert self._end is not None
+        return self._end
+
+    async def close(self) -> None:
+        await self._channel.close()
+        self._listener.cancel()
+        await asyncio.wait([self._listener])
+
+    def _check_alive(self) -> None:
+        if self._end is not None:
+            raise self._end
+
+    def _tell(self, what: str, request: Frame, number: int | None = None) -> None:
+        """Send a request that has no answer."""
+        if self._end is None:
+            self._channel.send({"ask": what, "number": next(self._numbers) if number is None else number, **request})
+
+    def _ask(self, what: str, request: Frame, number: int | None = None) -> "asyncio.Future[Any]":
+        """The answer. The request is sent at once, whether or not anybody awaits it."""
+        self._check_alive()
+        number = next(self._numbers) if number is None else number
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(lambda _: self._answers.pop(number))
+        self._tell(what, request, number)
+        return answer
+
+    def _settle(self, number: int, result: Any, error: Exception | None) -> None:
+        answer = self._answers.get(number)
+        if answer is None or answer.done():
+            return
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(error)
+
+    def _take(self, frame: Frame) -> None:
+        raise NotImplementedError
+
+    def _fail(self, error: Exception) -> None:
+        """Raise it in everything that awaits an answer."""
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(error)
+
+    async def _listen(self) -> None:
+        reason = f"{self._name} was closed"
+        try:
+            while (frame := await asyncio.wait_for(self._channel.receive(), self._silence_s)) is not None:
+                self._take(frame)
+            reason = f"{self._name} is gone"
+        except TimeoutError:
+            reason = f"{self._name} has not been heard of for {self._silence_s:g} s"
+        except Exception as error:
+            # Handling a frame may fail, on a full disk: whoever awaits an answer must get that error.
+            reason = f"a frame of {self._name} could not be handled: {error}"
+            self._fail(error)
+        finally:
+            self._end = InfrastructureError(reason)
+            self._fail(self._end)
 
 
 class RemoteEngine(Peer):
@@ -43,7 +143,7 @@ class RemoteEngine(Peer):
                 self._tell("leave", {}, number)
 
     def load(self) -> EngineLoad:
-        """As the host last said, some hundredths of a second ago."""
+        """As of the host's last frame, some hundredths of a second ago."""
         self._check_alive()
         return self._load
 
@@ -51,7 +151,7 @@ class RemoteEngine(Peer):
         await self._ask("cancel", {"session": session})
 
     async def release(self, session: str) -> None:
-        """Not waited for: whatever is asked next, is asked after it."""
+        """Returns at once: later requests are handled after it."""
         self._check_alive()
         self._tell("release", {"session": session})
 
@@ -61,15 +161,12 @@ class RemoteEngine(Peer):
             items.put_nowait(error)
 
     def _take(self, frame: Frame) -> None:
-        self._load = decode_load(frame["load"])
+        self._load = frame["load"]
         for number, values in frame["chunks"]:
             if number in self._turns:
                 self._turns[number].put_nowait(decode_chunk(values))
         for reply in frame["replies"]:
-            self._take_reply(reply["number"], reply["error"])
-
-    def _take_reply(self, number: int, said: list[str] | None) -> None:
-        error = None if said is None else decode_error(said)
-        if number in self._turns and error is not None:
-            self._turns[number].put_nowait(error)
-        self._settle(number, None, error)
+            number, error = reply["number"], None if reply["error"] is None else decode_error(reply["error"])
+            if number in self._turns and error is not None:
+                self._turns[number].put_nowait(error)
+            self._settle(number, None, error)

@@ -1,8 +1,8 @@
-"""Where the engine is: acts on the owner's frames, and has frames for it.
+"""The engine's side of a channel: handles the owner's frames, and makes frames for it.
 
 Tokens are gathered for up to `FLUSH_PERIOD_S` and sent together, because the owner serves several engines with one
-event loop; the end of a turn is sent at once, because somebody waits for it. A frame that says nothing new is sent
-every `HEARTBEAT_S`: by its silence the owner knows an engine that hangs.
+event loop; the end of a turn is sent at once, because the owner waits for it. An idle engine sends a heartbeat every
+`HEARTBEAT_S`: the owner takes one that is silent to hang.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from contextlib import suppress
 from typing import Any
 
 from rstar2.engine.protocol import Chunk, Engine, EngineLoad, PushingEngine
-from rstar2.engine.remote.wire import Frame, decode_sampling, encode_chunk, encode_error, encode_load, joined
+from rstar2.engine.remote.wire import Frame, decode_sampling, encode_chunk, encode_error, joined
 from rstar2.errors import InfrastructureError
 
 FLUSH_PERIOD_S = 0.02
-"""A person reads slower than this, and a scheduler looks more rarely."""
+"""Shorter than a reader notices, and than the period of a scheduler's reports."""
 HEARTBEAT_S = 1.0
 
 
@@ -26,10 +26,10 @@ class EngineHost:
         self._engine = engine
         self._pushing = engine if isinstance(engine, PushingEngine) else None
         self._leaves: dict[int, Callable[[], None]] = {}
-        """By turn of a pushing engine."""
+        """Cancels each turn of a pushing engine, by its number."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._sessions: set[str] = set()
-        """Those that were not released."""
+        """Sessions that were not released."""
         self._chunks: defaultdict[int, list[Chunk]] = defaultdict(list)
         self._replies: list[Frame] = []
         self._is_urgent = asyncio.Event()
@@ -68,7 +68,7 @@ class EngineHost:
         task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
     async def next_frame(self) -> Frame:
-        """Waits until there is something to say, or it is time to say that it is there."""
+        """Waits until there is something to send, or a heartbeat is due."""
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_urgent.wait(), FLUSH_PERIOD_S)
@@ -80,13 +80,13 @@ class EngineHost:
         chunks = [
             [number, encode_chunk(chunk)] for number, several in self._chunks.items() for chunk in joined(several)
         ]
-        frame = {"chunks": chunks, "replies": self._replies, "load": encode_load(load)}
+        frame = {"chunks": chunks, "replies": self._replies, "load": load}
         self._chunks.clear()
         self._replies, self._last_load, self._last_s = [], load, time.monotonic()
         return frame
 
     async def close(self) -> None:
-        """Turns that run are left, and what is kept for their sessions is given up. The engine itself stays open."""
+        """Running turns are cancelled and their sessions released. The engine itself stays open."""
         for leave in self._leaves.values():
             leave()
         tasks = list(self._tasks.values())
@@ -128,7 +128,7 @@ class EngineHost:
             self._reply({"number": number, "error": encode_error(error)})
 
     async def _release(self, session: str) -> None:
-        """An engine that cannot even forget is lost, and its turns say so."""
+        """An engine that cannot release is lost, and its turns raise that."""
         with suppress(InfrastructureError):
             await self._engine.release(session)
 
@@ -144,7 +144,7 @@ class EngineHost:
             case "cancel":
                 await self._engine.cancel(frame["session"])
             case unknown:
-                raise AssertionError(f"nobody asks for {unknown}")
+                raise AssertionError(f"there is no request {unknown}")
 
     def _reply(self, reply: Frame) -> None:
         self._replies.append(reply)

@@ -1,20 +1,21 @@
-"""What an engine and its owner elsewhere say to each other: plain values, whatever carries them.
+"""The frames between an engine and its owner elsewhere.
 
-Invariant: whatever `encode_*` makes, `decode_*` turns back into an equal value.
+Frames are pickled. What they hold by the thousands a second is encoded as plain values, which are pickled in half the
+time; errors become one of ours, since others may not be picklable. `decode_*` inverts `encode_*`.
 """
 
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
+from rstar2.engine.protocol import Chunk, Sampling
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import StopReason
 
 Frame = dict[str, Any]
 
+
 _SAMPLING_FIELDS = [field.name for field in fields(Sampling)]
-_LOAD_FIELDS = [field.name for field in fields(EngineLoad)]
 
 
 def encode_sampling(sampling: Sampling) -> Frame:
@@ -33,14 +34,6 @@ def decode_chunk(values: list[Any]) -> Chunk:
     token_ids, log_probs, entropies, stop_reason, policy_version = values
     reason = None if stop_reason is None else StopReason(stop_reason)
     return Chunk(tuple(token_ids), tuple(log_probs), tuple(entropies), reason, policy_version)
-
-
-def encode_load(load: EngineLoad) -> Frame:
-    return {name: getattr(load, name) for name in _LOAD_FIELDS}
-
-
-def decode_load(frame: Frame) -> EngineLoad:
-    return EngineLoad(**frame)
 
 
 def encode_error(error: BaseException) -> list[str]:

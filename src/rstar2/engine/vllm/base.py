@@ -1,6 +1,8 @@
-"""What the two forms of vLLM share: turns, versions, weight updates."""
+"""What the two forms of vLLM share: turns and how they are cancelled, versions, weight updates."""
 
+import asyncio
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -8,13 +10,62 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
-from rstar2.engine.vllm.turns import Turns
 from rstar2.engine.vllm.weights import TornWeightsError, WeightControl, check_head, replace_weights
-from rstar2.engine.vllm.wire import check_sampling
 from rstar2.errors import UserError
+from rstar2.records import StopReason
 
 if TYPE_CHECKING:
     from rstar2.engine.vllm.weights import Weights
+
+
+class Turns:
+    """Turns that run, each of which can be ended from outside at once, whatever it waits for."""
+
+    def __init__(self) -> None:
+        self._cancelled: dict[str, set[asyncio.Future[None]]] = defaultdict(set)
+        """By session, one for each of its turns."""
+
+    async def run(self, session: str, chunks: AsyncGenerator[Chunk]) -> AsyncGenerator[Chunk]:
+        """The chunks of one turn. When it is cancelled, `chunks` is closed, which ends it wherever it comes from."""
+        cancelled = asyncio.get_running_loop().create_future()
+        self._cancelled[session].add(cancelled)
+        try:
+            async with aclosing(chunks):
+                while (chunk := await _next_or(cancelled, chunks)) is not None:
+                    yield chunk
+                    if chunk.stop_reason is not None:
+                        return
+            if cancelled.done():
+                cancelled.result()
+                yield Chunk((), (), stop_reason=StopReason.CANCELLED)
+        finally:
+            self._cancelled[session].discard(cancelled)
+            if not self._cancelled[session]:
+                del self._cancelled[session]
+
+    def cancel(self, session: str) -> None:
+        for cancelled in self._cancelled.get(session, ()):
+            if not cancelled.done():
+                cancelled.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """Every turn that runs ends with the error."""
+        for session in list(self._cancelled.values()):
+            for cancelled in session:
+                if not cancelled.done():
+                    cancelled.set_exception(error)
+
+
+async def _next_or(cancelled: asyncio.Future[None], chunks: AsyncGenerator[Chunk]) -> Chunk | None:
+    """The next chunk; None if there is no more, or if the turn was cancelled."""
+    step = asyncio.ensure_future(anext(chunks, None))
+    try:
+        await asyncio.wait((step, cancelled), return_when=asyncio.FIRST_COMPLETED)
+        return await step if step.done() else None
+    finally:
+        if not step.done():
+            step.cancel()
+            await asyncio.wait((step,))
 
 
 class VllmEngine(ABC):
@@ -38,7 +89,8 @@ class VllmEngine(ABC):
     ) -> AsyncGenerator[Chunk]:
         if self._torn is not None:
             raise TornWeightsError(str(self._torn))
-        check_sampling(sampling)
+        if sampling.entropies:
+            raise UserError("vLLM does not report entropies: leave sampling.entropies off, or use the embedded engine")
         num_left = self._max_context_tokens - len(token_ids)
         if num_left < 1:
             raise UserError(
@@ -68,14 +120,14 @@ class VllmEngine(ABC):
         """vLLM keeps or drops what it cached as it sees fit."""
 
     async def pause(self) -> None:
-        """Stand still: turns wait, and their caches stay."""
+        """Turns wait, and their caches stay."""
         await self._control.pause()
 
     async def resume(self) -> None:
         await self._control.resume()
 
     async def update_weights(self, weights: "Weights", policy_version: int) -> None:
-        """Turns that run go on with the new weights. Each chunk has the version of the moment in which it arrived."""
+        """Running turns continue with the new weights. Each chunk has the version of the moment when it arrived."""
         if not self._is_head_checked:
             await check_head(self._control)
             self._is_head_checked = True
@@ -88,6 +140,6 @@ class VllmEngine(ABC):
         await self._control.resume()
 
     def _tear(self, error: TornWeightsError) -> None:
-        """The weights are of no known version: what runs fails, and so does what is asked."""
+        """The weights are of no known version: running turns fail, and so do new ones."""
         self._torn = error
         self._turns.fail(error)

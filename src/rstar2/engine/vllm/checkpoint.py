@@ -1,8 +1,8 @@
-"""Weights as a folder that vLLM can load anew, always with an output head of its own.
+"""Weights as a folder that vLLM can reload, always with an output head of its own.
 
 Invariant: what is written here has `lm_head.weight`. A model whose head is tied to its embedding has no such tensor in
-its checkpoint, and vLLM on a CPU then goes on with the head that it packed when it started: a part of the model stays
-old, and nothing says so. A model that was started untied takes the head from every checkpoint, and one that was started
+its checkpoint, and vLLM on a CPU then keeps the head that it packed when it started: a part of the model stays old,
+silently. A model that was started untied takes the head from every checkpoint, and one that was started
 tied skips it, so an untied checkpoint is right for both.
 
     python -m rstar2.engine.vllm.checkpoint FOLDER TARGET      # what `vllm serve TARGET` needs on a CPU
@@ -23,7 +23,7 @@ HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 4 << 30
-"""What is in memory at once while weights are written."""
+"""Memory in use while weights are written."""
 
 
 def write_weights(tensors: Iterable[tuple[str, torch.Tensor]], target: Path) -> None:
@@ -36,7 +36,7 @@ def write_weights(tensors: Iterable[tuple[str, torch.Tensor]], target: Path) -> 
             embedding = tensor
     if HEAD not in writer.files:
         if embedding is None:
-            raise UserError(f"the weights have neither {HEAD} nor {EMBEDDING}: give those of the whole model")
+            raise UserError(f"the weights have neither {HEAD} nor {EMBEDDING}: give those of the full model")
         writer.add(HEAD, embedding)
     writer.finish()
 
@@ -72,7 +72,7 @@ class _Writer:
     def __init__(self, target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
         self.files: dict[str, str] = {}
-        """By tensor."""
+        """File by tensor."""
         self._target = target
         self._shard: dict[str, torch.Tensor] = {}
         self._num_bytes = 0

@@ -1,4 +1,4 @@
-"""The routes of a vLLM server beside those of OpenAI: its metrics, and the control of generation and weights.
+"""The routes of a vLLM server besides those of OpenAI: its metrics, and the control of generation and weights.
 
 The latter exist only where the server was started with VLLM_SERVER_DEV_MODE=1.
 """
@@ -42,15 +42,15 @@ class VllmControl:
         await self._ask("POST", "/collective_rpc", CONTROL_S, body)
 
     async def forget_prefixes(self) -> None:
-        # Running requests hold blocks, and as long as they do the cache is not reset: they are computed again.
+        # The cache is not reset while running requests hold blocks: they are recomputed.
         path = "/reset_prefix_cache?reset_running_requests=true"
         answer = await self._ask("POST", path, CONTROL_S)
-        # Before 0.32 there is no more to the answer than its status.
+        # Before 0.32 the answer has no body.
         if answer and not _json(answer, path)["success"]:
-            raise InfrastructureError(f"the vLLM at {self._root} did not give up its prefix cache")
+            raise InfrastructureError(f"the vLLM at {self._root} did not drop its prefix cache")
 
     async def keeps_old_head(self) -> bool:
-        # The first answer takes seconds: the server looks at its whole machine for it.
+        # The first answer takes seconds: the server inspects its machine for it.
         path = "/server_info?config_format=json"
         config = _json(await self._ask("GET", path, CONTROL_S), path)["vllm_config"]
         if config["device_config"]["device"] != "cpu":

@@ -38,7 +38,7 @@ from rstar2.engine.vllm.transfer import STEP_S, Link
 BACKEND = "gloo"
 SENDER = 0
 POLL_S = 0.0005
-"""Between two looks at a broadcast. Most are over within it."""
+"""Between two polls of a broadcast. Most are over within it."""
 
 
 @dataclass
@@ -74,7 +74,7 @@ class GlooEngine(WeightTransferEngine):  # type: ignore[misc]
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         rank = init_info.rank_offset + self.parallel_config.rank
-        self._group = _meet(init_info.master_address, init_info.master_port, rank, init_info.world_size)
+        self._group = _join_group(init_info.master_address, init_info.master_port, rank, init_info.world_size)
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
@@ -111,10 +111,10 @@ class GlooTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
         engine = cls(client=client, source=source, is_sender=init_info.is_sender)
         if engine.is_sender:
             host, port, world_size = init_info.master_address, init_info.master_port, init_info.world_size
-            with ThreadPoolExecutor(1) as beside:
+            with ThreadPoolExecutor(1) as background:
                 workers = GlooInitInfo(host, port, rank_offset=1, world_size=world_size)
-                meeting = beside.submit(client.init_weight_transfer_engine, asdict(workers))
-                engine._group = _meet(host, port, SENDER, world_size)
+                meeting = background.submit(client.init_weight_transfer_engine, asdict(workers))
+                engine._group = _join_group(host, port, SENDER, world_size)
                 meeting.result()
         return engine
 
@@ -130,15 +130,15 @@ class GlooTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
             shapes=[list(item.shape) for item in metadata],
         )
         self.client.start_weight_update()
-        with ThreadPoolExecutor(1) as beside:
-            receiving = beside.submit(self.client.update_weights, asdict(info))
+        with ThreadPoolExecutor(1) as background:
+            receiving = background.submit(self.client.update_weights, asdict(info))
             for _, tensor in self.source:
                 self._broadcast(tensor.contiguous(), receiving)
             receiving.result()
         self.client.finish_weight_update()
 
     def _broadcast(self, tensor: Tensor, receiving: "Future[None]") -> None:
-        """A worker that failed receives nothing, and nothing ends a broadcast of gloo from outside: it is left."""
+        """A worker that failed receives nothing, and a broadcast of gloo cannot be aborted: it is abandoned."""
         work = self._group.broadcast(tensor, SENDER)
         while not work.is_completed():
             if receiving.done() and receiving.exception() is not None:
@@ -147,22 +147,22 @@ class GlooTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
         work.wait()
 
     def shutdown(self) -> None:
-        # The end of a group waits for a broadcast that was left, until its workers are gone: not here.
+        # Destroying a group waits for an abandoned broadcast until its workers end: not in this thread.
         held = [self._group]
         self._group = None
         Thread(target=held.clear, daemon=True).start()
 
 
 class GlooWorker:
-    """A worker extension that adds nothing to vLLM's worker: that vLLM imports it is its use."""
+    """A worker extension that adds nothing to vLLM's worker: it is there to be imported by it."""
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, GlooEngine)
 WeightTransferTrainerFactory.register_engine(BACKEND, GlooTrainerEngine)
 
 
-def _meet(host: str, port: int, rank: int, world_size: int) -> Any:
-    """A group beside the process's own one. It listens on the given address alone."""
+def _join_group(host: str, port: int, rank: int, world_size: int) -> Any:
+    """A process group in addition to the default one. It listens on the given address alone."""
     timeout = timedelta(seconds=STEP_S)
     if rank == SENDER:
         listener = socket.create_server((host, port))

@@ -12,43 +12,41 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
 
+from rstar2.engine.openai_wire import STOP_REASONS
 from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
 from rstar2.engine.vllm.base import VllmEngine
 from rstar2.engine.vllm.metrics import load_of
 from rstar2.engine.vllm.version import installed_version, require_vllm
 from rstar2.engine.vllm.weights import TornWeightsError
 from rstar2.errors import InfrastructureError, UserError
-from rstar2.records import StopReason
 
 if TYPE_CHECKING:
     from rstar2.engine.vllm.transfer import Backend
 
 SHUTDOWN_S = 10.0
-"""For vLLM's processes to end by themselves; then they are killed."""
+"""Timeout for vLLM's processes to exit; then they are killed."""
 
 BLOCK_SIZE, CPU_BLOCK_SIZE = 16, 32
 """Tokens in one block of its cache: vLLM's own choice on a GPU, and the least that it takes on a CPU."""
 
-_STOP_REASONS = {"stop": StopReason.END_OF_TURN, "length": StopReason.TOKEN_LIMIT, "abort": StopReason.CANCELLED}
-
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
-    """None leaves a choice to vLLM."""
+    """vLLM chooses where an option is None."""
 
     max_context_tokens: int | None = None
-    """Of one turn, prompt included; the model's own limit if None."""
+    """The longest turn, including its prompt; the model's own limit if None."""
     kv_cache_tokens: int | None = None
     max_running: int | None = None
     max_prefill_tokens: int | None = None
     gpu_memory_share: float = 0.9
     num_gpus: int = 1
-    """That one copy of the model is spread over."""
+    """GPUs of one copy of the model (tensor parallelism)."""
     is_eager: bool = False
     """No compilation, no CUDA graphs: starts much sooner. Always so on a CPU, where compilation takes minutes and gains
     nothing."""
     can_sleep: bool = False
-    """Whether it can give its GPU's memory back for a while; GPUs only."""
+    """Whether it can release its GPU's memory for a while; GPUs only."""
     transfer: "Backend | None" = None
     """How new weights will be sent to its workers; None if they will not."""
     seed: int = 0
@@ -81,7 +79,7 @@ class VllmInProcessEngine(VllmEngine):
             os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         arguments = _engine_arguments(options, is_cpu=is_cpu)
         model = untied.name if untied else str(folder)
-        # No name for vLLM here: an error that its import keeps holds this frame, and with it what has a name.
+        # vLLM has no local name: an error that its import keeps refers to this frame and its locals.
         return cls(AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=model, **arguments)), untied, scratch)
 
     def load(self) -> EngineLoad:
@@ -93,41 +91,41 @@ class VllmInProcessEngine(VllmEngine):
         return load_of(generate_latest(REGISTRY).decode())
 
     async def sleep(self) -> None:
-        """Give the GPU's memory back: weights and caches are dropped, and turns that run are cancelled. It has no
-        weights until they are sent anew. On a CPU it only stands still."""
-        with _faults_told_apart():
+        """Release the GPU's memory: weights and caches are dropped, and running turns are cancelled. It has no weights
+        until they are sent again. On a CPU it is only paused."""
+        with _classified_faults():
             await self._in_process.llm.sleep(level=2)
         self._is_asleep = True
 
     async def wake_for_weights(self) -> None:
-        """Room for the weights alone, so that sender and caches need not both have theirs at a time."""
-        with _faults_told_apart():
+        """Allocate memory for the weights alone, so that the sender's and the caches' need not fit together."""
+        with _classified_faults():
             await self._in_process.llm.wake_up(tags=["weights"])
 
     async def wake(self) -> None:
-        """What is left, after `wake_for_weights` and a transfer."""
-        with _faults_told_apart():
+        """Allocate the rest, after `wake_for_weights` and a transfer."""
+        with _classified_faults():
             await self._in_process.llm.wake_up(tags=["kv_cache"])
         self._is_asleep = False
         await self.resume()
 
-    # Weights that are sent to its workers: a sender (`transfer`) has these called, in this order.
+    # Weights that are sent to its workers: a sender (`transfer`) calls these in this order.
 
     async def open_transfer(self, init_info: dict[str, Any]) -> None:
-        """Meet the sender."""
+        """Connect to the sender."""
         from vllm.distributed.weight_transfer.base import (  # type: ignore[import-not-found]
             WeightTransferInitRequest,
         )
 
         llm = self._in_process.llm
-        with _faults_told_apart():
+        with _classified_faults():
             if hasattr(llm, "shutdown_weight_transfer_engine"):
-                # What it holds of an earlier meeting would stay in the GPU's memory. vLLM 0.25 cannot let go of it.
+                # What it holds of an earlier connection would stay in the GPU's memory. vLLM 0.25 cannot release it.
                 await llm.shutdown_weight_transfer_engine()
             await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info))
 
     async def begin_transfer(self) -> None:
-        """Stand still, and keep what runs."""
+        """Pause, and keep the running turns."""
         await self.pause()
         with self._or_torn():
             await self._in_process.llm.start_weight_update()
@@ -141,7 +139,7 @@ class VllmInProcessEngine(VllmEngine):
             await self._in_process.llm.update_weights(request)
 
     async def end_transfer(self, policy_version: int) -> None:
-        """Turns that run go on with the new weights, and with none of the old keys and values."""
+        """Running turns continue with the new weights, and with none of the old keys and values."""
         with self._or_torn():
             await self._in_process.llm.finish_weight_update()
             await self._in_process.forget_prefixes()
@@ -152,10 +150,10 @@ class VllmInProcessEngine(VllmEngine):
     @contextmanager
     def _or_torn(self) -> Iterator[None]:
         try:
-            with _faults_told_apart():
+            with _classified_faults():
                 yield
         except (UserError, InfrastructureError) as error:
-            torn = TornWeightsError(f"the transfer of vLLM's weights failed, and it stands still: {error}")
+            torn = TornWeightsError(f"the transfer of vLLM's weights failed, and it is paused: {error}")
             self._tear(torn)
             raise torn from error
 
@@ -170,20 +168,21 @@ class VllmInProcessEngine(VllmEngine):
         from vllm import TokensPrompt
 
         if not 0 <= min(token_ids, default=0) <= max(token_ids, default=0) < self._vocab_size:
-            # In this form vLLM has no tokenizer, so it does not look; such an id would end it.
+            # Without a tokenizer vLLM does not check ids, and such an id would crash it.
             raise UserError(f"the prompt has ids outside 0 to {self._vocab_size - 1}: it is of another tokenizer")
         prompt = TokensPrompt(prompt_token_ids=list(token_ids))
         stream = self._in_process.llm.generate(
             prompt, _parameters(sampling, max_tokens), f"{session}/{uuid.uuid4().hex}"
         )
-        with _faults_told_apart():
+        with _classified_faults():
             async with aclosing(stream):
                 async for output in stream:
                     yield _chunk(output.outputs[0])
 
 
 class _InProcessControl:
-    """Satisfies `WeightControl`. Holds the only reference to vLLM: one that lives until Python ends complains there."""
+    """Satisfies `WeightControl`. Holds the only reference to vLLM: an instance that lives until Python exits fails
+    there."""
 
     def __init__(self, llm: Any) -> None:
         self._llm: Any | None = llm
@@ -200,28 +199,28 @@ class _InProcessControl:
             llm.shutdown(timeout=SHUTDOWN_S)
 
     async def pause(self) -> None:
-        with _faults_told_apart():
+        with _classified_faults():
             await self.llm.pause_generation(mode="keep")
 
     async def resume(self) -> None:
-        with _faults_told_apart():
+        with _classified_faults():
             await self.llm.resume_generation()
 
     async def reload(self, folder: Path) -> None:
-        with _faults_told_apart():
+        with _classified_faults():
             await self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
 
     async def forget_prefixes(self) -> None:
-        with _faults_told_apart():
+        with _classified_faults():
             if not await self.llm.reset_prefix_cache(reset_running_requests=True):
-                raise InfrastructureError("vLLM did not give up its prefix cache")
+                raise InfrastructureError("vLLM did not drop its prefix cache")
 
     async def keeps_old_head(self) -> bool:
         return False  # On a CPU the model was untied when it was loaded.
 
 
 @contextmanager
-def _faults_told_apart() -> Iterator[None]:
+def _classified_faults() -> Iterator[None]:
     """vLLM raises a ValueError for a request that it refuses, and anything else for a fault of its own."""
     try:
         yield
@@ -279,7 +278,7 @@ def _engine_arguments(options: VllmOptions, *, is_cpu: bool) -> dict[str, Any]:
 
 
 def _plain(update_info: dict[str, Any]) -> dict[str, Any]:
-    """As vLLM can pass it on to its workers: handles of memory as text."""
+    """As vLLM can pass it to its workers: memory handles as text."""
     handles = update_info.get("ipc_handles")
     if handles is None:
         return update_info
@@ -310,6 +309,6 @@ def _chunk(completion: Any) -> Chunk:
     log_probs = tuple(step[token_id].logprob for token_id, step in zip(token_ids, completion.logprobs, strict=True))
     if completion.finish_reason is None:
         return Chunk(token_ids, log_probs)
-    if completion.finish_reason not in _STOP_REASONS:
+    if completion.finish_reason not in STOP_REASONS:
         raise InfrastructureError(f"vLLM ended a request with {completion.finish_reason!r}: its log says more")
-    return Chunk(token_ids, log_probs, stop_reason=_STOP_REASONS[completion.finish_reason])
+    return Chunk(token_ids, log_probs, stop_reason=STOP_REASONS[completion.finish_reason])

@@ -29,9 +29,9 @@ def load_of(page: str) -> EngineLoad:
     return EngineLoad(
         block_size=int(next(iter(caches.values()))["block_size"]),
         num_blocks=sum(num_blocks.values()),
-        # The usage counts blocks in use: those that are only cached are given away when they are wanted.
+        # The usage counts blocks in use: those that are only cached are evicted when they are needed.
         num_free_blocks=sum(num_blocks.values()) - num_used_blocks,
-        # vLLM does not say how many are cached, nor how much was computed again after a preemption.
+        # vLLM does not say how many are cached, nor how much was recomputed after a preemption.
         num_cached_blocks=0,
         num_running=_total(samples, "num_requests_running"),
         num_waiting=_total(samples, "num_requests_waiting"),

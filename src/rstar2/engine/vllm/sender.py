@@ -13,25 +13,25 @@ from vllm.distributed.weight_transfer import (  # type: ignore[import-not-found]
 
 from rstar2.engine.vllm.transfer import (
     PIECE_BYTES,
-    AlarmedLink,
+    AbortingLink,
     Backend,
+    ErrorKeepingLink,
     Link,
-    Meeting,
-    Pass,
-    PatientLink,
+    Rendezvous,
     Sender,
     ServedWeights,
+    WeightStream,
 )
 
 
-def open_trainer_engine(backend: Backend, rank: int, weights: ServedWeights, link: Link, meeting: Meeting) -> Sender:
+def open_trainer_engine(backend: Backend, rank: int, weights: ServedWeights, link: Link, meeting: Rendezvous) -> Sender:
     info, source = _init_info(backend, rank, weights, meeting), _Source(weights)
     if backend == "gloo":
         return _EngineSender(WeightTransferTrainerFactory.trainer_init(info, client=link, source=source))
     if backend == "ipc":
-        patient = PatientLink(link)
+        patient = ErrorKeepingLink(link)
         return _PatientSender(WeightTransferTrainerFactory.trainer_init(info, client=patient, source=source), patient)
-    alarmed = AlarmedLink(link)
+    alarmed = AbortingLink(link)
     sender = _EngineSender(WeightTransferTrainerFactory.trainer_init(info, client=alarmed, source=source))
     alarmed.abort = sender.close
     return sender
@@ -43,7 +43,7 @@ class _EngineSender:
 
     engine: Any
 
-    def send(self, running: Pass) -> None:
+    def send(self, running: WeightStream) -> None:
         self.engine.source.running = running
         self.engine.send_weights()
 
@@ -53,9 +53,9 @@ class _EngineSender:
 
 @dataclass(frozen=True)
 class _PatientSender(_EngineSender):
-    link: PatientLink
+    link: ErrorKeepingLink
 
-    def send(self, running: Pass) -> None:
+    def send(self, running: WeightStream) -> None:
         super().send(running)
         if self.link.failure is not None:
             raise self.link.failure
@@ -64,7 +64,7 @@ class _PatientSender(_EngineSender):
 class _Source(WeightSource):  # type: ignore[misc]
     def __init__(self, weights: ServedWeights) -> None:
         self._weights = weights
-        self.running: Pass | None = None
+        self.running: WeightStream | None = None
 
     def metadata(self) -> list[Any]:
         return [ParamMeta(name, self._weights.dtype, shape) for name, shape in self._weights.shapes.items()]
@@ -74,7 +74,7 @@ class _Source(WeightSource):  # type: ignore[misc]
         return iter(self.running)
 
 
-def _init_info(backend: Backend, rank: int, weights: ServedWeights, meeting: Meeting) -> Any:
+def _init_info(backend: Backend, rank: int, weights: ServedWeights, meeting: Rendezvous) -> Any:
     if backend == "ipc":
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo  # type: ignore[import-not-found]
 

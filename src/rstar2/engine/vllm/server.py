@@ -1,24 +1,68 @@
-"""vLLM at an address: `vllm serve`, asked in token ids through its completions route."""
+"""vLLM at an address: `vllm serve`, asked in token ids through its completions route.
+
+Every field that decides the distribution is stated: what a request leaves out, vLLM takes from the model's
+generation_config.json. Nothing but the caller's own stop tokens ends a turn.
+"""
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from rstar2.engine.openai import OpenAIEngine, checked_base_url
+from rstar2.engine.openai_wire import Reader, TokenWire
 from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
 from rstar2.engine.vllm.base import VllmEngine
 from rstar2.engine.vllm.control import VllmControl
 from rstar2.engine.vllm.metrics import load_of
-from rstar2.engine.vllm.wire import VllmWire
 from rstar2.errors import InfrastructureError, UserError
 
+
+def is_unmodified(sampling: Sampling) -> bool:
+    """Whether tokens are drawn from the model's own distribution, or greedily."""
+    return sampling.temperature in (0.0, 1.0) and sampling.top_p == 1.0 and sampling.top_k == 0
+
+
+@dataclass(frozen=True, slots=True)
+class VllmWire(TokenWire):
+    reports_sampled: bool = False
+    """Whether the server's log-probabilities are those of the distribution it draws from
+    (`--logprobs-mode processed_logprobs`) or, as by default, of the model's own. The latter are dropped where they
+    differ."""
+
+    def body(self, token_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> dict[str, Any]:
+        return TokenWire.body(self, token_ids, sampling, max_tokens) | {
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "ignore_eos": True,
+            "logprobs": 0 if self.reports_sampled or is_unmodified(sampling) else None,
+        }
+
+    def reader(self, token_ids: Sequence[int], max_tokens: int) -> Reader:
+        return _Reader(TokenWire.reader(self, token_ids, max_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    tokens: Reader
+
+    def read(self, choice: Mapping[str, Any]) -> Chunk:
+        if choice.get("finish_reason") == "error":
+            raise InfrastructureError("vLLM ended a request with an error of its own: its log says more")
+        return self.tokens.read(choice)
+
+
 PERIOD_S = 0.25
-"""Between two looks at the metrics. Writing the page costs vLLM milliseconds, of which it has many."""
+"""Between two reads of the metrics. Writing the page costs vLLM milliseconds."""
 STALE_S = 10.0
-"""A server that did not show its metrics for so long is lost. They come within milliseconds, also while it loads
+"""A server that did not serve its metrics for so long is lost. They come within milliseconds, also while it loads
 weights, but a machine may be busy."""
 
 
@@ -52,11 +96,13 @@ class VllmServerEngine(VllmEngine):
         try:
             load = load_of(await control.metrics())
             max_context_tokens = _context_tokens(await control.models(), model, root)
-            tells_drawn = await _tells_drawn(OpenAIEngine(f"{root}/v1", model, VllmWire(tells_drawn=True), api_key))
+            reports_sampled = await _tells_drawn(
+                OpenAIEngine(f"{root}/v1", model, VllmWire(reports_sampled=True), api_key)
+            )
         except BaseException:
             await control.close()
             raise
-        completions = OpenAIEngine(f"{root}/v1", model, VllmWire(tells_drawn=tells_drawn), api_key)
+        completions = OpenAIEngine(f"{root}/v1", model, VllmWire(reports_sampled=reports_sampled), api_key)
         return cls(completions, control, load, max_context_tokens, scratch)
 
     def load(self) -> EngineLoad:

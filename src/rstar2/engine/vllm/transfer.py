@@ -1,7 +1,7 @@
-"""Weights from the ranks that learn to vLLM's workers, through vLLM's own transfer interface: what needs no vLLM.
+"""Weights from the trainer's ranks to vLLM's workers, through vLLM's own transfer interface. Imports no vLLM.
 
-Invariant: tensors are put together one at a time, by all ranks in step. So a rank goes through all of them in every
-transfer, whatever becomes of the engines; whether those got them is said at the end.
+Invariant: tensors are gathered one at a time, by all ranks together. So a rank iterates over all of them in every
+transfer, whatever happens to the engines; whether those got them is known at the end.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,25 +20,24 @@ Backend = Literal["nccl", "ipc", "gloo"]
 """How the bytes travel. nccl and ipc are vLLM's own: between GPUs, and within one. gloo is for CPUs."""
 
 PIECE_BYTES = 512 << 20
-"""Of tensors that travel together: large enough for full speed, small beside what else a GPU holds."""
+"""Tensors that are sent together: large enough for full speed, small compared to a GPU's memory."""
 STEP_S = 300.0
-"""For each step of a transfer. The weights of a large model take seconds; the first meeting of many workers takes more.
-"""
+"""Timeout of each step of a transfer. The weights of a large model take seconds; connecting many workers takes more."""
 
 
 class TransferError(InfrastructureError):
-    """The weights did not reach all engines that they were sent to: what those have is of no known version."""
+    """The weights did not reach all engines that they were sent to: those have weights of no known version."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedWeights:
-    """All that an engine serves, under the names of the checkpoint, without holding any of it."""
+    """All weights of an engine, under the names of the checkpoint, without holding any of them."""
 
     shapes: Mapping[str, tuple[int, ...]]
     """In the order of `tensors`."""
     dtype: torch.dtype
     tensors: Callable[[], Iterator[tuple[str, Tensor]]]
-    """Whole tensors, one at a time. On every rank alike."""
+    """Yields full tensors, one at a time, on every rank."""
 
     @property
     def largest_bytes(self) -> int:
@@ -46,7 +45,7 @@ class ServedWeights:
 
 
 def with_head(weights: ServedWeights) -> ServedWeights:
-    """With an output head of its own, for a vLLM on a CPU: see `checkpoint`."""
+    """Adds an output head of its own, for vLLM on a CPU: see `checkpoint`."""
     if HEAD in weights.shapes:
         return weights
     shapes: dict[str, tuple[int, ...]] = {}
@@ -64,23 +63,23 @@ def with_head(weights: ServedWeights) -> ServedWeights:
     return ServedWeights(shapes, weights.dtype, tensors)
 
 
-class Pass:
-    """One walk through the weights, which can be taken to its end by another than who began it."""
+class WeightStream:
+    """One iteration over the weights, which the rank can finish when the sender has failed in the middle."""
 
     def __init__(self, weights: ServedWeights) -> None:
         self.error: Exception | None = None
-        """Of the walk itself: a fault of this rank, and of no engine."""
-        self._tensors = self._walk(weights)
+        """Raised by the iteration itself: a fault of this rank, and of no engine."""
+        self._tensors = self._iterate(weights)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         return self._tensors
 
     def finish(self) -> None:
-        """Go through what is left of it."""
+        """Iterate over the rest."""
         for _ in self._tensors:
             pass
 
-    def _walk(self, weights: ServedWeights) -> Iterator[tuple[str, Tensor]]:
+    def _iterate(self, weights: ServedWeights) -> Iterator[tuple[str, Tensor]]:
         try:
             yield from weights.tensors()
         except Exception as error:
@@ -89,8 +88,8 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """Where the first rank and all workers meet. Nowhere, with `ipc`."""
+class Rendezvous:
+    """The address at which the first rank and all workers connect; unused with `ipc`."""
 
     host: str
     port: int
@@ -98,8 +97,8 @@ class Meeting:
 
 
 class Link(Protocol):
-    """What a sender asks of all engines at once; with the names of vLLM, whose `VLLMWeightSyncClient` it is. Returns
-    when all have done it, and raises when one cannot."""
+    """Calls of a sender to all engines at once, with the names of vLLM's `VLLMWeightSyncClient`. Each returns when all
+    engines have done it, and raises when one cannot."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
 
@@ -110,9 +109,9 @@ class Link(Protocol):
     def finish_weight_update(self, weight_version: str | None = None) -> None: ...
 
 
-class PatientLink:
-    """For `ipc`, in which the ranks wait for each other between the pieces: they are not left waiting for one that has
-    raised. The first failure is kept, and nothing is asked of anybody after it."""
+class ErrorKeepingLink:
+    """For `ipc`, in which the ranks wait for each other between the pieces, so that a rank that raised would block the
+    others. The first failure is kept, and no engine is called after it."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -138,13 +137,13 @@ class PatientLink:
                 self.failure = error
 
 
-class AlarmedLink:
-    """For a broadcast, in which the sender waits for every worker: when an engine fails, it is called out of it."""
+class AbortingLink:
+    """For a broadcast, in which the sender waits for every worker: when an engine fails, the broadcast is aborted."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self.abort: Callable[[], None] = lambda: None
-        """Ends the broadcast that another thread is in."""
+        """Aborts the broadcast of another thread."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._link.init_weight_transfer_engine(init_info)
@@ -164,9 +163,9 @@ class AlarmedLink:
 
 
 class Sender(Protocol):
-    """One rank's end of transfers to the same engines."""
+    """One rank's side of transfers to the same engines."""
 
-    def send(self, running: Pass) -> None:
+    def send(self, running: WeightStream) -> None:
         """Every rank calls it. The first rank's raises if an engine did not get them all."""
         ...
 
@@ -174,19 +173,19 @@ class Sender(Protocol):
 
 
 def has_trainer_engines() -> bool:
-    """Whether this vLLM has the trainer's side as engines, too: 0.28 has, 0.25 has not."""
+    """Whether this vLLM also has engines for the trainer's side: 0.28 has, 0.25 has not."""
     from vllm.distributed import weight_transfer  # type: ignore[import-not-found]
 
     return hasattr(weight_transfer, "WeightTransferTrainerFactory")
 
 
-def open_sender(backend: Backend, rank: int, weights: ServedWeights, link: Link, meeting: Meeting) -> Sender:
-    """Every rank opens one; the first alone asks the engines, and meets their workers. It raises if it cannot."""
+def open_sender(backend: Backend, rank: int, weights: ServedWeights, link: Link, meeting: Rendezvous) -> Sender:
+    """Every rank opens one; only the first calls the engines and connects to their workers. It raises if it cannot."""
     require_vllm()
     if has_trainer_engines():
         from rstar2.engine.vllm.sender import open_trainer_engine
 
         return open_trainer_engine(backend, rank, weights, link, meeting)
-    from rstar2.engine.vllm.earlier import open_earlier
+    from rstar2.engine.vllm.sender_v025 import open_v025_sender
 
-    return open_earlier(backend, rank, weights, link, meeting)
+    return open_v025_sender(backend, rank, weights, link, meeting)

@@ -1,6 +1,6 @@
-"""Which releases of vLLM this is written for. Imports nothing of vLLM: the package's metadata says what is installed.
+"""Which releases of vLLM are supported. Imports nothing of vLLM: the package's metadata says what is installed.
 
-0.25 has no trainer's side of its weight transfer (`earlier` is ours for it), 0.26 and 0.27 have one that was still
+0.25 has no trainer's side of its weight transfer (`sender_v025` is ours for it), 0.26 and 0.27 have one that was still
 being changed, and the one of 0.28 stayed (`sender`).
 """
 
@@ -29,7 +29,7 @@ def is_supported(version: str) -> bool:
 
 
 def require_vllm() -> None:
-    """UserError if vLLM is missing, or another than this is written for."""
+    """UserError if vLLM is missing or not a supported release."""
     version = installed_version()
     if version is None:
         raise UserError(f"the vLLM engine needs vllm: run `{EXTRA}`")

@@ -1,8 +1,8 @@
-"""New weights for a vLLM that runs: written, then read by vLLM while it stands still.
+"""New weights for a running vLLM: written to disk, then read by vLLM while it is paused.
 
-Invariant: no token is made with a mixture of old and new weights, and none from keys and values of the old ones. Turns
-that run are kept, computed again, and go on with the new weights. If vLLM fails in the middle, its weights are of no
-known version: the error says so, and only a later update that succeeds makes the engine good again.
+Invariant: no token is sampled with a mixture of old and new weights, nor from keys and values of the old ones. Running
+turns are kept, recomputed, and continue with the new weights. If vLLM fails in the middle, its weights are of no known
+version: the engine raises `TornWeightsError` until a later update succeeds.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class WeightControl(Protocol):
-    """What an update asks of vLLM, wherever it runs."""
+    """What an update needs of vLLM, wherever it runs."""
 
     async def pause(self) -> None:
-        """Stand still, and keep what runs."""
+        """Stop generating, and keep running turns."""
         ...
 
     async def resume(self) -> None: ...
@@ -34,7 +34,7 @@ class WeightControl(Protocol):
     async def forget_prefixes(self) -> None: ...
 
     async def keeps_old_head(self) -> bool:
-        """Whether it would go on with the old output head: on a CPU, when it was started with a tied model."""
+        """Whether it would keep the old output head: on a CPU, when it was started with a tied model."""
         ...
 
 
@@ -48,7 +48,7 @@ async def check_head(control: WeightControl) -> None:
 
 
 async def replace_weights(control: WeightControl, weights: "Weights", scratch: Path | None) -> None:
-    """On return vLLM still stands still, with the new weights. `scratch` is a folder that vLLM can read under the same
+    """On return vLLM is still paused, with the new weights. `scratch` is a folder that vLLM can read under the same
     path; the machine's own temporary folder if None."""
     with TemporaryDirectory(prefix="rstar2-weights-", dir=scratch) as temporary:
         folder = await asyncio.to_thread(_prepared, weights, Path(temporary))
@@ -57,7 +57,7 @@ async def replace_weights(control: WeightControl, weights: "Weights", scratch: P
             await control.reload(folder)
             await control.forget_prefixes()
         except InfrastructureError as error:
-            raise TornWeightsError(f"the update of vLLM's weights failed, and it stands still: {error}") from error
+            raise TornWeightsError(f"the update of vLLM's weights failed, and it is paused: {error}") from error
 
 
 class TornWeightsError(InfrastructureError):

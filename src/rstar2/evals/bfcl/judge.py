@@ -7,12 +7,11 @@ from typing import Any
 from rstar2.agent.chat_template import with_tools
 from rstar2.agent.parse import parse_calls
 from rstar2.data import FunctionCallTask
-from rstar2.engine.tokenizer import Message
-from rstar2.evals.bfcl.match import Call, matches
-from rstar2.evals.bfcl.values import Language
-from rstar2.evals.final_text import after_thought
-from rstar2.evals.judgement import Judge, Judgement
-from rstar2.records import Problem, Trace, Verdict
+from rstar2.engine.protocol import Message
+from rstar2.evals.bfcl.match import Language, matches
+from rstar2.evals.plain_roller import after_thought
+from rstar2.records import Problem, ToolCall, Trace, Verdict
+from rstar2.rollout.judge import Judge, Judgement
 
 _JSON_TYPES = {"dict": "object", "tuple": "array", "float": "number", "any": "string"}
 _SYNTAXES = {Language.PYTHON: "Python 3", Language.JAVA: "Java 8 SDK", Language.JAVASCRIPT: "JavaScript"}
@@ -66,10 +65,10 @@ def json_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     return converted
 
 
-def calls_in(text: str) -> list[Call]:
+def calls_in(text: str) -> list[ToolCall]:
     """The calls that can be read, after the last thought; one that cannot is no call, which is how BFCL counts it."""
     parsed = (item.call for item in parse_calls(after_thought(text), {}))
-    return [Call(call.name, call.arguments) for call in parsed if call.name is not None]
+    return [call for call in parsed if call.name is not None]
 
 
 def call_judge() -> Judge:

@@ -1,7 +1,7 @@
 """BFCL's conversations: how they are played, and the judge of what their calls did.
 
-Each turn of the user's goes on until the model makes no call, for at most 21 steps, as in `bfcl-eval`. One that goes on
-longer ends the conversation, which is wrong if the user had more to say, and judged as it is if not.
+A user's turn lasts until the model makes no call, for at most 21 steps, as in `bfcl-eval`. A longer one ends the
+conversation, which is wrong if the user had more to say, and is judged as it is otherwise.
 """
 
 import json
@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 
 from rstar2.agent import AgentLimits, ChatFormat, End, Transcript
 from rstar2.agent.chat_template import ASSISTANT_OPENING, tool_responses, with_tools
-from rstar2.agent.incremental import append_to
+from rstar2.agent.incremental import with_user_text
 from rstar2.agent.parse import parse_calls
 from rstar2.data import MultiTurnCallTask
-from rstar2.engine.tokenizer import Message
+from rstar2.engine.protocol import Message
 from rstar2.evals.bfcl.judge import shown_function
+from rstar2.evals.bfcl.match import Language
 from rstar2.evals.bfcl.services import (
     NOT_RUN,
     Services,
@@ -24,11 +25,9 @@ from rstar2.evals.bfcl.services import (
     require_services,
     source_of,
 )
-from rstar2.evals.bfcl.values import Language
-from rstar2.evals.final_text import after_thought
-from rstar2.evals.judgement import Judge, Judgement
-from rstar2.evals.plain_roller import OUTCOMES, Speaker
+from rstar2.evals.plain_roller import OUTCOMES, Speaker, after_thought
 from rstar2.records import Outcome, Problem, StopReason, ToolCall, ToolStatus, Trace, Turn, Verdict
+from rstar2.rollout.judge import Judge, Judgement
 from rstar2.sandbox import Executor
 
 MAX_STEPS = 21
@@ -37,7 +36,7 @@ _RUN_BY_SERVICES = (ToolStatus.OK, ToolStatus.RAISED)
 
 
 def first_messages(problem: Problem) -> list[Message]:
-    """The functions that are on offer from the start, and what the user says first."""
+    """The functions that are available from the start, and what the user says first."""
     task = MultiTurnCallTask.of(problem)
     missed = {name for names in task.missed_functions.values() for name in names}
     system = with_tools("", _shown(task, known_names(task) - missed)).strip()
@@ -45,7 +44,7 @@ def first_messages(problem: Problem) -> list[Message]:
 
 
 def said_in_turn(task: MultiTurnCallTask, turn: int) -> str:
-    """Functions that come to light are told in the user's words: the system text stands at the start and stays."""
+    """What the user says. Functions that become available are described here, because the system text cannot change."""
     names = task.missed_functions.get(turn)
     if names is None:
         return task.turns[turn]
@@ -93,16 +92,9 @@ async def _user_turn(
             return transcript.with_turn(turn), None
         started_s = speaker.clock()
         results = await services.run(calls)
-        appendix = append_to(turn, chat, tool_responses([result.text for result in results]))
-        told = replace(
-            turn,
-            calls=calls,
-            results=tuple(results),
-            appended_ids=appendix.token_ids,
-            appended_text=appendix.text,
-            tool_s=speaker.clock() - started_s,
-        )
-        transcript = transcript.with_turn(told)
+        answered = with_user_text(turn, chat, tool_responses([result.text for result in results]))
+        seconds = speaker.clock() - started_s
+        transcript = transcript.with_turn(replace(answered, calls=calls, results=tuple(results), tool_s=seconds))
     return transcript, End(Outcome.TURN_LIMIT, f"it still made calls after {MAX_STEPS} steps of one turn")
 
 
@@ -132,7 +124,7 @@ def multi_turn_judge(executor: Executor) -> Judge:
 
 
 def calls_by_turn(task: MultiTurnCallTask, turns: Sequence[Turn]) -> list[list[list[str]]]:
-    """The calls of each step of each of the user's turns. What makes no call ends a turn of the user's."""
+    """The calls of each step of each user turn. An assistant turn without a call ends the user turn."""
     known = known_names(task)
     ended: list[list[list[str]]] = []
     steps: list[list[str]] = []

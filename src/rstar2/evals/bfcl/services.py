@@ -3,7 +3,7 @@
 The package hands each call to Python's `eval`, so only calls of functions that the services have are given to it, with
 arguments that are literals; any other is answered as the package would, and fails in its check, too. Nothing is kept
 between two steps of a conversation: each is a program that repeats the calls so far, a matter of milliseconds, and so a
-lost sandbox costs nothing. The check repeats the whole conversation by the package's checker, against the right calls.
+lost sandbox costs nothing. The package's checker then repeats the conversation and compares it with the right calls.
 """
 
 import functools

@@ -111,7 +111,7 @@ def _java_map(text: str) -> Any:
 
 
 def _untyped(text: str, quotes: str) -> Any:
-    """A value whose type nobody told: a boolean, a string, a number, or else a name."""
+    """A value of unknown type: a boolean, a string, a number, or else a name."""
     if text in _BOOLEANS:
         return _BOOLEANS[text]
     if _is_quoted(text, quotes):

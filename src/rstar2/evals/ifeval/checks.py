@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rstar2.errors import UserError
-from rstar2.evals.ifeval.language import is_in_language
-from rstar2.evals.ifeval.words import capital_words, count_sentences, count_words
+from rstar2.evals.ifeval.language import capital_words, count_sentences, count_words, is_in_language
 
 Arguments = Mapping[str, Any]
 Check = Callable[[str, Arguments], bool]

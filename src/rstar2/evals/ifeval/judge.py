@@ -1,4 +1,4 @@
-"""The judge of IFEval. The score is prompt-level strict accuracy; the other three of the task stand beside it.
+"""The judge of IFEval. The score is prompt-level strict accuracy; the task's other three are details.
 
 The instruction-level ones are shares of all instructions: a prompt counts as often as it has instructions.
 """
@@ -6,12 +6,11 @@ The instruction-level ones are shares of all instructions: a prompt counts as of
 from collections.abc import Sequence
 
 from rstar2.data import InstructionTask
-from rstar2.evals.final_text import final_text
 from rstar2.evals.ifeval.checks import follows
-from rstar2.evals.ifeval.language import require_langdetect
-from rstar2.evals.ifeval.words import require_nltk
-from rstar2.evals.judgement import Judge, Judgement
+from rstar2.evals.ifeval.language import require_langdetect, require_nltk
+from rstar2.evals.plain_roller import final_text
 from rstar2.records import Problem, Trace, Verdict
+from rstar2.rollout.judge import Judge, Judgement
 
 DETAILS = ("prompt_strict", "instruction_strict", "prompt_loose", "instruction_loose")
 

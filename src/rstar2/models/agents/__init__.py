@@ -1,7 +1,7 @@
 """Agents that come with this package: adapters that were trained here, for a model of the catalog.
 
-A folder each, as `train` leaves it in `final/adapter`, with a card that says what it learnt and how, and what it
-cannot do.
+A folder each, as `train` leaves it in `final/adapter`, with a card that says how it was trained, and what it
+can and cannot do.
 """
 
 from dataclasses import dataclass

@@ -9,8 +9,7 @@ from typing import Self
 
 from rstar2.agent import AgentLimits
 from rstar2.engine import Sampling
-from rstar2.engine.process.pipe import Pipe
-from rstar2.engine.process.spawned import spawn
+from rstar2.engine.process.child import ChildChannel, spawn
 from rstar2.engine.remote import Peer
 from rstar2.engine.remote.wire import Frame, decode_error
 from rstar2.errors import InfrastructureError
@@ -106,8 +105,8 @@ def shared_out(requests: Sequence[RolloutRequest], num_workers: int) -> list[lis
 class Worker(Peer):
     """One of the processes."""
 
-    def __init__(self, channel: Pipe) -> None:
-        self.pid = channel.child.pid
+    def __init__(self, channel: ChildChannel) -> None:
+        self.pid = channel.pid
         self._pipe = channel
         self._runs: dict[int, Run] = {}
         super().__init__(channel, f"the process of rollouts {self.pid}")

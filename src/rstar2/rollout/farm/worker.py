@@ -14,9 +14,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
 from rstar2.engine import Engine
-from rstar2.engine.process.garbage_collection import look_rarely_for_cycles
-from rstar2.engine.process.guest import join_engine
-from rstar2.engine.process.pipe import SocketChannel
+from rstar2.engine.process.child import SocketChannel, make_garbage_collection_rare
+from rstar2.engine.process.host import join_engine
 from rstar2.engine.remote.wire import Frame, encode_error
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import Trace
@@ -48,7 +47,7 @@ async def _work(connection: socket.socket, engine_connection: socket.socket, ope
     joining = asyncio.create_task(join_engine(engine_connection))
     try:
         async with open_roller(joining) as roller:
-            look_rarely_for_cycles()
+            make_garbage_collection_rare()
             owner.send({"error": None})
             await _Desk(owner, roller).serve()
         await (await joining).close()

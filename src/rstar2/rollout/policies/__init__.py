@@ -1,12 +1,11 @@
-"""One file a policy. Each baseline does what its original does; `kv-aware` is ours."""
+"""The scheduling policies. Each baseline does what its original does; `kv-aware` is ours."""
 
 from collections.abc import Callable
 
 from rstar2.extensions import POLICIES
 from rstar2.rollout.policies.kv_aware import KvAware, KvAwareSettings
-from rstar2.rollout.policies.least_requests import LeastRequests
-from rstar2.rollout.policies.round_robin import RoundRobin
 from rstar2.rollout.policies.static import Static
+from rstar2.rollout.policies.sticky import LeastRequests, RoundRobin
 from rstar2.rollout.policies.worst_case import WorstCase
 from rstar2.rollout.scheduler import Scheduler
 

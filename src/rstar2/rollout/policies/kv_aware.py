@@ -1,13 +1,12 @@
 """`kv-aware`: admission by expected need, surprises first, moves where they pay, and an overflow that costs little.
 
-- A rollout starts where the forecast of all that live there, and of it, stays within the cache (`room`, `need`). What
-  is kept free for the forecast's error is steered by what overflow has cost so far.
-- It stays with its cache. Back from its tool it goes on at once, unless nothing waits to start any more and an engine
-  is so much emptier that the time saved on each token to come outweighs computing its context again.
-- If an engine fills up all the same, places are given up, the smallest contexts first, because they are the cheapest
-  to compute again: caches of rollouts that wait for a tool are evicted, running turns cancelled. They go on, before
-  anything new starts, wherever there is room.
-- What a lost engine held goes on in the same way.
+- A rollout starts where the forecast of all residents and of itself stays within the cache (`cache_account`,
+`kv_need`). The reserve for the forecast's error is controlled by what overflow has cost so far. - It stays with its
+cache. After its tool call it continues at once, unless no rollout waits to start and an engine is so much emptier that
+the time saved on each further token outweighs recomputing its context. - If an engine fills up all the same, the
+smallest contexts are dropped, because they are the cheapest to recompute: caches of rollouts that wait for a tool are
+evicted, running turns are cancelled. They continue, before anything new starts, wherever there is room. - The rollouts
+of a lost engine continue in the same way.
 """
 
 from collections import Counter
@@ -17,51 +16,57 @@ from dataclasses import dataclass
 import numpy as np
 
 from rstar2.errors import UserError
-from rstar2.rollout.cache_account import EngineRoom, Limits
-from rstar2.rollout.decisions import Cancel, Decision, Evict, KeepWaiting, Move, Resume, Start
-from rstar2.rollout.facts import (
+from rstar2.rollout.cache_account import CacheAccount, CacheLimits
+from rstar2.rollout.kv_need import NeedModel
+from rstar2.rollout.scheduler import (
+    Cancel,
+    Decision,
     EngineJoined,
     EngineLost,
     EngineReported,
+    Evict,
     Fact,
+    KeepWaiting,
+    Move,
+    Resume,
     RolloutEnded,
     RolloutSpec,
     RolloutsSubmitted,
+    Start,
     TokensGrown,
     ToolCalled,
     ToolReturned,
     TurnCancelled,
     TurnEnded,
 )
-from rstar2.rollout.kv_need import NeedModel
-from rstar2.rollout.waiting import WaitingQueue
+from rstar2.rollout.waiting_queue import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)
 class KvAwareSettings:
     deviations: float = 2.3
-    """Standard deviations of the forecast that are kept free at first."""
+    """Standard deviations of the forecast that are kept free initially."""
     overflow_budget: float = 0.003
-    """Of all tokens: how many may be computed again because of overflow. What is left of it makes the reserve smaller,
-    what was spent beyond it makes it larger."""
+    """Share of all tokens that may be recomputed because of overflow. Unspent budget makes the reserve smaller,
+    overspending makes it larger."""
     reserve_gain: float = 100.0
-    """By how many deviations, for as many tokens as all caches hold."""
+    """Change of the reserve in deviations, for as many tokens as all caches hold."""
     least_deviations: float = 0.5
     most_deviations: float = 4.0
     admission_share: float = 0.93
-    """Of the cache: what forecasts may fill."""
+    """Share of the cache that forecasts may fill."""
     overflow_share: float = 0.985
-    """Of the cache: beyond this, places are given up."""
+    """Share of the cache beyond which rollouts are evicted or cancelled."""
     max_overtakes: int = 16_384
-    """The aging bound: one step of the report."""
+    """The aging bound: by default as many rollouts as one step of the report has."""
     prompt_weight: float = 2.0
     """How many tokens of surprise a shared prompt's token is worth when an engine chooses what to start."""
     siblings_per_home: int = 4
-    """Siblings gather where their prompt is, but not all at one engine: they are long or short together."""
+    """Siblings run where their prompt is, but not all on one engine: their lengths are correlated."""
     move_gain: float = 4.0
-    """A move must save so many times what it costs: neighbours end, too, and then there is less to be saved."""
+    """A move must save so many times its cost: neighbours end, too, and then there is less to save."""
     move_budget: float = 0.007
-    """Of all tokens so far: how many may be computed again, overflow included, before moves that are not forced end."""
+    """Share of all tokens so far that may be recomputed, including overflow; beyond it only forced moves happen."""
 
 
 class KvAware:
@@ -72,23 +77,24 @@ class KvAware:
         self._need = NeedModel()
         self._need_version = -1
         self._waiting = WaitingQueue(self._settings.max_overtakes, self._settings.prompt_weight)
-        self._rooms: dict[str, EngineRoom] = {}
+        self._accounts: dict[str, CacheAccount] = {}
         self._num_homes = 0
         self._specs: dict[str, RolloutSpec] = {}
         self._tokens: dict[str, int] = {}
-        """Own tokens of every rollout that has started."""
+        """Own tokens of each rollout that has started."""
         self._num_tokens = 0
-        """Own tokens of all rollouts ever."""
-        self._num_again = 0
-        """Tokens that were, or will be, computed again: because of overflow, or of moves that were not forced."""
+        """Own tokens of all rollouts, including ended ones."""
+        self._num_recomputed = 0
+        """Tokens that were, or will be, recomputed because of overflow or of moves that were not forced."""
         self._num_to_spare = 0.0
-        """Of the overflow budget: what is left, below zero if more was spent."""
+        """What is left of the overflow budget; negative if it is overspent."""
         self._engine_of: dict[str, str] = {}
-        """Where each rollout has its place."""
+        """The engine of each rollout that is in a cache."""
         self._at_tool: set[str] = set()
         self._being_cancelled: set[str] = set()
         self._displaced: dict[str, str] = {}
-        """Rollouts that have started but have no place, and where they had one; those not at a tool want to go on."""
+        """Rollouts that have started but are in no cache, and their last engine; those not at a tool are ready to
+        run."""
 
     def handle(self, fact: Fact) -> Sequence[Decision]:
         match fact:
@@ -113,30 +119,30 @@ class KvAware:
             case RolloutsSubmitted():
                 return self._submitted(fact.rollouts)
             case EngineJoined():
-                self._rooms[fact.engine] = EngineRoom(fact.engine, fact.num_cache_tokens, fact.speed)
+                self._accounts[fact.engine] = CacheAccount(fact.engine, fact.num_cache_tokens, fact.speed)
                 return self._fill((fact.engine,))
             case EngineLost():
                 return self._lost(fact.engine)
 
     def _submitted(self, specs: Sequence[RolloutSpec]) -> list[Decision]:
-        room = max((room.num_cache_tokens for room in self._rooms.values()), default=0)
+        most = max((account.num_cache_tokens for account in self._accounts.values()), default=0)
         for spec in specs:
-            if spec.num_prompt_tokens + spec.max_response_tokens > room:
+            if spec.num_prompt_tokens + spec.max_response_tokens > most:
                 raise UserError(
                     f"rollout {spec.rollout} may need {spec.num_prompt_tokens + spec.max_response_tokens} tokens of "
-                    f"cache, but no engine has more than {room}; lower max_response_tokens"
+                    f"cache, but no engine has more than {most}; lower max_response_tokens"
                 )
         self._specs |= {spec.rollout: spec for spec in specs}
         self._need.submit(specs)
         self._waiting.submit(specs, self._choose_homes(specs))
         self._need_version = -1
-        started = self._fill(self._rooms)
+        started = self._fill(self._accounts)
         running = {decision.rollout for decision in started}
         return [*started, *(KeepWaiting(spec.rollout) for spec in specs if spec.rollout not in running)]
 
     def _choose_homes(self, specs: Sequence[RolloutSpec]) -> dict[str, tuple[str, ...]]:
-        """Engines take turns in being a home, so that each is home to as many siblings."""
-        engines = list(self._rooms)
+        """Homes are assigned round-robin, so that each engine is home to as many siblings."""
+        engines = list(self._accounts)
         homes: dict[str, tuple[str, ...]] = {}
         for problem, num_siblings in Counter(spec.problem for spec in specs).items():
             count = min(len(engines), max(1, round(num_siblings / self._settings.siblings_per_home)))
@@ -153,39 +159,39 @@ class KvAware:
         self._need.observe(rollout, num_own)
         engine = self._engine_of.get(rollout)
         if engine is not None:
-            self._rooms[engine].grow(rollout, num_own)
+            self._accounts[engine].grow(rollout, num_own)
 
     def _reported(self, fact: EngineReported) -> list[Decision]:
-        room = self._rooms[fact.engine]
-        limit = self._settings.overflow_share * room.num_cache_tokens
-        excess = room.num_used_tokens - limit
-        return self._give_up(room, excess) if excess > 0 else self._fill((fact.engine,))
+        account = self._accounts[fact.engine]
+        limit = self._settings.overflow_share * account.num_cache_tokens
+        excess = account.num_used_tokens - limit
+        return self._give_up(account, excess) if excess > 0 else self._fill((fact.engine,))
 
-    def _give_up(self, room: EngineRoom, excess: float) -> list[Decision]:
+    def _give_up(self, account: CacheAccount, excess: float) -> list[Decision]:
         decisions: list[Decision] = []
-        for rollout, num_own in sorted(room.residents.items(), key=lambda resident: resident[1]):
+        for rollout, num_own in sorted(account.residents.items(), key=lambda resident: resident[1]):
             if excess <= 0:
                 break
             if rollout in self._at_tool:
                 self._overflow(rollout)
-                decisions.append(Evict(rollout, room.engine))
+                decisions.append(Evict(rollout, account.engine))
             elif rollout in self._being_cancelled:
                 pass
             else:
                 self._being_cancelled.add(rollout)
-                decisions.append(Cancel(rollout, room.engine))
+                decisions.append(Cancel(rollout, account.engine))
             excess -= num_own
         return decisions
 
     def _overflow(self, rollout: str) -> None:
         context = self._specs[rollout].num_prompt_tokens + self._tokens[rollout]
-        self._num_again += context
+        self._num_recomputed += context
         self._num_to_spare -= context
         self._displace(rollout)
 
     def _displace(self, rollout: str) -> None:
         engine = self._engine_of.pop(rollout)
-        self._rooms[engine].remove(self._specs[rollout])
+        self._accounts[engine].remove(self._specs[rollout])
         self._displaced[rollout] = engine
 
     def _tool_returned(self, fact: ToolReturned) -> list[Decision]:
@@ -195,29 +201,29 @@ class KvAware:
         self._need.begin_turn(rollout)
         engine = self._engine_of.get(rollout)
         if engine is None:
-            return self._fill(self._by_room()) or [KeepWaiting(rollout)]
+            return self._fill(self._emptiest_first()) or [KeepWaiting(rollout)]
         target = self._better_engine(rollout, engine)
         if target is None:
             return [Resume(rollout, engine)]
         self._displace(rollout)
         del self._displaced[rollout]
-        self._settle(rollout, target)
-        self._num_again += fact.num_tokens
+        self._place(rollout, target)
+        self._num_recomputed += fact.num_tokens
         return [Move(rollout, engine, target)]
 
     def _better_engine(self, rollout: str, engine: str) -> str | None:
-        """Where the rollout would gain more than the move costs. While rollouts wait to start, every engine is kept
-        full, and there is nothing to gain."""
-        if self._waiting.num_waiting or self._displaced or len(self._rooms) < 2:
+        """An engine where the rollout would gain more than the move costs. While rollouts wait to start, every engine
+        is kept full, and there is nothing to gain."""
+        if self._waiting.num_waiting or self._displaced or len(self._accounts) < 2:
             return None
-        here = self._rooms[engine]
-        there = min(self._rooms.values(), key=lambda room: room.num_used_tokens)
+        here = self._accounts[engine]
+        there = min(self._accounts.values(), key=lambda account: account.num_used_tokens)
         context = self._specs[rollout].num_prompt_tokens + self._tokens[rollout]
         num_fewer_read = here.num_used_tokens - there.num_used_tokens - context
-        if num_fewer_read <= 0 or self._num_again + context > self._settings.move_budget * self._num_tokens:
+        if num_fewer_read <= 0 or self._num_recomputed + context > self._settings.move_budget * self._num_tokens:
             return None
-        # Its own steps get shorter by what it no longer shares an engine with, those of its neighbours by what it
-        # holds; its prefill holds up everyone who runs there.
+        # Its own steps get shorter by what its former neighbours hold, those of its neighbours by what it holds; its
+        # prefill delays everything that runs there.
         num_fewer_read += context * (len(here.residents) - 1 - len(there.residents))
         saved_s = self._need.expected_tokens_left(rollout) * num_fewer_read * there.speed.cached_token_s
         cost_s = context * there.speed.prefill_token_s * (len(there.residents) + 1)
@@ -235,59 +241,58 @@ class KvAware:
         engine = self._engine_of.pop(rollout, None)
         if engine is None:
             del self._displaced[rollout]
-            return self._fill(self._by_room())
-        self._rooms[engine].remove(spec)
+            return self._fill(self._emptiest_first())
+        self._accounts[engine].remove(spec)
         return self._fill((engine,))
 
     def _cancelled(self, fact: TurnCancelled) -> list[Decision]:
         self._being_cancelled.discard(fact.rollout)
         self._grow(fact.rollout, fact.num_tokens)
         self._overflow(fact.rollout)
-        return self._fill(self._by_room()) or [KeepWaiting(fact.rollout)]
+        return self._fill(self._emptiest_first()) or [KeepWaiting(fact.rollout)]
 
     def _lost(self, engine: str) -> list[Decision]:
-        for rollout in list(self._rooms[engine].residents):
+        for rollout in list(self._accounts[engine].residents):
             self._being_cancelled.discard(rollout)
             self._displace(rollout)
-        del self._rooms[engine]
-        return self._fill(self._by_room())
+        del self._accounts[engine]
+        return self._fill(self._emptiest_first())
 
-    def _by_room(self) -> list[str]:
+    def _emptiest_first(self) -> list[str]:
         """The engines, the emptiest first."""
-        return sorted(self._rooms, key=lambda engine: self._rooms[engine].num_used_tokens)
+        return sorted(self._accounts, key=lambda engine: self._accounts[engine].num_used_tokens)
 
     def _fill(self, engines: Iterable[str]) -> list[Decision]:
-        """Let these engines take in turns what they have room for: first what was displaced, then what is new."""
+        """Let these engines take rollouts in turns while there is room: first displaced ones, then new ones."""
         decisions: list[Decision] = []
         open_engines = list(engines)
         if not open_engines or not (self._displaced or self._waiting.num_waiting):
             return decisions
         limits = self._steer_limits()
         while open_engines:
-            taken = [(engine, self._take_one(self._rooms[engine], limits)) for engine in open_engines]
+            taken = [(engine, self._take_one(self._accounts[engine], limits)) for engine in open_engines]
             decisions += [decision for _, decision in taken if decision is not None]
             open_engines = [engine for engine, decision in taken if decision is not None]
         return decisions
 
-    def _steer_limits(self) -> Limits:
-        """The reserve, one for all engines: each alone overflows too rarely to learn from. Budget that would make it
-        smaller than the least, or larger than the most, lapses: otherwise a long quiet time would have to be paid for
-        by an equally long time of overflow."""
+    def _steer_limits(self) -> CacheLimits:
+        """The reserve, one for all engines: each alone overflows too rarely to learn from. It is clamped, and budget
+        beyond the clamp lapses: otherwise a long time without overflow would allow an equally long one with it."""
         settings = self._settings
-        per_deviation = sum(room.num_cache_tokens for room in self._rooms.values()) / settings.reserve_gain
+        per_deviation = sum(account.num_cache_tokens for account in self._accounts.values()) / settings.reserve_gain
         wanted = settings.deviations - self._num_to_spare / per_deviation
         deviations = min(max(wanted, settings.least_deviations), settings.most_deviations)
         self._num_to_spare = (settings.deviations - deviations) * per_deviation
-        return Limits(settings.admission_share, deviations)
+        return CacheLimits(settings.admission_share, deviations)
 
-    def _take_one(self, room: EngineRoom, limits: Limits) -> Decision | None:
+    def _take_one(self, account: CacheAccount, limits: CacheLimits) -> Decision | None:
         rollout = next((rollout for rollout in self._displaced if rollout not in self._at_tool), None)
         if rollout is not None:
-            if not self._goes_on(rollout, room, limits):
+            if not self._fits_displaced(rollout, account, limits):
                 return None
-            self._settle(rollout, room.engine)
+            self._place(rollout, account.engine)
             source = self._displaced.pop(rollout)
-            return Resume(rollout, source) if source == room.engine else Move(rollout, source, room.engine)
+            return Resume(rollout, source) if source == account.engine else Move(rollout, source, account.engine)
         if not self._waiting.num_waiting:
             return None
         if self._need_version != self._need.version:
@@ -295,22 +300,22 @@ class KvAware:
             problems = list(self._waiting.problems)
             surprises = self._need.longest_tokens(problems) - self._need.expected_tokens(problems)
             self._waiting.expect(surprises, self._need.forecast_new(problems))
-        # A forecast takes a look at each resident, and at each start again: not where even the worst case fits.
-        is_ample = limits.fit_whatever_comes(room, self._waiting.most_tokens)
-        spec = self._waiting.best_for(room, None if is_ample else room.forecast(self._need), limits)
+        # A forecast costs time for each resident, at each start: skip it where even the worst case fits.
+        is_ample = limits.fits_worst_case(account, self._waiting.most_tokens)
+        spec = self._waiting.best_for(account, None if is_ample else account.forecast(self._need), limits)
         if spec is None:
             return None
         self._waiting.take(spec)
-        self._settle(spec.rollout, room.engine)
-        return Start(spec.rollout, room.engine)
+        self._place(spec.rollout, account.engine)
+        return Start(spec.rollout, account.engine)
 
-    def _goes_on(self, rollout: str, room: EngineRoom, limits: Limits) -> bool:
+    def _fits_displaced(self, rollout: str, account: CacheAccount, limits: CacheLimits) -> bool:
         """Whether there is room for a rollout that has started."""
         spec = self._specs[rollout]
-        prompt = 0 if spec.problem in room.prompts_held else spec.num_prompt_tokens
-        forecast = room.forecast(self._need) + self._need.forecast((rollout,))
-        return bool(limits.fit(room, forecast, np.array([prompt])).all())
+        prompt = 0 if spec.problem in account.prompts_held else spec.num_prompt_tokens
+        forecast = account.forecast(self._need) + self._need.forecast((rollout,))
+        return bool(limits.fit(account, forecast, np.array([prompt])).all())
 
-    def _settle(self, rollout: str, engine: str) -> None:
-        self._rooms[engine].add(self._specs[rollout], self._tokens.setdefault(rollout, 0))
+    def _place(self, rollout: str, engine: str) -> None:
+        self._accounts[engine].add(self._specs[rollout], self._tokens.setdefault(rollout, 0))
         self._engine_of[rollout] = engine

@@ -1,16 +1,15 @@
 """`static`: an even split up front, and turns that wait for the longest.
 
-Each engine is given the same number of consecutive rollouts, so whole problems with all their siblings, as verl's
-batch mode chunks a batch. The rollouts of an engine go through their turns together: the next turn begins when every
-one of them has ended its turn and has its tool's result. Tools are called at once, which is kinder than the original,
-where they too wait for the end of the turn.
+Each engine gets the same number of consecutive rollouts, so problems with all their siblings, as verl's batch mode
+chunks a batch. The rollouts of an engine take their turns together: the next turn begins when every one of them has
+ended its turn and has its tool's result. Tools are called at once, which is faster than the original, where they too
+wait for the end of the turn.
 """
 
 from collections.abc import Sequence
 
-from rstar2.rollout.decisions import Decision
-from rstar2.rollout.facts import EngineLost, Fact, RolloutEnded, RolloutsSubmitted, ToolReturned
 from rstar2.rollout.policies.sticky import StickyPolicy
+from rstar2.rollout.scheduler import Decision, EngineLost, Fact, RolloutEnded, RolloutsSubmitted, ToolReturned
 
 
 class Static(StickyPolicy):

@@ -1,20 +1,24 @@
-"""What the policies without admission share: every rollout is sent to an engine at once, and stays there.
+"""`round-robin` and `least-requests`, and what all policies without admission share: every rollout is sent to an engine
+at once, and stays there.
 
-The engine queues what does not fit. What a lost engine held is placed again by the same rule; a rollout that was at its
-tool then moves when the tool returns.
+The engine queues what does not fit. The rollouts of a lost engine are placed again by the same rule; a rollout that was
+at its tool then moves when the tool returns.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from rstar2.errors import InfrastructureError
-from rstar2.rollout.decisions import Decision, Move, Resume, Start
-from rstar2.rollout.facts import (
+from rstar2.rollout.scheduler import (
+    Decision,
     EngineJoined,
     EngineLost,
     Fact,
+    Move,
+    Resume,
     RolloutEnded,
     RolloutsSubmitted,
+    Start,
     ToolReturned,
     TurnEnded,
 )
@@ -96,3 +100,36 @@ class StickyPolicy(ABC):
         if not self.engines:
             raise InfrastructureError(f"no engine is left for {len(rollouts)} rollouts")
         return self.place(rollouts)
+
+
+class RoundRobin(StickyPolicy):
+    """The next rollout goes to the next engine, whatever they hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 0
+
+    def place(self, rollouts: Sequence[str]) -> list[str]:
+        placed = []
+        for _ in rollouts:
+            engine = self.engines[self._next % len(self.engines)]
+            self._next += 1
+            self.num_inflight[engine] += 1
+            placed.append(engine)
+        return placed
+
+
+class LeastRequests(StickyPolicy):
+    """verl's default: a new rollout goes to the engine with the fewest requests in flight.
+
+    As in verl's `GlobalRequestLoadBalancer`: a request is in flight from the moment it is sent until its turn ends, so
+    a rollout at its tool does not count; ties go to the engine that comes first; there is no limit to what is sent.
+    """
+
+    def place(self, rollouts: Sequence[str]) -> list[str]:
+        placed = []
+        for _ in rollouts:
+            engine = min(self.engines, key=self.num_inflight.__getitem__)
+            self.num_inflight[engine] += 1
+            placed.append(engine)
+        return placed

@@ -1,5 +1,5 @@
 """`worst-case`: the report's reservation. A rollout starts where `prompt + max_response` tokens of cache are still
-unreserved, and keeps that reservation for its whole life, tools included.
+unreserved, and keeps that reservation until it ends, including tool calls.
 
 Nothing can overflow, and most of what is reserved is never used. Of the engines with room, the one with the most
 unreserved tokens takes the next rollout; rollouts start in the order of their submission.
@@ -9,14 +9,18 @@ from collections import deque
 from collections.abc import Sequence
 
 from rstar2.errors import UserError
-from rstar2.rollout.decisions import Decision, KeepWaiting, Move, Resume, Start
-from rstar2.rollout.facts import (
+from rstar2.rollout.scheduler import (
+    Decision,
     EngineJoined,
     EngineLost,
     Fact,
+    KeepWaiting,
+    Move,
+    Resume,
     RolloutEnded,
     RolloutSpec,
     RolloutsSubmitted,
+    Start,
     ToolCalled,
     ToolReturned,
 )
@@ -41,7 +45,7 @@ class WorstCase:
             case ToolCalled():
                 self._at_tool.add(fact.rollout)
             case ToolReturned():
-                return self._go_on(fact.rollout)
+                return self._resume(fact.rollout)
             case RolloutEnded():
                 return self._end(fact.rollout)
             case EngineJoined():
@@ -82,7 +86,7 @@ class WorstCase:
                 decisions.append(Start(rollout, engine) if source is None else Move(rollout, source, engine))
         return decisions
 
-    def _go_on(self, rollout: str) -> list[Decision]:
+    def _resume(self, rollout: str) -> list[Decision]:
         self._at_tool.remove(rollout)
         engine = self._engine_of.get(rollout)
         if engine is None:

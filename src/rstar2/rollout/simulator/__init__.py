@@ -1,17 +1,14 @@
 """A discrete-event simulator of rollouts on engines, running the policies of `rstar2.rollout.policies` unchanged.
 
-Promise: the same workload, policy, engines and seed give the same result; no policy sees a length before it happened.
+Promise: the same workload, policy, engines and seed give the same result; no policy sees a length in advance.
 """
 
-from rstar2.rollout.simulator.bound import lower_bound_s
+from rstar2.rollout.simulator.bounds import informed_bound_s, lower_bound_s
 from rstar2.rollout.simulator.fit import fit_run
-from rstar2.rollout.simulator.generators import SHAPES, generate
 from rstar2.rollout.simulator.hardware import HARDWARE, QWEN3_14B, EngineModel, read_measured, roofline, write_measured
-from rstar2.rollout.simulator.informed import informed_bound_s
 from rstar2.rollout.simulator.measure import MeasurePlan, measure
-from rstar2.rollout.simulator.replay import replay
 from rstar2.rollout.simulator.simulate import Fleet, SimulationResult, simulate
-from rstar2.rollout.simulator.workload import PlannedRollout, PlannedTurn, Workload
+from rstar2.rollout.simulator.workload import SHAPES, PlannedRollout, PlannedTurn, Workload, generate, replay
 
 __all__ = [
     "HARDWARE",

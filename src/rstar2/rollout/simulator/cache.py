@@ -1,9 +1,9 @@
 """The KV cache of one simulated engine, in tokens.
 
 As vLLM's prefix cache: what a rollout leaves behind when its turn ends or is preempted stays until the room is needed,
-then goes least recently used first, the end of a context before its beginning. Siblings hold their prompt once; it
+then is evicted least recently used first, the end of a context before its beginning. Siblings share their prompt; it
 stays as long as one of them has anything here. Rollouts that have ended leave nothing, which spares the others' caches;
-vLLM itself would find out only by age.
+vLLM itself would evict them only by age.
 
 Invariant: `num_held` (running) + `num_kept` (left behind) + `num_prompt` (shared) never exceed `num_tokens`.
 """
@@ -24,7 +24,7 @@ class Cache:
 
     @property
     def num_available(self) -> int:
-        """What running rollouts can still take, if everything that was left behind is given up."""
+        """What running rollouts can still take, if everything that was left behind is evicted."""
         return self.num_tokens - self.num_held - self.num_prompt
 
     @property
@@ -32,7 +32,7 @@ class Cache:
         return self.num_held + self.num_kept + self.num_prompt
 
     def kept(self, rollout: str) -> int:
-        """Tokens of its own, beyond the prompt, that this rollout finds here."""
+        """Own tokens of this rollout, beyond the prompt, that are cached here."""
         return self._kept.get(rollout, 0)
 
     def has_prompt(self, problem: str) -> bool:
@@ -43,7 +43,7 @@ class Cache:
         return prompt + num_own_tokens <= self.num_available
 
     def hold(self, rollout: str, problem: str, num_prompt_tokens: int, num_own_tokens: int) -> None:
-        """A rollout starts to run with so many tokens of its own, some of which it may have left here."""
+        """A rollout starts to run with so many own tokens, some of which may be cached here."""
         self.num_kept -= self._kept.pop(rollout, 0)
         if rollout not in self._problem_of:
             self._problem_of[rollout] = problem
@@ -55,7 +55,7 @@ class Cache:
         self.grow(num_own_tokens)
 
     def grow(self, num_tokens: int) -> None:
-        """Running rollouts take so many more tokens; what was left behind makes room."""
+        """Running rollouts take so many more tokens; what was left behind is evicted."""
         self.num_held += num_tokens
         excess = self.num_used - self.num_tokens
         while excess > 0:
@@ -68,14 +68,14 @@ class Cache:
             excess = self.num_used - self.num_tokens
 
     def leave(self, rollout: str, num_own_tokens: int, num_computed_tokens: int) -> None:
-        """A rollout stops running; what it has computed of the tokens that it held stays while there is room."""
+        """A rollout stops running; what is computed of its tokens stays cached while there is room."""
         num_left_behind = max(0, num_computed_tokens)
         self.num_held -= num_own_tokens
         self._kept[rollout] = num_left_behind
         self.num_kept += num_left_behind
 
     def forget(self, rollout: str) -> None:
-        """Give up what a rollout that does not run has left here."""
+        """Drop what a rollout that does not run has left here."""
         self.num_kept -= self._kept.pop(rollout, 0)
         problem = self._problem_of.pop(rollout, None)
         if problem is None:

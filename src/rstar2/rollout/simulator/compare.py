@@ -1,17 +1,17 @@
-"""The same workload through several policies: what `rstar2 simulate` prints."""
+"""Runs the same workload with several policies: what `rstar2 simulate` prints."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from rstar2.rollout.policies import make_policy
-from rstar2.rollout.simulator.bound import lower_bound_s
+from rstar2.rollout.simulator.bounds import lower_bound_s
 from rstar2.rollout.simulator.simulate import Fleet, SimulationResult, simulate
 from rstar2.rollout.simulator.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PolicyComparison:
     workload: str
     lower_bound_s: float
     results: dict[str, SimulationResult]
@@ -41,8 +41,8 @@ def compare(
     keeps_spans: bool,
     num_processes: int,
     on_done: Callable[[], None],
-) -> list[Comparison]:
-    """Every workload through every policy, on so many processes; `on_done` is called after each."""
+) -> list[PolicyComparison]:
+    """Every workload with every policy, on so many processes; `on_done` is called after each."""
     for policy in policies:
         make_policy(policy)
     with ProcessPoolExecutor(num_processes) as pool:
@@ -54,7 +54,7 @@ def compare(
         for future in futures.values():
             future.add_done_callback(lambda _: on_done())
         return [
-            Comparison(
+            PolicyComparison(
                 workload.name,
                 lower_bound_s(workload, fleet.model, fleet.num_engines),
                 {policy: futures[number, policy].result() for policy in policies},

@@ -2,7 +2,7 @@
 
 Waiting turns are admitted first come, first served, while the cache has room for what they bring (not for what they
 will grow to). When the running ones outgrow the cache, the one admitted last is preempted: it goes to the head of the
-queue and computes again what it lost. Between two events every running rollout gains one token a step, so any number of
+queue and recomputes what it lost. Between two events every running rollout gains one token a step, so any number of
 steps is one jump: only the ends of turns, prefills and a full cache cost simulation time.
 """
 
@@ -15,14 +15,32 @@ from rstar2.engine import EngineLoad
 from rstar2.errors import UserError
 from rstar2.rollout.simulator.cache import Cache
 from rstar2.rollout.simulator.hardware import EngineModel
-from rstar2.rollout.simulator.timeline import EngineTimeline
-
-BLOCK_SIZE = 16
-"""Of the blocks in which loads are reported; the simulation counts tokens."""
 
 
 @dataclass(slots=True)
-class Sequence:
+class EngineTimeline:
+    """What one engine did over time: the source of its idle share and of the chart."""
+
+    busy_s: float = 0.0
+    recompute_s: float = 0.0
+    """The part of the busy time that recomputed tokens."""
+    keeps_spans: bool = False
+    spans: list[tuple[float, float, float, int]] = field(default_factory=list)
+    """Begin, end, recomputing seconds within, tokens of cache used at the end; empty unless `keeps_spans`."""
+
+    def add(self, begin_s: float, end_s: float, recompute_s: float, num_used_tokens: int) -> None:
+        self.busy_s += end_s - begin_s
+        self.recompute_s += recompute_s
+        if self.keeps_spans:
+            self.spans.append((begin_s, end_s, recompute_s, num_used_tokens))
+
+
+BLOCK_SIZE = 16
+"""Only for reported loads; the simulation counts tokens."""
+
+
+@dataclass(slots=True)
+class SimulatedSequence:
     """One turn of one rollout, queued or running. Own tokens are those beyond the prompt that siblings share."""
 
     rollout: str
@@ -30,7 +48,7 @@ class Sequence:
     num_prompt_tokens: int
     num_own_tokens: int
     num_computed_tokens: int
-    """Of the own tokens, those that some engine has computed before."""
+    """Own tokens that some engine has computed before."""
     num_left: int
     """Tokens still to be sampled in this turn."""
     prompt_was_computed: bool
@@ -43,7 +61,7 @@ class Sequence:
         return self.num_own_tokens + (step - self.decodes_since if self.decodes_since >= 0 else 0)
 
     def settle(self, step: int) -> None:
-        """Write down what it has sampled up to `step`, and stop sampling."""
+        """Account for what it has sampled up to `step`, and stop sampling."""
         if self.decodes_since >= 0:
             self.num_left -= step - self.decodes_since
             self.num_own_tokens += step - self.decodes_since
@@ -56,17 +74,17 @@ class Boundary:
     """What left the engine at the boundary between two steps."""
 
     at_s: float
-    ended: tuple[Sequence, ...] = ()
-    cancelled: tuple[Sequence, ...] = ()
+    ended: tuple[SimulatedSequence, ...] = ()
+    cancelled: tuple[SimulatedSequence, ...] = ()
 
 
 @dataclass(slots=True)
 class _Plan:
-    """The steps that are under way: some of decoding alone, or one that also prefills."""
+    """The steps in flight: some of decoding alone, or one that also prefills."""
 
     num_steps: int = 0
     end_s: float = math.inf
-    chunks: list[tuple[Sequence, int]] = field(default_factory=list)
+    chunks: list[tuple[SimulatedSequence, int]] = field(default_factory=list)
     recompute_s: float = 0.0
 
 
@@ -77,15 +95,15 @@ class SimulatedEngine:
         self.timeline = timeline
         self.cache = Cache(model.num_cache_tokens)
         self.now_s = 0.0
-        """The boundary between two steps that the state is of."""
+        """The boundary between two steps that the state describes."""
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
         self.num_prefill_tokens = 0
         self.num_generated_tokens = 0
         self._step = 0
-        self._waiting: deque[Sequence] = deque()
-        self._running: dict[str, Sequence] = {}
-        self._prefilling: dict[str, Sequence] = {}
+        self._waiting: deque[SimulatedSequence] = deque()
+        self._running: dict[str, SimulatedSequence] = {}
+        self._prefilling: dict[str, SimulatedSequence] = {}
         self._num_decoding = 0
         self._num_context_tokens = 0
         """Of the decoding rollouts, prompts included for each."""
@@ -118,13 +136,13 @@ class SimulatedEngine:
         step = self._step
         return [(rollout, s.num_prompt_tokens + s.own_tokens(step)) for rollout, s in self._running.items()]
 
-    def submit(self, sequence: Sequence, at_s: float) -> None:
-        """Queue a turn; it is looked at at the next boundary."""
+    def submit(self, sequence: SimulatedSequence, at_s: float) -> None:
+        """Queue a turn; it can be admitted at the next boundary."""
         self._waiting.append(sequence)
         self.interrupt(at_s)
 
     def cancel(self, rollout: str, at_s: float) -> None:
-        """Take a turn out at the next boundary, unless it ends there."""
+        """Remove a turn at the next boundary, unless it ends there."""
         self._to_cancel.add(rollout)
         self.interrupt(at_s)
 
@@ -141,16 +159,16 @@ class SimulatedEngine:
                 plan.end_s = self.now_s + self._decode_s(num_steps)
 
     def advance(self) -> Boundary:
-        """Carry out the plan, let go what has ended or was cancelled, and plan on."""
+        """Carry out the plan, remove turns that have ended or were cancelled, and plan the next steps."""
         self._carry_out()
         ended = self._pop_ended()
         cancelled = self._pop_cancelled() if self._to_cancel else ()
         boundary = Boundary(self.now_s, ended, cancelled)
-        self._plan_on()
+        self._plan_next()
         return boundary
 
-    def kill(self, at_s: float) -> list[Sequence]:
-        """The engine dies: every turn it had, with the tokens that had come out by then."""
+    def kill(self, at_s: float) -> list[SimulatedSequence]:
+        """The engine dies. Returns its turns, with the tokens that they had by then."""
         if self._plan.num_steps and not self._plan.chunks:
             done = self._num_steps_until(at_s)
             done -= self.now_s + self._decode_s(done) > at_s
@@ -192,11 +210,11 @@ class SimulatedEngine:
         self.now_s = plan.end_s
         self._plan = _Plan(end_s=self.now_s)
 
-    def _prefill(self, sequence: Sequence, num_tokens: int) -> None:
-        num_again = min(num_tokens, sequence.num_to_recompute)
-        self.num_recomputed_tokens += num_again
+    def _prefill(self, sequence: SimulatedSequence, num_tokens: int) -> None:
+        num_recomputed = min(num_tokens, sequence.num_to_recompute)
+        self.num_recomputed_tokens += num_recomputed
         self.num_prefill_tokens += num_tokens
-        sequence.num_to_recompute -= num_again
+        sequence.num_to_recompute -= num_recomputed
         sequence.num_to_prefill -= num_tokens
         if sequence.num_to_prefill:
             return
@@ -212,7 +230,7 @@ class SimulatedEngine:
         self._num_ends += 1
         heapq.heappush(self._ends, (self._step + sequence.num_left, self._num_ends, sequence.rollout, self._step))
 
-    def _pop_ended(self) -> tuple[Sequence, ...]:
+    def _pop_ended(self) -> tuple[SimulatedSequence, ...]:
         ended = []
         while (first := self._first_end()) is not None and first[0] <= self._step:
             ended.append(self._stop(self._running[first[2]]))
@@ -228,7 +246,7 @@ class SimulatedEngine:
             heapq.heappop(self._ends)
         return None
 
-    def _pop_cancelled(self) -> tuple[Sequence, ...]:
+    def _pop_cancelled(self) -> tuple[SimulatedSequence, ...]:
         running = [sequence for rollout, sequence in self._running.items() if rollout in self._to_cancel]
         cancelled = [self._stop(sequence) for sequence in running]
         queued = [sequence for sequence in self._waiting if sequence.rollout in self._to_cancel]
@@ -237,24 +255,22 @@ class SimulatedEngine:
         self._to_cancel.clear()
         return tuple(sorted([*cancelled, *queued], key=lambda sequence: sequence.rollout))
 
-    def _stop(self, sequence: Sequence) -> Sequence:
-        """It runs no longer; what is in the cache is left there."""
+    def _stop(self, sequence: SimulatedSequence) -> SimulatedSequence:
+        """It no longer runs; its cache is left there."""
         if sequence.decodes_since >= 0:
             self._num_decoding -= 1
             self._num_context_tokens -= sequence.num_prompt_tokens + sequence.own_tokens(self._step)
         sequence.settle(self._step)
         del self._running[sequence.rollout]
         self._prefilling.pop(sequence.rollout, None)
-        self.cache.leave(sequence.rollout, sequence.num_own_tokens, self._num_kept(sequence))
+        # A prefix cache keeps full blocks of what was computed.
+        num_computed = sequence.num_own_tokens - sequence.num_to_prefill
+        num_kept = num_computed - (sequence.num_prompt_tokens + num_computed) % self.model.block_size
+        self.cache.leave(sequence.rollout, sequence.num_own_tokens, num_kept)
         sequence.num_to_prefill = sequence.num_to_recompute = 0
         return sequence
 
-    def _num_kept(self, sequence: Sequence) -> int:
-        """Own tokens that a prefix cache of whole blocks holds of what was computed."""
-        num_computed = sequence.num_own_tokens - sequence.num_to_prefill
-        return num_computed - (sequence.num_prompt_tokens + num_computed) % self.model.block_size
-
-    def _plan_on(self) -> None:
+    def _plan_next(self) -> None:
         if not self._preempt():
             self._admit()
         if self._prefilling:
@@ -272,7 +288,7 @@ class SimulatedEngine:
         has_preempted = False
         while self._running and len(self._running) > self.cache.num_available:
             if len(self._running) == 1:
-                raise UserError(f"one rollout outgrows the whole cache of {self.cache.num_tokens} tokens")
+                raise UserError(f"one rollout outgrows the cache of {self.cache.num_tokens} tokens")
             sequence = self._stop(next(reversed(self._running.values())))
             self._waiting.appendleft(sequence)
             self.num_preemptions += 1
@@ -282,25 +298,25 @@ class SimulatedEngine:
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self.model.max_num_seqs:
             sequence = self._waiting[0]
-            # Beside what it brings, one more block for it and for each that runs.
+            # Besides its own tokens, one more block for it and for each that runs.
             need = sequence.num_own_tokens + self.model.block_size * (1 + len(self._running))
             if not self.cache.fits(sequence.problem, sequence.num_prompt_tokens, need):
                 if self._running:
                     return
                 self.cache.forget_all_kept()
                 if not self.cache.fits(sequence.problem, sequence.num_prompt_tokens, need):
-                    raise UserError(f"one rollout outgrows the whole cache of {self.cache.num_tokens} tokens")
+                    raise UserError(f"one rollout outgrows the cache of {self.cache.num_tokens} tokens")
             self._waiting.popleft()
             self._hold(sequence)
 
-    def _hold(self, sequence: Sequence) -> None:
+    def _hold(self, sequence: SimulatedSequence) -> None:
         num_missing = sequence.num_own_tokens - self.cache.kept(sequence.rollout)
         sequence.num_to_prefill = num_missing
         sequence.num_to_recompute = max(0, sequence.num_computed_tokens - self.cache.kept(sequence.rollout))
         if not self.cache.has_prompt(sequence.problem):
             sequence.num_to_prefill += sequence.num_prompt_tokens
             sequence.num_to_recompute += sequence.num_prompt_tokens if sequence.prompt_was_computed else 0
-        # As in vLLM, the last token of a context that is wholly cached is computed again, to sample from.
+        # As in vLLM, the last token of a fully cached context is recomputed, to sample from.
         sequence.num_to_prefill = max(1, sequence.num_to_prefill)
         self.cache.hold(sequence.rollout, sequence.problem, sequence.num_prompt_tokens, sequence.num_own_tokens)
         self._running[sequence.rollout] = sequence
@@ -310,15 +326,15 @@ class SimulatedEngine:
         """One step: a token for each that decodes, and as much of the prefills as the batch takes."""
         model = self.model
         budget = max(1, model.max_num_batched_tokens - self._num_decoding)
-        chunks: list[tuple[Sequence, int]] = []
-        num_tokens, num_again, num_pairs = 0, 0, 0.0
+        chunks: list[tuple[SimulatedSequence, int]] = []
+        num_tokens, num_recomputed, num_pairs = 0, 0, 0.0
         for sequence in self._prefilling.values():
             chunk = min(sequence.num_to_prefill, budget - num_tokens)
             if not chunk:
                 break
             chunks.append((sequence, chunk))
             num_tokens += chunk
-            num_again += min(chunk, sequence.num_to_recompute)
+            num_recomputed += min(chunk, sequence.num_to_recompute)
             context = sequence.num_prompt_tokens + sequence.num_own_tokens - sequence.num_to_prefill
             num_pairs += chunk * (context + chunk / 2)
         linear_s = max(model.weights_s, (self._num_decoding + num_tokens) * model.linear_token_s)
@@ -326,4 +342,4 @@ class SimulatedEngine:
         duration_s = linear_s + attention_s + model.overhead_s + self._num_context_tokens * model.cached_token_s
         duration_s += self._num_decoding * model.sampled_token_s
         extra_s = duration_s - self._decode_s(1)
-        return _Plan(1, self.now_s + duration_s, chunks=chunks, recompute_s=extra_s * num_again / num_tokens)
+        return _Plan(1, self.now_s + duration_s, chunks=chunks, recompute_s=extra_s * num_recomputed / num_tokens)

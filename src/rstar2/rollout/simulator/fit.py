@@ -1,8 +1,8 @@
-"""How fast the engines of a real step were, from what its record says of them.
+"""The speeds of the engines of a real step, fitted to its record.
 
-Between two samples of an engine that was at work all the time, so many steps were made, tokens decoded, tokens
-prefilled and cached tokens read; what each of them costs is what explains the time that passed, over all such intervals
-together. So the speeds are those of the run itself, with whatever else the machine had to do.
+Between two samples of a busy engine, so many steps were made, tokens decoded, tokens prefilled and cached tokens read;
+the costs of each are fitted to the time that passed, over all such intervals together. So the speeds are those of the
+run itself, with whatever else the machine had to do.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ from rstar2.records import EngineSample, RunView, StepRecord
 from rstar2.rollout.simulator.hardware import EngineModel
 
 MIN_INTERVAL_S = 0.25
-"""Samples are some hundredths of a second old when they are taken: shorter intervals would be mostly that."""
+"""Samples are some hundredths of a second old when they are taken, which would dominate shorter intervals."""
 MIN_INTERVALS = 8
 MAX_NUM_BATCHED_TOKENS = 8192
 BLOCK_SIZE = 16
@@ -27,7 +27,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What one of each costs, in seconds."""
+    """Costs in seconds."""
 
     step_s: float
     sequence_s: float
@@ -45,7 +45,7 @@ def engine_model(
     block_size: int,
     attention_pair_s: float = 0.0,
 ) -> EngineModel:
-    """Its steps cost what the speeds say, added up."""
+    """An engine whose steps cost the sum of these speeds."""
     return EngineModel(
         num_cache_tokens=num_cache_tokens,
         weights_s=0.0,

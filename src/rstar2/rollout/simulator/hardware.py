@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from rstar2.errors import UserError
-from rstar2.rollout.facts import EngineSpeed
+from rstar2.rollout.scheduler import EngineSpeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ModelShape:
 
     weight_bytes: float
     num_active_params: float
-    """Of the matrices that a token goes through; the input embedding is looked up, not multiplied."""
+    """Parameters of the matrices that a token is multiplied with; the input embedding is only looked up."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -60,7 +60,7 @@ QWEN3_14B = ModelShape(29.5e9, 14.0e9, num_layers=40, num_heads=40, num_kv_heads
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """All that the simulator knows of an engine. Each field can be measured on a real one."""
+    """The simulator's model of an engine. Each field can be measured on a real one."""
 
     num_cache_tokens: int
     weights_s: float
@@ -74,14 +74,13 @@ class EngineModel:
     overhead_s: float = 0.001
     """Launching and scheduling, every step."""
     sampled_token_s: float = 0.0
-    """By how much a decoded token costs more than one that is prefilled, or less; for engines that were measured."""
+    """Extra cost of a decoded token over a prefilled one, or less if negative; for measured engines."""
     max_num_seqs: int = 1024
     """verl's default, as is the next."""
     max_num_batched_tokens: int = 8192
     block_size: int = 1
-    """The cache is given out in blocks: a turn starts if each that runs can still get another, and a prefix cache keeps
-    whole blocks, so that the rest of a context is computed again by the next turn. Where contexts are long it matters
-    next to nothing."""
+    """The cache is allocated in blocks: a turn starts if each running one can still get another, and a prefix cache
+    keeps full blocks, so that the next turn recomputes the rest of a context. With long contexts it hardly matters."""
 
     @property
     def speed(self) -> EngineSpeed:
@@ -98,7 +97,7 @@ class EngineModel:
 
 
 ACTIVATION_BYTES = 4e9
-"""Kept free of cache for activations and graphs."""
+"""Reserved for activations and graphs."""
 
 
 def roofline(hardware: Hardware, model: ModelShape, memory_fraction: float) -> EngineModel:

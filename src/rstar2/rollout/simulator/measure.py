@@ -1,10 +1,9 @@
-"""How fast a real engine is, measured through the seam that everyone uses: for any `Engine`, the embedded one or a
-server's.
+"""How fast a real engine is, measured through its public interface: for any `Engine`, the embedded one or a server's.
 
 Decoding: the time of a step at several numbers of sequences n and context tokens c is fitted as
 `base + n * sequence_s + c * cached_token_s`. Prefill: the time of several prompts at once at several lengths is fitted
-as `fixed + tokens * token_s + pairs * attention_pair_s`. What is measured is what a client sees, so the engine's own
-scheduling and the way of its tokens to the client are in it.
+as `fixed + tokens * token_s + pairs * attention_pair_s`. What is measured is what a client sees, so it
+includes the engine's own scheduling and the transport of tokens.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class MeasurePlan:
-    """What is tried. Contexts that the cache cannot hold are left out."""
+    """The trials. Contexts that the cache cannot hold are left out."""
 
     max_num_seqs: int
     """Of the engine: turns that it decodes at a time."""
@@ -37,7 +36,7 @@ class MeasurePlan:
     vocab_size: int
     num_decode_steps: int = 64
     num_repeats: int = 3
-    """Of each trial; the median counts, since a busy machine is slower now and then and never faster."""
+    """Repeats of each trial; the median counts, since a busy machine is sometimes slower and never faster."""
     num_prefills: int = 4
     """Prompts at once."""
 

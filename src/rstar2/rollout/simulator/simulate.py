@@ -1,41 +1,45 @@
-"""The discrete-event loop: engines and tools tell the policy what happens, and do what it decides.
+"""The discrete-event loop: the policy receives facts from engines and tools, and its decisions are carried out.
 
-The policy is the very object that a live run would use. The result depends on nothing but the arguments.
+The policy is the same object that a live run would use. The result depends on nothing but the arguments.
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from rstar2.rollout.decisions import Cancel, Decision, Evict, KeepWaiting, Move, Resume, Start
-from rstar2.rollout.facts import (
+from rstar2.rollout.scheduler import (
+    Cancel,
+    Decision,
     EngineJoined,
     EngineLost,
     EngineReported,
+    Evict,
     Fact,
+    KeepWaiting,
+    Move,
+    Resume,
     RolloutEnded,
     RolloutsSubmitted,
+    Scheduler,
+    Start,
     TokensGrown,
     ToolCalled,
     ToolReturned,
     TurnCancelled,
     TurnEnded,
 )
-from rstar2.rollout.scheduler import Scheduler
-from rstar2.rollout.simulator.engine import Sequence as EngineSequence
-from rstar2.rollout.simulator.engine import SimulatedEngine
+from rstar2.rollout.simulator.engine import EngineTimeline, SimulatedEngine, SimulatedSequence
 from rstar2.rollout.simulator.hardware import EngineModel
-from rstar2.rollout.simulator.timeline import EngineTimeline
 from rstar2.rollout.simulator.workload import PlannedRollout, Workload
 
 REPORT_PERIOD_S = 2.0
-"""How often each engine's load and progress are reported to policies that want it."""
+"""How often each engine's load and progress are reported to policies that need it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Which engines there are, and when some of them come or go."""
+    """The engines, and when some of them join or are lost."""
 
     model: EngineModel
     num_engines: int
@@ -73,7 +77,7 @@ def simulate(
 
 
 class _Rollout:
-    """Where one rollout stands."""
+    """The state of one rollout."""
 
     __slots__ = ("num_computed", "num_left", "num_own", "plan", "turn")
 
@@ -89,9 +93,9 @@ class _Rollout:
     def num_tokens(self) -> int:
         return self.plan.spec.num_prompt_tokens + self.num_own
 
-    def sequence(self) -> EngineSequence:
+    def sequence(self) -> SimulatedSequence:
         spec = self.plan.spec
-        return EngineSequence(
+        return SimulatedSequence(
             rollout=spec.rollout,
             problem=spec.problem,
             num_prompt_tokens=spec.num_prompt_tokens,
@@ -101,7 +105,7 @@ class _Rollout:
             prompt_was_computed=self.num_computed >= 0,
         )
 
-    def take_back(self, sequence: EngineSequence) -> None:
+    def take_back(self, sequence: SimulatedSequence) -> None:
         self.num_own = sequence.num_own_tokens
         self.num_left = sequence.num_left
         self.num_computed = sequence.num_computed_tokens if sequence.prompt_was_computed else -1
@@ -172,12 +176,8 @@ class _Simulation:
         heapq.heappush(self._events, (at_s, self._num_events, event))
 
     def _tell(self, fact: Fact) -> None:
-        decisions = self.policy.handle(fact)
-        if decisions:
-            self._carry_out(decisions)
-
-    def _carry_out(self, decisions: Sequence[Decision]) -> None:
-        for decision in decisions:
+        """Passes a fact to the policy, and carries out its decisions."""
+        for decision in self.policy.handle(fact):
             if self.on_decision is not None:
                 self.on_decision(self.now_s, decision)
             match decision:
@@ -203,7 +203,7 @@ class _Simulation:
         self._wake(engine)
 
     def _wake(self, engine: SimulatedEngine) -> None:
-        """See to it that the engine is advanced when it wants to be; earlier appointments lapse."""
+        """Schedule the engine's next advance; earlier ones lapse."""
         wake_s = engine.wake_s
         if self._wakes_s.get(engine.name) == wake_s:
             return
@@ -224,7 +224,7 @@ class _Simulation:
             self._tell(TurnCancelled(self.now_s, sequence.rollout, self.rollouts[sequence.rollout].num_tokens))
         self._wake(engine)
 
-    def _end_turn(self, engine: SimulatedEngine, sequence: EngineSequence) -> None:
+    def _end_turn(self, engine: SimulatedEngine, sequence: SimulatedSequence) -> None:
         rollout = self.rollouts[sequence.rollout]
         rollout.take_back(sequence)
         assert rollout.num_left == 0, f"{sequence.rollout} has {rollout.num_left} tokens left at the end of its turn"

@@ -4,8 +4,7 @@ Promise: every request is answered, with a result or with a reason; no input mak
 against the `Executor` protocol alone, and the executor given to it belongs to the caller.
 """
 
-from rstar2.sandbox.http.server import Server, create_app, serve_forever
-from rstar2.sandbox.http.service import Grader, Guarantees, Load
-from rstar2.sandbox.http.settings import ServiceSettings
+from rstar2.sandbox.http.app import Server, create_app, serve_forever
+from rstar2.sandbox.http.service import AnswerGrader, Guarantees, Load, ServiceSettings
 
-__all__ = ["Grader", "Guarantees", "Load", "Server", "ServiceSettings", "create_app", "serve_forever"]
+__all__ = ["AnswerGrader", "Guarantees", "Load", "Server", "ServiceSettings", "create_app", "serve_forever"]

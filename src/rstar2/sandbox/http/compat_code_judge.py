@@ -8,6 +8,7 @@ import asyncio
 import uuid
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Literal
 
 from aiohttp import web
@@ -15,8 +16,8 @@ from pydantic import Field, TypeAdapter
 
 from rstar2.sandbox.execution import Execution, ExecutionStatus
 from rstar2.sandbox.executor import Request
-from rstar2.sandbox.http.operation import Answer, Operation, json_response, read_body
-from rstar2.sandbox.http.schema import Code, Lenient, Stdin
+from rstar2.sandbox.http.operations import Answer, Operation, json_response, read_body
+from rstar2.sandbox.http.schema import Code, LenientRequest, Stdin
 from rstar2.sandbox.http.service import Service
 
 MAX_SUBMISSIONS = 65_536
@@ -37,7 +38,7 @@ class ResultReason(StrEnum):
     INVALID_INPUT = "invalid_input"
 
 
-class Submission(Lenient):
+class Submission(LenientRequest):
     sub_id: str | None = None
     type: Literal["python", "cpp", "math"]
     options: dict[str, str] | None = None
@@ -46,7 +47,7 @@ class Submission(Lenient):
     expected_output: Stdin | None = None
 
 
-class BatchSubmission(Lenient):
+class BatchSubmission(LenientRequest):
     sub_id: str | None = None
     type: Literal["batch"] = "batch"
     submissions: list[Submission] = Field(min_length=1, max_length=MAX_SUBMISSIONS)
@@ -64,14 +65,9 @@ class JudgeResult:
 
 
 @dataclass(frozen=True, slots=True)
-class SubmissionResult:
-    sub_id: str
-    success: bool
-    run_success: bool
-    cost: float
+class SubmissionResult(JudgeResult):
     stdout: str | None
     stderr: str | None
-    reason: ResultReason
 
     def without_output(self) -> JudgeResult:
         return JudgeResult(self.sub_id, self.success, self.run_success, self.cost, self.reason)
@@ -112,7 +108,7 @@ _REASONS = {
 
 
 def judge(submission: Submission, execution: Execution) -> SubmissionResult:
-    """code-judge's account of an execution."""
+    """An execution as code-judge reports it."""
     expected, stdout = submission.expected_output, execution.stdout
     if execution.status is ExecutionStatus.TIMEOUT:
         stdout += TIMEOUT_NOTE
@@ -122,8 +118,8 @@ def judge(submission: Submission, execution: Execution) -> SubmissionResult:
         success=execution.ok and is_as_expected,
         run_success=execution.ok,
         cost=execution.wall_s,
-        stdout=None if execution.status.is_ours else stdout[:MAX_OUTPUT_CHARS],
-        stderr=None if execution.status.is_ours else execution.stderr[:MAX_OUTPUT_CHARS],
+        stdout=None if execution.status.is_sandbox_fault else stdout[:MAX_OUTPUT_CHARS],
+        stderr=None if execution.status.is_sandbox_fault else execution.stderr[:MAX_OUTPUT_CHARS],
         reason=_REASONS.get(execution.status, ResultReason.UNSPECIFIED),
     )
 
@@ -131,7 +127,7 @@ def judge(submission: Submission, execution: Execution) -> SubmissionResult:
 def refuse_language(submission: Submission) -> SubmissionResult:
     message = f"type {submission.type!r} cannot be run here: this service runs only 'python'"
     sub_id = submission.sub_id or str(uuid.uuid4())
-    return SubmissionResult(sub_id, False, False, 0.0, "", message, ResultReason.INVALID_INPUT)
+    return SubmissionResult(sub_id, False, False, 0.0, ResultReason.INVALID_INPUT, stdout="", stderr=message)
 
 
 class CodeJudgeApi:
@@ -141,29 +137,30 @@ class CodeJudgeApi:
     def operations(self) -> list[Operation]:
         """At the root, where `/status` is the service's own; and all under `/code-judge`, for code-judge's example
         clients, which refuse a status with more fields than they know."""
-        found = []
+        post, get = partial(Operation, "POST", tag="code-judge"), partial(Operation, "GET", tag="code-judge")
+        ordered = "In the order of the request."
+        ran, judged = (Answer(ordered, SUBMISSION_RESULT),), (Answer(ordered, JUDGE_RESULT),)
+        all_ran, all_judged = (Answer(ordered, BATCH_SUBMISSION_RESULT),), (Answer(ordered, BATCH_JUDGE_RESULT),)
+        run, judge, alive = (
+            "Run a submission.",
+            "Run a submission, without its output.",
+            (Answer("It is alive.", PONG),),
+        )
+        load = (Answer("Queue and workers.", SERVER_STATUS),)
+        operations = [get("/code-judge/status", self.status, "Load.", load)]
         for prefix in ("", "/code-judge"):
-            for path, handler, body, answer, summary in (
-                ("/run", self.run, SUBMISSION, SUBMISSION_RESULT, "Run a submission."),
-                ("/judge", self.judge, SUBMISSION, JUDGE_RESULT, "Run a submission, without its output."),
-                ("/run/batch", self.run_batch, BATCH_SUBMISSION, BATCH_SUBMISSION_RESULT, "Run many."),
-                ("/judge/batch", self.judge_batch, BATCH_SUBMISSION, BATCH_JUDGE_RESULT, "Run many, without output."),
-                ("/run/long-batch", self.run_batch, BATCH_SUBMISSION, BATCH_SUBMISSION_RESULT, "Run many, patiently."),
-                (
-                    "/judge/long-batch",
-                    self.judge_batch,
-                    BATCH_SUBMISSION,
-                    BATCH_JUDGE_RESULT,
-                    "Run many, patiently, without output.",
-                ),
-            ):
-                answers = {200: Answer("In the order of the request.", answer)}
-                found.append(Operation("POST", prefix + path, handler, summary, answers, body, tag="code-judge"))
-            answers = {200: Answer("It is alive.", PONG)}
-            found.append(Operation("GET", f"{prefix}/ping", self.ping, "Liveness.", answers, tag="code-judge"))
-        answers = {200: Answer("Queue and workers.", SERVER_STATUS)}
-        found.append(Operation("GET", "/code-judge/status", self.status, "Load.", answers, tag="code-judge"))
-        return found
+            operations += [
+                post(f"{prefix}/run", self.run, run, ran, SUBMISSION),
+                post(f"{prefix}/judge", self.judge, judge, judged, SUBMISSION),
+                get(f"{prefix}/ping", self.ping, "Liveness.", alive),
+            ]
+            for batch, how in (("batch", ""), ("long-batch", ", with a long queue timeout")):
+                run_many, judge_many = f"Run many{how}.", f"Run many without output{how}."
+                operations += [
+                    post(f"{prefix}/run/{batch}", self.run_batch, run_many, all_ran, BATCH_SUBMISSION),
+                    post(f"{prefix}/judge/{batch}", self.judge_batch, judge_many, all_judged, BATCH_SUBMISSION),
+                ]
+        return operations
 
     async def run(self, request: web.Request) -> web.Response:
         return json_response(SUBMISSION_RESULT.dump_json(await self._one(request)))
@@ -203,4 +200,4 @@ class CodeJudgeApi:
         if submission.type != "python":
             return refuse_language(submission)
         to_run = Request(submission.solution, submission.input or "", queue_s=queue_s)
-        return judge(submission, await self._service.run_patiently(to_run))
+        return judge(submission, await self._service.run_when_possible(to_run))

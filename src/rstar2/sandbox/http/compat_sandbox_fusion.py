@@ -1,14 +1,25 @@
 """SandboxFusion's `/run_code` and `/run_jupyter`, so that verl's and ReTool's recipes can point here.
 
-Fields and statuses are SandboxFusion's: `Success`, `Failed` (the program's doing) and `SandboxError` (ours, or a
+Fields and statuses are SandboxFusion's: `Success`, `Failed` (by the program) and `SandboxError` (by the sandbox, or a
 language that is not here), with 200 whenever the body is valid. Being over capacity is 504: the one code on which
-verl's client tries again.
+verl's client retries.
+
+SandboxFusion's requests carry files, and the sandbox takes only code. So the program gets a frame that first writes the
+files and last prints the wanted ones, behind a mark that only this request knows. A program that forges them forges its
+own result and nobody else's; paths lead only into its own sandbox.
 """
 
+import base64
+import binascii
+import json
+import re
+import secrets
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Literal
 
 from aiohttp import web
 from pydantic import Field, JsonValue, TypeAdapter
@@ -16,16 +27,14 @@ from pydantic import Field, JsonValue, TypeAdapter
 from rstar2.sandbox.execution import MAX_OUTPUT_BYTES, MIB, Execution, ExecutionStatus, Limits
 from rstar2.sandbox.executor import Overloaded, Request, Session
 from rstar2.sandbox.http.errors import overloaded
-from rstar2.sandbox.http.notebook_error import NotebookError, split_traceback
-from rstar2.sandbox.http.operation import Answer, Operation, json_response, read_body
-from rstar2.sandbox.http.schema import MAX_WALL_S, Code, Lenient, Stdin, Whole
-from rstar2.sandbox.http.scratch_files import framed, new_mark, split_output
+from rstar2.sandbox.http.operations import Answer, Operation, json_response, read_body
+from rstar2.sandbox.http.schema import MAX_WALL_S, Code, Integer, LenientRequest, Stdin
 from rstar2.sandbox.http.service import Service
 
 MAX_FILES = 1024
 MAX_CELLS = 4096
 FILES_OUTPUT_BYTES = MAX_OUTPUT_BYTES
-"""Fetched files come back through stdout, so there must be room for them."""
+"""Fetched files are sent through stdout, so it must hold them."""
 MIN_MEMORY_BYTES = 64 * MIB
 """Below this no interpreter with numpy runs; SandboxFusion's callers mean the program's own use."""
 
@@ -39,8 +48,32 @@ Language = Literal[
 Timeout = Annotated[float, Field(allow_inf_nan=False)]
 Paths = Annotated[list[str], Field(max_length=MAX_FILES)]
 
+_START = re.compile(r'^(Traceback \(most recent call last\):|  File ")', re.MULTILINE)
+_FRAME = """
+def _framed(code, files, wanted, mark):
+    import base64, json, linecache, os, sys
+    for path, content in files.items():
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(base64.b64decode(content))
+    try:
+        if code is not None:
+            linecache.cache["main.py"] = (len(code), None, code.splitlines(True), "main.py")
+            exec(compile(code, "main.py", "exec"), {{"__name__": "__main__", "__file__": "main.py"}})
+    finally:
+        if wanted:
+            found = {{}}
+            for path in filter(os.path.isfile, wanted):
+                with open(path, "rb") as file:
+                    found[path] = base64.b64encode(file.read()).decode()
+            sys.stdout.write(mark + json.dumps(found))
+            sys.stdout.flush()
+_framed({code!r}, {files!r}, {wanted!r}, {mark!r})
+del _framed
+"""
 
-class RunStatus(StrEnum):
+
+class FusionStatus(StrEnum):
     SUCCESS = "Success"
     FAILED = "Failed"
     SANDBOX_ERROR = "SandboxError"
@@ -52,10 +85,10 @@ class CommandRunStatus(StrEnum):
     TIME_LIMIT_EXCEEDED = "TimeLimitExceeded"
 
 
-class RunCodeRequest(Lenient):
+class RunCodeRequest(LenientRequest):
     compile_timeout: Timeout = Field(10, description="Accepted; Python is not compiled.")
     run_timeout: Timeout = 10
-    memory_limit_MB: Whole = Field(-1, description="Not positive: the service's default.")
+    memory_limit_MB: Integer = Field(-1, description="Not positive: the service's default.")
     code: Code
     stdin: Stdin | None = None
     language: Language = Field("python", description="Only `python` is run; others get `SandboxError`.")
@@ -63,11 +96,11 @@ class RunCodeRequest(Lenient):
     fetch_files: Paths = Field(default=[])
 
 
-class RunJupyterRequest(Lenient):
+class RunJupyterRequest(LenientRequest):
     cells: list[Code] = Field(max_length=MAX_CELLS)
     cell_timeout: Timeout = Field(0, description="Not positive: none of its own.")
     total_timeout: Timeout = 45
-    memory_limit_MB: Whole = -1
+    memory_limit_MB: Integer = -1
     kernel: Literal["python3"] = "python3"
     files: dict[str, str] = Field(default={}, max_length=MAX_FILES)
     fetch_files: Paths = Field(default=[])
@@ -84,7 +117,7 @@ class CommandRunResult:
 
 @dataclass(frozen=True, slots=True)
 class RunCodeResponse:
-    status: RunStatus
+    status: FusionStatus
     message: str = ""
     compile_result: CommandRunResult | None = None
     run_result: CommandRunResult | None = None
@@ -102,7 +135,7 @@ class CellRunResult:
 
 @dataclass(frozen=True, slots=True)
 class RunJupyterResponse:
-    status: RunStatus
+    status: FusionStatus
     message: str = ""
     driver: CommandRunResult | None = None
     cells: list[CellRunResult] = field(default_factory=list)
@@ -125,16 +158,18 @@ def limits_of(timeout_s: float, memory_limit_mb: int) -> Limits:
 
 
 def code_response(execution: Execution, files: dict[str, str]) -> RunCodeResponse:
-    """SandboxFusion's account of an execution."""
-    if execution.status.is_ours:
+    """An execution as SandboxFusion reports it."""
+    if execution.status.is_sandbox_fault:
         failed = CommandRunResult(CommandRunStatus.ERROR, stderr=execution.message)
-        return RunCodeResponse(RunStatus.SANDBOX_ERROR, execution.message, run_result=failed)
+        return RunCodeResponse(FusionStatus.SANDBOX_ERROR, execution.message, run_result=failed)
     if execution.status is ExecutionStatus.TIMEOUT:
         status, return_code = CommandRunStatus.TIME_LIMIT_EXCEEDED, None
     else:
         status, return_code = CommandRunStatus.FINISHED, _return_code(execution)
     result = CommandRunResult(status, execution.wall_s, return_code, execution.stdout, execution.stderr)
-    return RunCodeResponse(RunStatus.SUCCESS if execution.ok else RunStatus.FAILED, run_result=result, files=files)
+    return RunCodeResponse(
+        FusionStatus.SUCCESS if execution.ok else FusionStatus.FAILED, run_result=result, files=files
+    )
 
 
 def _return_code(execution: Execution) -> int:
@@ -159,18 +194,64 @@ def cell_result(execution: Execution) -> CellRunResult:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class NotebookError:
+    ename: str
+    evalue: str
+    traceback: list[str]
+
+
+def split_traceback(stderr: str) -> tuple[str, NotebookError | None]:
+    """What the cell itself wrote to stderr, and the error that ended it; None if there is no traceback."""
+    start = _START.search(stderr)
+    if start is None:
+        return stderr, None
+    lines = stderr[start.start() :].splitlines()
+    last_frame = max(index for index, line in enumerate(lines) if line.startswith(("Traceback", '  File "')))
+    index = next((at for at in range(last_frame + 1, len(lines)) if not lines[at].startswith("  ")), len(lines) - 1)
+    name, _, first = lines[index].partition(": ")
+    message = "\n".join([first, *lines[index + 1 :]])
+    return stderr[: start.start()], NotebookError(name.rpartition(".")[2], message, lines)
+
+
+def new_mark() -> str:
+    return f"\n--- files {secrets.token_hex(16)} ---\n"
+
+
+def framed(code: str | None, files: Mapping[str, str | None], wanted: Sequence[str], mark: str) -> str:
+    """A program that writes the files, runs the code if there is some, and prints what is wanted behind the mark.
+    ValueError if a file is not base64."""
+    given = {path: content for path, content in files.items() if content is not None}
+    for path, content in given.items():
+        try:
+            base64.b64decode(content)
+        except (binascii.Error, ValueError) as error:
+            raise ValueError(f"files: {path!r} is not base64: {error}") from None
+    return _FRAME.format(code=code, files=given, wanted=list(wanted), mark=mark)
+
+
+def split_output(stdout: str, mark: str) -> tuple[str, dict[str, str]]:
+    """What the program printed, and the files behind the mark; none if it never came that far."""
+    printed, found_mark, found = stdout.rpartition(mark)
+    if not found_mark:
+        return stdout, {}
+    try:
+        return printed, dict(json.loads(found))
+    except ValueError:
+        return printed, {}
+
+
 class SandboxFusionApi:
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def operations(self) -> list[Operation]:
-        def post(path: str, handler: Any, summary: str, body: TypeAdapter[Any], answer: TypeAdapter[Any]) -> Operation:
-            answers = {200: Answer("What happened; see `status`.", answer)}
-            return Operation("POST", path, handler, summary, answers, body, refusals=(504,), tag="SandboxFusion")
-
+        post = partial(Operation, "POST", refusals=(504,), tag="SandboxFusion")
+        happened = "What happened; see `status`."
+        ran, ran_cells = (Answer(happened, RUN_CODE_RESPONSE),), (Answer(happened, RUN_JUPYTER_RESPONSE),)
         return [
-            post("/run_code", self.run_code, "Run a program.", RUN_CODE, RUN_CODE_RESPONSE),
-            post("/run_jupyter", self.run_jupyter, "Run the cells of a notebook.", RUN_JUPYTER, RUN_JUPYTER_RESPONSE),
+            post("/run_code", self.run_code, "Run a program.", ran, RUN_CODE),
+            post("/run_jupyter", self.run_jupyter, "Run the cells of a notebook.", ran_cells, RUN_JUPYTER),
         ]
 
     async def run_code(self, request: web.Request) -> web.Response:
@@ -198,7 +279,7 @@ class SandboxFusionApi:
     async def _run_code(self, body: RunCodeRequest) -> RunCodeResponse:
         if body.language != "python":
             message = f"language {body.language!r} cannot be run here: this service runs only 'python'"
-            return RunCodeResponse(RunStatus.SANDBOX_ERROR, message)
+            return RunCodeResponse(FusionStatus.SANDBOX_ERROR, message)
         limits, mark = limits_of(body.run_timeout, body.memory_limit_MB), new_mark()
         if not body.files and not body.fetch_files:
             execution = await self._service.run(Request(body.code, body.stdin or "", limits))
@@ -206,7 +287,7 @@ class SandboxFusionApi:
         try:
             code = framed(body.code, body.files, body.fetch_files, mark)
         except ValueError as error:
-            return RunCodeResponse(RunStatus.SANDBOX_ERROR, str(error))
+            return RunCodeResponse(FusionStatus.SANDBOX_ERROR, str(error))
         limits = replace(limits, output_bytes=FILES_OUTPUT_BYTES)
         execution = await self._service.run(Request(code, body.stdin or "", limits))
         stdout, files = split_output(execution.stdout, mark)
@@ -229,20 +310,20 @@ class SandboxFusionApi:
         try:
             before = framed(None, body.files, [], mark) if body.files else None
         except ValueError as error:
-            return RunJupyterResponse(RunStatus.SANDBOX_ERROR, str(error))
+            return RunJupyterResponse(FusionStatus.SANDBOX_ERROR, str(error))
         if before is not None and not (written := await run(before, own_limits)).ok:
-            return RunJupyterResponse(RunStatus.SANDBOX_ERROR, f"files: {written.message or written.stderr}")
+            return RunJupyterResponse(FusionStatus.SANDBOX_ERROR, f"files: {written.message or written.stderr}")
         for code in body.cells:
             timeout_s = min(left_s(), body.cell_timeout) if body.cell_timeout > 0 else left_s()
             execution = await run(code, limits_of(timeout_s, body.memory_limit_MB))
-            if execution.status.is_ours:
-                return RunJupyterResponse(RunStatus.SANDBOX_ERROR, execution.message)
+            if execution.status.is_sandbox_fault:
+                return RunJupyterResponse(FusionStatus.SANDBOX_ERROR, execution.message)
             if left_s() <= 0:
                 driver = CommandRunResult(CommandRunStatus.TIME_LIMIT_EXCEEDED, time.monotonic() - started)
-                return RunJupyterResponse(RunStatus.FAILED, driver=driver)
+                return RunJupyterResponse(FusionStatus.FAILED, driver=driver)
             cells.append(cell_result(execution))
         if body.fetch_files:
             fetched = await run(framed(None, {}, body.fetch_files, mark), own_limits)
             _, files = split_output(fetched.stdout, mark)
         driver = CommandRunResult(CommandRunStatus.FINISHED, time.monotonic() - started, 0, "", "")
-        return RunJupyterResponse(RunStatus.SUCCESS, driver=driver, cells=cells, files=files)
+        return RunJupyterResponse(FusionStatus.SUCCESS, driver=driver, cells=cells, files=files)

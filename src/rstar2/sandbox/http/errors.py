@@ -73,5 +73,5 @@ def response_to(error: ApiError) -> web.Response:
 
 
 def json_line(index: int, error: ApiError) -> bytes:
-    """A refused run, as a line of a batch whose other runs go on."""
+    """A refused run, as a line of a batch whose other runs continue."""
     return b'{"index":%d,"error":%s}\n' % (index, json.dumps(ERROR.dump_python(error.body)).encode())

@@ -29,7 +29,7 @@ class Histogram:
         yield f"{name}_count {total}"
 
 
-class Metrics:
+class ServiceMetrics:
     def __init__(self) -> None:
         self.executions: Counter[str] = Counter()
         self.responses: Counter[int] = Counter()
@@ -46,7 +46,7 @@ class Metrics:
         self._request.observe(seconds)
 
     def render(self, gauges: Mapping[str, float], nodes: Sequence[NodeInfo] = ()) -> str:
-        """All of it. `gauges` are the levels of this moment, by name; `nodes` those behind a gateway."""
+        """The metrics page. `gauges` are current levels, by name; `nodes` those behind a gateway."""
         return "\n".join((*self._lines(gauges), *_node_lines(nodes), ""))
 
     def _lines(self, gauges: Mapping[str, float]) -> Iterator[str]:
@@ -77,7 +77,8 @@ def _node_lines(nodes: Sequence[NodeInfo]) -> Iterator[str]:
         yield f"# HELP {PREFIX}node_{name} {meaning}"
         yield f"# TYPE {PREFIX}node_{name} {kind}"
         for node in nodes:
-            yield f'{PREFIX}node_{name}{{node="{_escaped(node.url)}"}} {level(node):g}'
+            url = node.url.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+            yield f'{PREFIX}node_{name}{{node="{url}"}} {level(node):g}'
 
 
 _OF_A_NODE: tuple[tuple[str, str, str, Callable[[NodeInfo], float]], ...] = (
@@ -87,7 +88,3 @@ _OF_A_NODE: tuple[tuple[str, str, str, Callable[[NodeInfo], float]], ...] = (
     ("answered_total", "counter", "Calls that the node answered.", lambda node: node.num_answered),
     ("rerun_total", "counter", "Calls rerun elsewhere because of the node.", lambda node: node.num_rerun),
 )
-
-
-def _escaped(label: str) -> str:
-    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,9 +1,9 @@
 """The service's own endpoints, `/v1/...`."""
 
 import asyncio
-import functools
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from aiohttp import web
@@ -13,10 +13,10 @@ from rstar2.sandbox.executor import Overloaded
 from rstar2.sandbox.http import schema
 from rstar2.sandbox.http.errors import ApiError, json_line, overloaded
 from rstar2.sandbox.http.idempotency import KeyConflict, Outcome
-from rstar2.sandbox.http.operation import Answer, Operation, json_response, read_body
+from rstar2.sandbox.http.operations import Answer, Operation, json_response, read_body
 from rstar2.sandbox.http.schema import CellRequest, CellResult, ForkRequest, RollbackRequest, RunRequest, SessionInfo
 from rstar2.sandbox.http.service import Service, conflict
-from rstar2.sandbox.http.sessions import HeldSession, SessionTable
+from rstar2.sandbox.http.session_table import HeldSession, SessionTable
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T", CellRequest, ForkRequest, RollbackRequest)
@@ -30,72 +30,31 @@ class NativeApi:
         self._sessions = sessions
 
     def operations(self) -> list[Operation]:
-        executed = {200: Answer("What the program did, also where it failed: see `status`.", schema.EXECUTION)}
-        a_session = Answer("The session.", schema.SESSION_INFO)
-        session, cells = "/v1/sessions/{session_id}", "/v1/sessions/{session_id}/cells"
-        operations = [
-            Operation("POST", "/v1/run", self.run, "Execute one program.", executed, schema.RUN, refusals=(409,)),
-            Operation(
-                "POST",
-                "/v1/batch",
-                self.batch,
-                "Execute many programs; one JSON line each, as soon as it has ended.",
-                {200: Answer("Lines in the order in which the programs end.", schema.BATCH_LINE, NDJSON)},
-                schema.BATCH,
-            ),
-            Operation(
-                "POST",
-                "/v1/sessions",
-                self.create_session,
-                "Open a notebook.",
-                {201: a_session},
-                schema.SESSION,
-                body_required=False,
-            ),
-            Operation("GET", session, self.get_session, "Look at a notebook.", {200: a_session}, refusals=(404,)),
-            Operation(
-                "DELETE",
-                session,
-                self.delete_session,
-                "Close a notebook, after the cell that runs now.",
-                {204: Answer("It is closed.")},
-                refusals=(404,),
-            ),
-            Operation(
-                "POST",
-                cells,
-                self.run_cell,
-                "Run a cell on the state that the last good cell left.",
-                {200: Answer("What the cell did, and how many cells the state now holds.", schema.CELL_RESULT)},
-                schema.CELL,
-                refusals=(404, 409),
-            ),
-            Operation(
-                "POST",
-                f"{session}/fork",
-                self.fork_session,
-                "Open a second notebook that starts from this one's state.",
-                {201: a_session},
-                schema.FORK,
-                body_required=False,
-                refusals=(404, 409),
-            ),
-            Operation(
-                "POST",
-                f"{session}/rollback",
-                self.roll_back,
-                "Forget the last cells.",
-                {200: a_session},
-                schema.ROLLBACK,
-                body_required=False,
-                refusals=(404, 409),
-            ),
+        session = "/v1/sessions/{session_id}"
+        post, change = partial(Operation, "POST"), partial(Operation, "POST", refusals=(404, 409))
+        executed = (Answer("What the program did, also where it failed: see `status`.", schema.EXECUTION),)
+        streamed = (Answer("Lines in the order in which the programs end.", schema.BATCH_LINE, content_type=NDJSON),)
+        ran = (Answer("What the cell did, and how many cells the state now holds.", schema.CELL_RESULT),)
+        opened = (Answer("The session.", schema.SESSION_INFO, 201),)
+        found = (Answer("The session.", schema.SESSION_INFO),)
+        closed = (Answer("It is closed.", code=204),)
+        graded = (Answer("The verdict.", schema.GRADE_RESULT),)
+        one, many = "Execute one program.", "Execute many programs; one JSON line each, as soon as it has ended."
+        cell, back = "Run a cell on the state that the last good cell left.", "Forget the last cells."
+        fork = "Open a second notebook that starts from this one's state."
+        close = "Close a notebook, after the running cell."
+        grade = "Compare an answer, or the answer in a text, with the gold answer."
+        return [
+            post("/v1/run", self.run, one, executed, schema.RUN, refusals=(409,)),
+            post("/v1/batch", self.batch, many, streamed, schema.BATCH),
+            post("/v1/sessions", self.create_session, "Open a notebook.", opened, schema.SESSION, body_required=False),
+            Operation("GET", session, self.get_session, "Look at a notebook.", found, refusals=(404,)),
+            Operation("DELETE", session, self.delete_session, close, closed, refusals=(404,)),
+            change(f"{session}/cells", self.run_cell, cell, ran, schema.CELL),
+            change(f"{session}/fork", self.fork_session, fork, opened, schema.FORK, body_required=False),
+            change(f"{session}/rollback", self.roll_back, back, found, schema.ROLLBACK, body_required=False),
+            *([post("/v1/grade", self.grade, grade, graded, schema.GRADE)] if self._service.grader else ()),
         ]
-        if self._service.grader is not None:
-            summary = "Compare an answer, or the answer in a text, with the gold answer."
-            graded = {200: Answer("The verdict.", schema.GRADE_RESULT)}
-            operations.append(Operation("POST", "/v1/grade", self.grade, summary, graded, schema.GRADE))
-        return operations
 
     async def run(self, request: web.Request) -> web.Response:
         run = await read_body(self._service, request, schema.RUN)
@@ -113,7 +72,7 @@ class NativeApi:
                 num_left = len(runs)
                 while num_left:
                     ready = [await lines.get()]
-                    # Under load the next ones are a moment away, and one write for several is what a batch is for.
+                    # Under load more lines follow at once: one write for several.
                     if num_left > COALESCE_ABOVE:
                         await asyncio.sleep(COALESCE_S)
                     while not lines.empty():
@@ -123,7 +82,7 @@ class NativeApi:
                     num_left -= len(ready)
                 await response.write_eof()
             except TimeoutError:
-                # The caller stopped reading in the middle of the answer: there is nobody to tell.
+                # The caller stopped reading in the middle of the answer.
                 if request.transport is not None:
                     request.transport.abort()
             finally:
@@ -139,14 +98,14 @@ class NativeApi:
         begun = []
         for index, run in enumerate(runs):
             try:
-                task = self._service.begin(run, self._service.run_patiently, flow)
+                task = self._service.begin(run, self._service.run_when_possible, flow)
             except ApiError as error:
                 lines.put_nowait(json_line(index, error))
                 continue
             if isinstance(task, bytes):
                 lines.put_nowait(_result_line(index, task))
             else:
-                task.add_done_callback(functools.partial(_put_line, lines, index))
+                task.add_done_callback(partial(_put_line, lines, index))
                 begun.append((run, task))
         return begun
 
@@ -169,7 +128,7 @@ class NativeApi:
             async with self._sessions.turn(held) as session:
                 execution = await self._service.run_cell(session, cell)
                 result = CellResult(session.num_cells, execution)
-            return schema.CELL_RESULT.dump_json(result), not execution.status.is_ours
+            return schema.CELL_RESULT.dump_json(result), not execution.status.is_sandbox_fault
 
         return json_response(await self._once(request, schema.CELL, run))
 
@@ -207,8 +166,8 @@ class NativeApi:
         act: Callable[[HeldSession, T], Awaitable[tuple[bytes, bool]]],
         if_empty: bytes | None = None,
     ) -> bytes:
-        """One change of a session. With a key it goes on when its caller is lost, who may come back for the result:
-        a change that was half reported must not be made a second time."""
+        """One change of a session. With a key it continues when its caller is lost, who may ask again for the result:
+        a change must not be made twice."""
         held = self._held(request)
         body = await read_body(self._service, request, adapter, if_empty)
 

@@ -22,12 +22,12 @@ MAX_QUEUE_S = 7200.0
 _DEFAULTS = Limits()
 
 
-def _whole(value: object) -> object:
-    """JSON does not tell 2.0 from 2; strict validation would."""
+def _to_integer(value: object) -> object:
+    """JSON does not distinguish 2.0 from 2; strict validation would."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+Integer = Annotated[int, BeforeValidator(_to_integer)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Code = Annotated[str, Field(max_length=MAX_CODE_CHARS)]
 Stdin = Annotated[str, Field(max_length=MAX_STDIN_CHARS)]
@@ -37,25 +37,25 @@ IdempotencyKey = Annotated[
 ]
 
 
-class Wire(BaseModel):
+class StrictRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Lenient(BaseModel):
+class LenientRequest(BaseModel):
     """A request of the drop-in endpoints: fields that we do not know are their callers' business."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
 
-class LimitsModel(Wire):
+class LimitsModel(StrictRequest):
     """What one execution may use: the program and all its children together, but for the CPU time of each process."""
 
     wall_s: Seconds = Field(_DEFAULTS.wall_s, le=MAX_WALL_S)
     cpu_s: Seconds = Field(_DEFAULTS.cpu_s, le=MAX_WALL_S)
-    memory_bytes: Whole = Field(_DEFAULTS.memory_bytes, ge=MIN_MEMORY_BYTES, le=1024 * GIB)
-    num_processes: Whole = Field(_DEFAULTS.num_processes, ge=1, le=4096)
-    output_bytes: Whole = Field(_DEFAULTS.output_bytes, ge=1, le=MAX_OUTPUT_BYTES)
-    file_bytes: Whole = Field(_DEFAULTS.file_bytes, ge=1, le=16 * GIB)
+    memory_bytes: Integer = Field(_DEFAULTS.memory_bytes, ge=MIN_MEMORY_BYTES, le=1024 * GIB)
+    num_processes: Integer = Field(_DEFAULTS.num_processes, ge=1, le=4096)
+    output_bytes: Integer = Field(_DEFAULTS.output_bytes, ge=1, le=MAX_OUTPUT_BYTES)
+    file_bytes: Integer = Field(_DEFAULTS.file_bytes, ge=1, le=16 * GIB)
 
     def to_limits(self) -> Limits:
         return Limits(
@@ -66,7 +66,7 @@ class LimitsModel(Wire):
 _NO_LIMITS_GIVEN = LimitsModel()
 
 
-class RunRequest(Wire):
+class RunRequest(StrictRequest):
     code: Code
     stdin: Stdin = ""
     limits: LimitsModel = _NO_LIMITS_GIVEN
@@ -78,35 +78,35 @@ class RunRequest(Wire):
         return Request(self.code, self.stdin, limits, self.queue_s, flow)
 
 
-class BatchRequest(Wire):
+class BatchRequest(StrictRequest):
     runs: list[RunRequest] = Field(min_length=1, max_length=MAX_BATCH)
 
 
-class SessionRequest(Wire):
+class SessionRequest(StrictRequest):
     """An empty session; nothing to choose."""
 
 
-class CellRequest(Wire):
+class CellRequest(StrictRequest):
     code: Code
     stdin: Stdin = ""
     limits: LimitsModel = _NO_LIMITS_GIVEN
     idempotency_key: IdempotencyKey = None
 
 
-class ForkRequest(Wire):
+class ForkRequest(StrictRequest):
     idempotency_key: IdempotencyKey = None
 
 
-class RollbackRequest(Wire):
-    num_cells: Whole = Field(1, ge=1, le=1_000_000)
+class RollbackRequest(StrictRequest):
+    num_cells: Integer = Field(1, ge=1, le=1_000_000)
     idempotency_key: IdempotencyKey = None
 
 
-class NodeRequest(Wire):
+class NodeRequest(StrictRequest):
     url: Annotated[str, Field(min_length=1, max_length=1024, description="Where the gateway reaches the node.")]
 
 
-class GradeRequest(Wire):
+class GradeRequest(StrictRequest):
     """An answer, or the text of a turn whose answer is to be found, against the gold answer."""
 
     model_config = ConfigDict(
@@ -189,7 +189,7 @@ class NodeInfo:
     message: str
 
 
-def digest(model: Wire) -> bytes:
+def digest(model: StrictRequest) -> bytes:
     """What "the same body" means for an idempotency key: equal fields, whatever the bytes looked like."""
     return hashlib.blake2b(model.model_dump_json(exclude={"idempotency_key"}).encode(), digest_size=16).digest()
 

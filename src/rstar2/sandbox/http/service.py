@@ -14,23 +14,51 @@ from typing import Protocol
 
 from pydantic import JsonValue
 
-from rstar2.errors import InfrastructureError
+from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import Verdict
-from rstar2.sandbox.execution import Execution, ExecutionStatus
+from rstar2.sandbox.execution import MIB, Execution, ExecutionStatus
 from rstar2.sandbox.executor import Executor, Overloaded, Request, Session
 from rstar2.sandbox.http.errors import ApiError, overloaded
 from rstar2.sandbox.http.idempotency import KeyConflict, OnceTable, Outcome
-from rstar2.sandbox.http.metrics import Metrics
+from rstar2.sandbox.http.metrics import ServiceMetrics
 from rstar2.sandbox.http.schema import EXECUTION, CellRequest, GradeRequest, GradeResult, RunRequest, digest
-from rstar2.sandbox.http.settings import ServiceSettings
 from rstar2.sandbox.local import usable_cores
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """What the operator decides. Every bound is here, so that nothing a caller sends can exceed memory."""
+
+    token: str | None = None
+    """Callers must send it as `Authorization: Bearer ...`; None: whoever reaches the address may use the service, but
+    for pages of other sites."""
+    listening_host: str = "127.0.0.1"
+    """The address that it is listened on. Without a token it decides which names the service answers to."""
+    max_request_bytes: int = 64 * MIB
+    max_in_flight: int = 65_536
+    """Executions admitted and not yet answered, over all callers. Beyond it the answer is 503, at once."""
+    max_sessions: int = 4_096
+    session_idle_s: float = 3600.0
+    """A session that nobody used for this long is closed: its caller has most likely died."""
+    transfer_timeout_s: float = 60.0
+    """For receiving one request body, and for a caller to accept a piece of a streamed answer."""
+    retry_after_s: float = 1.0
+    """The `Retry-After` of a service that is over capacity or draining."""
+    retention_s: float = 600.0
+    """How long the result of an execution with an idempotency key is kept for a caller that asks again."""
+    max_retained: int = 100_000
+    max_retained_bytes: int = 64 * MIB
+
+    def __post_init__(self) -> None:
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
+            raise UserError("token: it must be printable ASCII, and not empty: it is sent in a header")
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
-    """How busy the executor is at this moment."""
+    """How busy the executor is now."""
 
     num_slots: int
     num_busy_slots: int
@@ -49,9 +77,9 @@ class Graded(Protocol):
     def message(self) -> str: ...
 
 
-class Grader(Protocol):
-    """Tells whether an answer is the gold one, by a deadline of its own. Grading knows the sandbox, not the sandbox
-    grading: whoever starts the service brings the grader."""
+class AnswerGrader(Protocol):
+    """Compares an answer with the gold answer, by a deadline of its own. Grading imports the sandbox and not the other
+    way round, so whoever starts the service passes the grader."""
 
     async def grade(self, *turns: str, gold: str) -> Graded: ...
 
@@ -59,7 +87,7 @@ class Grader(Protocol):
 
 
 Guarantees = Callable[[], Sequence[Mapping[str, JsonValue]]]
-"""The table of what this machine's isolation holds, row by row."""
+"""The table of what this machine's isolation guarantees."""
 
 
 class Service:
@@ -68,7 +96,7 @@ class Service:
         executor: Executor,
         settings: ServiceSettings,
         *,
-        grader: Grader | None = None,
+        grader: AnswerGrader | None = None,
         guarantees: Guarantees = tuple,
         load: Callable[[], Load] | None = None,
     ) -> None:
@@ -76,7 +104,7 @@ class Service:
         self.settings = settings
         self.grader = grader
         self.guarantees = guarantees
-        self.metrics = Metrics()
+        self.metrics = ServiceMetrics()
         self.once = OnceTable(settings.max_retained, settings.max_retained_bytes, settings.retention_s)
         self.draining = False
         self.num_in_flight = 0
@@ -86,7 +114,7 @@ class Service:
         self._executor_load = load
 
     def load(self) -> Load:
-        """The executor's own account; without one, what is in flight counts as queued."""
+        """As the executor reports it; without a report, everything in flight counts as queued."""
         return self._executor_load() if self._executor_load else Load(0, 0, self.num_in_flight)
 
     @contextmanager
@@ -117,8 +145,8 @@ class Service:
     async def run_cell(self, session: Session, cell: CellRequest) -> Execution:
         return await self.counted(lambda: session.run(cell.code, cell.stdin, cell.limits.to_limits()))
 
-    async def run_patiently(self, request: Request) -> Execution:
-        """One of many that were admitted together: a full queue is waited for, up to the request's own deadline."""
+    async def run_when_possible(self, request: Request) -> Execution:
+        """One of a batch: waits for room in a full queue, up to the request's own deadline."""
         deadline = time.monotonic() + request.queue_s
         while True:
             try:
@@ -136,12 +164,12 @@ class Service:
     def begin(
         self, run: RunRequest, execute: Callable[[Request], Awaitable[Execution]], flow: str = ""
     ) -> "asyncio.Future[Outcome] | bytes":
-        """The run's result as JSON, on its way or kept from before; with an idempotency key, that of the one execution
-        which the key stands for. Who begins must `leave` what is on its way."""
+        """The run's result as JSON, or the execution that computes it. Runs with one idempotency key share one
+        execution. A caller that gets an execution must `leave` it."""
 
         async def act() -> Outcome:
             execution = await execute(run.to_request(flow))
-            return EXECUTION.dump_json(execution), not execution.status.is_ours
+            return EXECUTION.dump_json(execution), not execution.status.is_sandbox_fault
 
         if run.idempotency_key is None:
             return asyncio.ensure_future(act())
@@ -151,7 +179,7 @@ class Service:
             raise conflict(run.idempotency_key) from None
 
     def leave(self, run: RunRequest, task: "asyncio.Future[Outcome]") -> None:
-        """An execution that nobody waits for any more is cancelled."""
+        """Cancels an execution that no caller waits for."""
         if run.idempotency_key is None:
             task.cancel()
         else:
@@ -181,8 +209,7 @@ class Service:
         return GradeResult(graded.verdict, graded.answer, graded.method, graded.message)
 
     async def counted(self, execute: Callable[[], Awaitable[Execution]]) -> Execution:
-        """Execute and count. Whatever the program printed, the result can be sent; whatever our side does wrong, it
-        is a result too."""
+        """Execute and count. Any output can be sent, and any failure of the executor is a result too."""
         try:
             execution = _sendable(await execute())
         except Overloaded:

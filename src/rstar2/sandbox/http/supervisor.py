@@ -1,5 +1,5 @@
-"""The process that a service consists of, from outside: it owns the listening socket and the templates, and keeps one
-server serving and one standing by.
+"""The parent process of a service: it owns the listening socket and the templates, and keeps one server serving and one
+on standby.
 
 Nothing that callers send reaches this process, so nothing they send can end it. If it is killed all the same, its
 servers end with it, the slots see their sockets close, and the last template removes the cgroups.
@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.sandbox.http import ServiceSettings
-from rstar2.sandbox.http.serving import ServingConfig
+from rstar2.sandbox.http.server_process import ServingConfig
 from rstar2.sandbox.isolation import cgroup
 from rstar2.sandbox.local import LocalConfig
-from rstar2.sandbox.slots.host import HostConfig, decide_layers, make_service_group
-from rstar2.sandbox.slots.templates import Nursery, TemplateConfig, TemplateProcess
+from rstar2.sandbox.slots.slot_factory import decide_layers, make_service_group, template_config
+from rstar2.sandbox.slots.templates import ReadyTemplate, TemplateKeeper
 
 _NUM_TEMPLATES = 2
 _FIRST_READY_S = 120.0
@@ -38,7 +38,7 @@ class ServeConfig:
     local: LocalConfig = field(default_factory=LocalConfig)
     service: ServiceSettings = field(default_factory=ServiceSettings)
     drain_s: float = 30.0
-    server_entry: str = "from rstar2.sandbox.http.serving import run_server; run_server(None)"
+    server_entry: str = "from rstar2.sandbox.http.server_process import run_server; run_server(None)"
     """What a server process runs; the command line gives one that wires a grader."""
 
 
@@ -49,7 +49,7 @@ class _Server:
     is_serving: bool = False
     started_at: float = field(default_factory=time.monotonic)
 
-    def tell(self, content: dict[str, object], fds: list[int] | None = None) -> None:
+    def send(self, content: dict[str, object], fds: list[int] | None = None) -> None:
         with contextlib.suppress(OSError):  # if it is gone, its end is noticed on its own
             socket.send_fds(self.channel, [json.dumps(content).encode()], fds or [])
 
@@ -66,18 +66,12 @@ class Supervisor:
         self._on_ready = on_ready
         self._on_stopping = on_stopping
         self._loop = asyncio.get_running_loop()
-        self._layers = decide_layers(config.local.host)
+        layers = decide_layers(config.local.slots)
         self._listener = listen(config.host, config.port)
-        self._group = make_service_group(config.local.host)
-        host: HostConfig = config.local.host
-        template = TemplateConfig(
-            layers=self._layers,
-            fast=host.fast,
-            warm=host.warm,
-            service_group=self._group.path if self._group else None,
-        )
-        self._templates: list[TemplateProcess] = []
-        self._nursery = Nursery(template, _NUM_TEMPLATES, self._on_template)
+        self._group = make_service_group(config.local.slots)
+        template = template_config(config.local.slots, layers, self._group)
+        self._templates: list[ReadyTemplate] = []
+        self._keeper = TemplateKeeper(template, _NUM_TEMPLATES, self._on_template)
         self._servers: list[_Server] = []
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
@@ -98,7 +92,7 @@ class Supervisor:
             for _ in range(2):
                 self._start_server()
             self._promote()
-            first = asyncio.create_task(self._nursery.start_first())
+            first = asyncio.create_task(self._keeper.start_first())
             ready = asyncio.create_task(self._first_ready.wait())
             ended = asyncio.create_task(self._ended.wait())
             done, _ = await asyncio.wait([first, ended], timeout=_FIRST_READY_S, return_when=asyncio.FIRST_COMPLETED)
@@ -115,21 +109,21 @@ class Supervisor:
 
     # ---- templates ----
 
-    def _on_template(self, born: TemplateProcess) -> None:
-        self._templates.append(born)
-        self._watch(born.process.pid, lambda: self._on_template_death(born))
+    def _on_template(self, started: ReadyTemplate) -> None:
+        self._templates.append(started)
+        self._watch(started.process.pid, lambda: self._on_template_death(started))
         for server in self._servers:
-            self._lend(server, born)
+            self._lend(server, started)
 
-    def _on_template_death(self, born: TemplateProcess) -> None:
-        self._templates.remove(born)
+    def _on_template_death(self, started: ReadyTemplate) -> None:
+        self._templates.remove(started)
         if not self._stopping.is_set():
-            self._nursery.bury(born)
+            self._keeper.replace(started)
 
-    def _lend(self, server: _Server, born: TemplateProcess) -> None:
+    def _lend(self, server: _Server, started: ReadyTemplate) -> None:
         # A standby must not hold a template's socket as if it used it: answers would go to the wrong reader.
         if server.is_serving:
-            server.tell({"kind": "template", "facts": born.facts}, [born.control.fileno()])
+            server.send({"kind": "template", "facts": started.facts}, [started.control.fileno()])
 
     # ---- servers ----
 
@@ -157,13 +151,13 @@ class Supervisor:
         self._watch(process.pid, lambda: self._on_server_death(server))
 
     def _promote(self) -> None:
-        """Let the first server that stands by serve, if none does."""
+        """Let the first standby server serve, if none does."""
         if self._servers and not any(server.is_serving for server in self._servers):
             server = self._servers[0]
             server.is_serving = True
-            server.tell({"kind": "serve"})
-            for born in self._templates:
-                self._lend(server, born)
+            server.send({"kind": "serve"})
+            for started in self._templates:
+                self._lend(server, started)
 
     def _on_server_message(self, server: _Server) -> None:
         try:
@@ -206,7 +200,7 @@ class Supervisor:
     # ---- the end ----
 
     def _on_signal(self) -> None:
-        """First: drain. Again: hand the signal on, which ends the draining."""
+        """The first signal starts to drain; the second is passed on and ends the draining."""
         if not self._stopping.is_set():
             self._on_stopping()
         self._stopping.set()
@@ -222,7 +216,7 @@ class Supervisor:
         for server in list(self._servers):
             server.process.kill()
             server.process.wait()
-        await self._nursery.close()
+        await self._keeper.close()
         if self._group is not None:
             cgroup.remove_slots_of(self._group.path, None, deadline_s=2.0)
             self._group.close()
@@ -256,9 +250,3 @@ def listen(host: str, port: int) -> socket.socket:
 def address_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-async def supervise(
-    config: ServeConfig, on_ready: Callable[[str], None], on_stopping: Callable[[], None] = lambda: None
-) -> None:
-    await Supervisor(config, on_ready=on_ready, on_stopping=on_stopping).run()

@@ -1,20 +1,39 @@
-"""What operators and programs ask of the service itself: is it ready, what does it hold, how busy is it."""
+"""What operators ask of the service itself: whether it is ready, how busy it is, and which nodes a gateway has."""
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from aiohttp import web
 from pydantic import JsonValue, TypeAdapter
 
 import rstar2
-from rstar2.sandbox.http.operation import Answer, Operation, json_response
-from rstar2.sandbox.http.schema import NodeInfo
+from rstar2.errors import UserError
+from rstar2.sandbox.http.errors import ApiError
+from rstar2.sandbox.http.operations import Answer, Operation, json_response, read_body
+from rstar2.sandbox.http.schema import NODE, NODE_INFO, NodeInfo
 from rstar2.sandbox.http.service import Service
-from rstar2.sandbox.http.sessions import SessionTable
+from rstar2.sandbox.http.session_table import SessionTable
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Nodes(Protocol):
+    """The nodes behind a gateway."""
+
+    def nodes(self) -> Sequence[NodeInfo]: ...
+
+    def join(self, url: str) -> NodeInfo:
+        """Add a node; it gets calls once it has answered a probe. Joining twice changes nothing. UserError if `url`
+        cannot be a node's address."""
+        ...
+
+    def leave(self, url: str) -> NodeInfo | None:
+        """Give the node no new calls, and forget it when it has finished those it has; None if it is not known."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +62,9 @@ class Status:
     responses: dict[str, int]
     """HTTP responses, by code."""
     guarantees: list[dict[str, JsonValue]]
-    """What the isolation on this machine holds, and what it does not; of a gateway, what it holds on all its nodes."""
+    """What the isolation of this machine guarantees; of a gateway, what all its nodes guarantee."""
     nodes: list[NodeInfo]
-    """Of a gateway: whom it gives its work to. Empty elsewhere."""
+    """The nodes of a gateway; empty elsewhere."""
 
 
 HEALTH = TypeAdapter(Health)
@@ -55,50 +74,31 @@ DOCUMENT = TypeAdapter(dict[str, JsonValue])
 
 
 class SystemApi:
-    def __init__(
-        self, service: Service, sessions: SessionTable, nodes: Callable[[], Sequence[NodeInfo]] = tuple
-    ) -> None:
+    def __init__(self, service: Service, sessions: SessionTable, nodes: Nodes | None = None) -> None:
         self._service = service
-        self._nodes = nodes
         self._sessions = sessions
+        self._nodes = nodes
         self._document = b"{}"
 
     def operations(self) -> list[Operation]:
-        return [
-            Operation(
-                "GET",
-                "/healthz",
-                self.health,
-                "Whether new work is taken. Needs no token.",
-                {200: Answer("It is.", HEALTH), 503: Answer("It is not: the service is draining.", HEALTH)},
-                tag="system",
-                extra={"security": []},
-            ),
-            Operation(
-                "GET",
-                "/status",
-                self.status,
-                "Load, counters and the table of guarantees.",
-                {200: Answer("The state of the service.", STATUS)},
-                tag="system",
-            ),
-            Operation(
-                "GET",
-                "/metrics",
-                self.metrics,
-                "Counters and histograms for Prometheus.",
-                {200: Answer("Prometheus text format.", TEXT, "text/plain")},
-                tag="system",
-            ),
-            Operation(
-                "GET",
-                "/openapi.json",
-                self.openapi,
-                "This document.",
-                {200: Answer("OpenAPI 3.1.", DOCUMENT)},
-                tag="system",
-            ),
+        get = partial(Operation, "GET", tag="system")
+        healthy = Answer("It is.", HEALTH), Answer("It is not: the service is draining.", HEALTH, 503)
+        status = (Answer("The state of the service.", STATUS),)
+        metrics = (Answer("Prometheus text format.", TEXT, content_type="text/plain"),)
+        operations = [
+            get("/healthz", self.health, "Whether new work is taken. Needs no token.", healthy, extra={"security": []}),
+            get("/status", self.status, "Load, counters and the table of guarantees.", status),
+            get("/metrics", self.metrics, "Counters and histograms for Prometheus.", metrics),
+            get("/openapi.json", self.openapi, "This document.", (Answer("OpenAPI 3.1.", DOCUMENT),)),
         ]
+        if self._nodes is not None:
+            joined, left = Answer("The node as the gateway knows it.", NODE_INFO), Answer("It drains.", NODE_INFO, 202)
+            summary = "Leave: no new calls; what is running is finished first."
+            operations += [
+                Operation("POST", "/nodes", self.join, "Join, or repeat it.", (joined,), NODE, tag="nodes"),
+                Operation("DELETE", "/nodes", self.leave, summary, (left,), NODE, refusals=(404,), tag="nodes"),
+            ]
+        return operations
 
     def publish(self, document: dict[str, JsonValue]) -> None:
         self._document = json.dumps(document).encode()
@@ -106,6 +106,9 @@ class SystemApi:
     @property
     def _state(self) -> str:
         return "draining" if self._service.draining else "ready"
+
+    def _node_infos(self) -> Sequence[NodeInfo]:
+        return self._nodes.nodes() if self._nodes else ()
 
     async def health(self, _: web.Request) -> web.Response:
         return json_response(HEALTH.dump_json(Health(self._state)), 503 if self._service.draining else 200)
@@ -126,7 +129,7 @@ class SystemApi:
             executions=dict(service.metrics.executions),
             responses={str(code): count for code, count in service.metrics.responses.items()},
             guarantees=[dict(row) for row in service.guarantees()],
-            nodes=list(self._nodes()),
+            nodes=list(self._node_infos()),
         )
         return json_response(STATUS.dump_json(status))
 
@@ -141,9 +144,23 @@ class SystemApi:
             "retained_results": len(service.once),
             "draining": service.draining,
         }
-        return web.Response(
-            body=service.metrics.render(gauges, self._nodes()).encode(), headers={"Content-Type": PROMETHEUS}
-        )
+        text = service.metrics.render(gauges, self._node_infos())
+        return web.Response(body=text.encode(), headers={"Content-Type": PROMETHEUS})
 
     async def openapi(self, _: web.Request) -> web.Response:
         return json_response(self._document)
+
+    async def join(self, request: web.Request) -> web.Response:
+        assert self._nodes is not None, "the operation exists only on a gateway"
+        url = (await read_body(self._service, request, NODE)).url
+        try:
+            return json_response(NODE_INFO.dump_json(self._nodes.join(url)))
+        except UserError as error:
+            raise ApiError(422, "invalid", str(error)) from None
+
+    async def leave(self, request: web.Request) -> web.Response:
+        assert self._nodes is not None, "the operation exists only on a gateway"
+        info = self._nodes.leave((await read_body(self._service, request, NODE)).url)
+        if info is None:
+            raise ApiError(404, "no_node", "there is no node with this url")
+        return json_response(NODE_INFO.dump_json(info), 202)

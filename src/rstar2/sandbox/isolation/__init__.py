@@ -1,1 +1,1 @@
-"""What keeps a program apart from the machine: namespaces, cgroups, seccomp, its own file system."""
+"""What isolates a program from the machine: namespaces, cgroups, seccomp, its own file system."""

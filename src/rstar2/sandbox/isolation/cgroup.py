@@ -1,7 +1,7 @@
 """Memory limits over all processes of a slot together, by cgroup v1 or v2, where this process may make one.
 
 A slot's group lives in a parent group of this service. Parents are named after the process that made them, so that
-the next service can tell which were orphaned by a kill -9 and sweep them away.
+the next service can find those that a kill -9 orphaned, and remove them.
 """
 
 import contextlib
@@ -11,12 +11,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from rstar2.sandbox.isolation.quota import group_path, mounts
+
 _PREFIX = "rstar2-sandbox-"
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """How a cgroup version spells the things that are needed."""
+    """The names of the files in one cgroup version."""
 
     limit: str
     swap_limit: str | None
@@ -40,30 +42,14 @@ class Hierarchy:
         return 1 if self.files is _V1 else 2
 
 
-def _own_group(controller: str) -> str:
-    """This process's group below the hierarchy's mount point, as /proc/self/cgroup tells it."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            return path.lstrip("/")
-    return ""
-
-
 def find_hierarchy() -> Hierarchy | None:
     """The first hierarchy with a memory controller in which a group can really be made."""
-    candidates = []
-    try:
-        mounts = Path("/proc/self/mounts").read_text().splitlines()
-        for line in mounts:
-            _, mount_point, kind, options, *_ = line.split(" ")
-            if kind == "cgroup" and "memory" in options.split(","):
-                candidates.append(Hierarchy(Path(mount_point), _V1))
-            elif kind == "cgroup2":
-                own = Path(mount_point) / _own_group("")
-                candidates.append(Hierarchy(own, _V2))
-    except OSError:
-        return None
-    return next((candidate for candidate in candidates if _is_usable(candidate)), None)
+    root = Path("/")
+    for mount_point, is_v2 in mounts(root, "memory"):
+        found = Hierarchy(mount_point / group_path(root, ""), _V2) if is_v2 else Hierarchy(mount_point, _V1)
+        if _is_usable(found):
+            return found
+    return None
 
 
 def _is_usable(hierarchy: Hierarchy) -> bool:
@@ -84,14 +70,14 @@ def _is_usable(hierarchy: Hierarchy) -> bool:
 
 
 def _enable_memory_controller(group: Path) -> None:
-    """Children of a v2 group have a memory controller only if the group hands it down."""
+    """Children of a v2 group have a memory controller only if the group enables it for them."""
     control = group / "cgroup.subtree_control"
     if "memory" not in control.read_text().split():
         control.write_text("+memory")
 
 
 def _start_time(pid: int) -> str:
-    """Start time of a process in clock ticks; with the pid it names a process for good."""
+    """Start time of a process in clock ticks; with the pid it identifies a process."""
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
 
 
@@ -116,7 +102,7 @@ class SlotGroup:
     def __init__(self, path: Path, files: Files) -> None:
         self.path = path
         self._limit_bytes = 0
-        with contextlib.ExitStack() as undo:  # a group that is half made would be in the way of the next attempt
+        with contextlib.ExitStack() as undo:  # a half-made group would block the next attempt
             path.mkdir()
             undo.callback(path.rmdir)
 
@@ -145,7 +131,7 @@ class SlotGroup:
         return 0
 
     def close(self) -> None:
-        """Let go of the files; the directory is removed by the parent's `remove_slots` once its processes are gone."""
+        """Close the files; the parent's `remove_slots` removes the directory once its processes are gone."""
         for fd in (self.procs_fd, self._limit_fd, self._kills_fd):
             os.close(fd)
 
@@ -203,9 +189,8 @@ def remove_tree(service_group: Path, deadline_s: float) -> None:
     _remove(service_group)
 
 
-def sweep_orphans(hierarchy: Hierarchy) -> int:
-    """Remove the groups of services that are no longer alive; returns how many there were."""
-    num_swept = 0
+def sweep_orphans(hierarchy: Hierarchy) -> None:
+    """Remove the groups of services that are no longer alive."""
     for group in hierarchy.root.glob(f"{_PREFIX}*"):
         owner, _, start = group.name.removeprefix(_PREFIX).partition("-")
         if not owner.isdigit():
@@ -214,5 +199,3 @@ def sweep_orphans(hierarchy: Hierarchy) -> int:
             if _start_time(int(owner)) == start.split("-")[0]:
                 continue
         remove_tree(group, deadline_s=0.0)
-        num_swept += 1
-    return num_swept

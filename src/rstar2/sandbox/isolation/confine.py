@@ -2,7 +2,7 @@
 
 The template takes namespaces and the read-only root once; each slot adds a process namespace (made by whoever forks
 it), a scratch file system, a memory group, no capabilities and the system-call filter. Executions inherit all of it,
-which is why isolation costs an execution next to nothing.
+which is why isolation costs an execution almost nothing.
 """
 
 import os
@@ -20,7 +20,7 @@ INSIDE_UID = 1000
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Which layers are put on: all that the machine can give, unless a person asked for fewer."""
+    """Which layers are applied: all that the machine can give, unless fewer were asked for."""
 
     namespaces: bool
     user_namespace: bool
@@ -51,7 +51,7 @@ def enter_template(layers: Layers) -> None:
 
 
 def map_single_id(uid: int, gid: int, proc_fd: int) -> None:
-    """In a new user namespace: the one id that exists is `INSIDE_UID`, and outside it is who we were."""
+    """In a new user namespace: the one id that exists is `INSIDE_UID`, which is our own id outside."""
     for name, content in (
         ("setgroups", "deny"),
         ("uid_map", f"{INSIDE_UID} {uid} 1"),
@@ -63,9 +63,8 @@ def map_single_id(uid: int, gid: int, proc_fd: int) -> None:
 
 
 def enter_slot(layers: Layers, memory_group_fd: int | None, proc_fd: int) -> None:
-    """Once per slot, in the process that is the init of the slot's process namespace; the system-call filter, after
-    which there is no way back, is put on last by whoever calls this. `proc_fd` is the machine's /proc, which no path
-    leads to any more."""
+    """Once per slot, in the init of the slot's process namespace. The caller installs the system-call filter last,
+    since it cannot be undone. `proc_fd` is the machine's /proc, which no path leads to any more."""
     if memory_group_fd is not None:
         os.write(memory_group_fd, b"0")
         os.close(memory_group_fd)
@@ -78,7 +77,7 @@ def enter_slot(layers: Layers, memory_group_fd: int | None, proc_fd: int) -> Non
     os.close(proc_fd)
     if layers.namespaces:
         linux.unshare(linux.CLONE_NEWNS)
-        # The scratch root stays the init's: a program can fill it but not change its mode for the next one.
+        # The init owns the scratch root: a program can fill it but not change its mode for the next one.
         options = f"mode=1777,size={layers.scratch_bytes},nr_inodes={layers.num_scratch_files}"
         linux.mount("tmpfs", layers.scratch, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, options)
         os.chdir(layers.scratch)
@@ -95,8 +94,8 @@ def enter_slot(layers: Layers, memory_group_fd: int | None, proc_fd: int) -> Non
 
 
 def limit_open_files() -> None:
-    """Of programs, and of whatever need not send descriptors: Linux refuses to send any while those that all processes
-    of the user have on their way are more than the sender's own limit, and how many that is, others decide."""
+    """For programs, and for processes that send no descriptors. Linux refuses to send one while the descriptors in
+    flight of all the user's processes exceed the sender's limit, so senders keep a high limit."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (NUM_OPEN_FILES, NUM_OPEN_FILES))
 
 

@@ -1,4 +1,4 @@
-"""What this machine can give a sandbox, found out by trying, and told as a table of guarantees."""
+"""What isolation this machine can give, found by trying it, as a table of guarantees."""
 
 import os
 import platform
@@ -18,16 +18,9 @@ FIRST_UID, NUM_UID_BLOCKS, NUM_UIDS_PER_BLOCK = 0x4000_0000, 0x3FFF, 0x10000
 """Uids (and gids) that no person has, in blocks of which each service takes one. Linux counts processes by uid, so two
 services must not share them."""
 FIRST_SESSION_NUMBER = 0x8000
-"""In a block: below it are the uids of stateless executions, from it on those of sessions."""
-_NEEDED_CAPABILITIES = {
-    "CAP_SYS_ADMIN": linux.CAP_SYS_ADMIN,
-    "CAP_SETUID": linux.CAP_SETUID,
-    "CAP_SETGID": linux.CAP_SETGID,
-    "CAP_SETPCAP": linux.CAP_SETPCAP,
-    "CAP_KILL": linux.CAP_KILL,
-    "CAP_SYS_NICE": linux.CAP_SYS_NICE,
-}
-"""Of root: to make the namespaces, to give programs a uid of their own and no rights, and to end and renice them."""
+"""In a block, uids below it are for stateless executions, the others for sessions."""
+_NEEDED_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_SYS_NICE")
+"""What root needs to make namespaces, to give programs their own uid and no rights, and to kill and renice them."""
 
 
 def slot_uid(service_pid: int, slot_number: int) -> int:
@@ -38,7 +31,7 @@ def slot_uid(service_pid: int, slot_number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """One promise to whoever runs untrusted code here. `how` it is kept, or what would `fix` its absence."""
+    """One promise about isolation: `how` it is kept, or what would `fix` its absence."""
 
     name: str
     provided: bool
@@ -50,7 +43,7 @@ class Guarantee:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The facts that decide which layers can be put on."""
+    """The facts that decide which layers can be applied."""
 
     is_linux: bool
     is_privileged: bool
@@ -58,7 +51,7 @@ class Capabilities:
     seccomp: bool
     memory_groups: cgroup.Hierarchy | None
     to_be_privileged: str = "run as root"
-    """What would make the privileged way possible, where it is not."""
+    """What would allow privileged isolation, where it is not allowed."""
     is_machine_root: bool = False
     """The one id of an unprivileged user namespace would be the machine's root: Linux does not count its processes."""
 
@@ -86,10 +79,10 @@ def detect() -> Capabilities:
 
 
 def what_privilege_needs(euid: int, effective_capabilities: int, uid_map: str, gid_map: str) -> str:
-    """What stands between this process and the privileged way, as an instruction; empty if nothing does."""
+    """What this process lacks for privileged isolation, as an instruction; empty if nothing."""
     if euid != 0:
         return "run as root"
-    lacking = [name for name, bit in _NEEDED_CAPABILITIES.items() if not effective_capabilities >> bit & 1]
+    lacking = [name for name in _NEEDED_CAPABILITIES if not effective_capabilities >> getattr(linux, name) & 1]
     if lacking:
         return f"give root {', '.join(lacking)}"
     last_uid = FIRST_UID + NUM_UID_BLOCKS * NUM_UIDS_PER_BLOCK - 1
@@ -105,7 +98,7 @@ def _is_mapped(first: int, last: int, id_map: str) -> bool:
 
 
 def _can_make_user_namespace() -> bool:
-    """With the one id in it: root needs CAP_SETFCAP for that."""
+    """With one id in it, for which root needs CAP_SETFCAP."""
     return _succeeds(
         f"uid, gid, proc = os.getuid(), os.getgid(), os.open('/proc', os.O_PATH); "
         f"linux.unshare({confine.NAMESPACES | linux.CLONE_NEWUSER}); confine.map_single_id(uid, gid, proc)"
@@ -113,7 +106,7 @@ def _can_make_user_namespace() -> bool:
 
 
 def _succeeds(statements: str) -> bool:
-    """Try it in a throw-away process: there is no other way to know."""
+    """Try it in a throw-away process."""
     program = f"import os; from rstar2.sandbox.isolation import confine, linux; {statements}"
     attempt = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30, check=False)
     return attempt.returncode == 0
@@ -140,19 +133,19 @@ def probe() -> list[Guarantee]:
 
 
 def of_plain_subprocesses() -> list[Guarantee]:
-    """The table of `--unsafe`: nothing holds."""
+    """The table of `--unsafe`: nothing is guaranteed."""
     fix = "start the service without --unsafe"
     return [replace(row, provided=False, how="", fix=fix) for row in describe(_NO_CAPABILITIES)]
 
 
 def lacking(table: Sequence[Guarantee]) -> list[str]:
-    """What of the minimum a table does not say that it holds; one that says nothing lacks all of it."""
+    """The required guarantees that a table does not list as provided."""
     held = {row.name for row in table if row.provided}
     return [row.name for row in describe(_NO_CAPABILITIES) if row.required and row.name not in held]
 
 
 def weakest(tables: Sequence[Sequence[Guarantee]]) -> list[Guarantee]:
-    """What holds wherever a program may land: what every table says that it holds."""
+    """The guarantees that hold on every node: those that every table lists as provided."""
     rows: dict[str, Guarantee] = {}
     for row in (row for table in tables for row in table):
         if row.name not in rows or not row.provided:
@@ -174,52 +167,47 @@ def describe(capabilities: Capabilities) -> list[Guarantee]:
         else "run on Linux: this system has no namespaces"
     )
 
-    def by_namespace(name: str, how: str) -> Guarantee:
-        return Guarantee(name, namespaces, f"{how} ({kind})" if namespaces else "", fix_namespaces, required=True)
+    def row(name: str, provided: bool, how: str, fix: str, *, required: bool = True) -> Guarantee:
+        return Guarantee(name, provided, how if provided else "", fix, required)
 
-    are_limited = capabilities.is_privileged or not capabilities.is_machine_root
+    def by_namespace(name: str, how: str) -> Guarantee:
+        return row(name, namespaces, f"{how} ({kind})", fix_namespaces)
+
     groups = capabilities.memory_groups
-    version = f"cgroup v{groups.version}" if groups else ""
     return [
         by_namespace("files of the machine are out of reach", "pivot_root on a read-only view of the Python runtime"),
         by_namespace("no network", "an empty network namespace"),
         by_namespace("other processes are invisible and all children end with the program", "a process namespace"),
         by_namespace("scratch directory of its own, bounded and empty", "a tmpfs of its own"),
-        Guarantee(
+        row(
             "system calls are filtered",
             capabilities.seccomp,
-            "seccomp allow-list that answers with an errno" if capabilities.seccomp else "",
+            "seccomp allow-list that answers with an errno",
             f"the filter is written for x86_64; this machine is {platform.machine()}",
-            required=True,
         ),
-        Guarantee(
-            "no capabilities, no way to gain privileges",
-            namespaces,
-            "empty bounding set, no_new_privs" if namespaces else "",
-            fix_namespaces,
-            required=True,
+        row(
+            "no capabilities, no way to gain privileges", namespaces, "empty bounding set, no_new_privs", fix_namespaces
         ),
-        Guarantee(
+        row(
             "programs run under a uid of their own",
             capabilities.is_privileged,
-            "one uid per slot, shared with nobody" if capabilities.is_privileged else "",
+            "one uid per slot, shared with nobody",
             f"{capabilities.to_be_privileged}; without it a program shares the uid of its slot's init, which the "
             "process namespace protects",
             required=False,
         ),
-        Guarantee(
+        row(
             "memory of a program and all its children is limited together",
             groups is not None,
-            version,
+            f"cgroup v{groups.version}" if groups else "",
             "let the service make memory cgroups (run as root, or delegate a cgroup v2 subtree to its user); "
             "without them each process is limited on its own",
             required=False,
         ),
-        Guarantee(
+        row(
             "time, output, files and processes are limited",
-            are_limited,
-            "rlimits and deadlines" if are_limited else "",
+            capabilities.is_privileged or not capabilities.is_machine_root,
+            "rlimits and deadlines",
             f"{capabilities.to_be_privileged}, or run as an ordinary user: Linux does not limit the processes of root",
-            required=True,
         ),
     ]

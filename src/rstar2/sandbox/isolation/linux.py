@@ -1,6 +1,6 @@
 """The Linux calls that Python has no name for, as thin functions that raise OSError.
 
-No policy lives here: what is called, and in which order, is decided in `confine.py`.
+`confine.py` decides what is called, and in which order.
 """
 
 import ctypes
@@ -9,12 +9,8 @@ import os
 import signal
 import struct
 
-CLONE_NEWNS = 0x00020000
-CLONE_NEWUTS = 0x04000000
-CLONE_NEWIPC = 0x08000000
-CLONE_NEWUSER = 0x10000000
-CLONE_NEWPID = 0x20000000
-CLONE_NEWNET = 0x40000000
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_NOATIME, MS_BIND, MS_REC, MS_PRIVATE = 32, 1024, 4096, 16384, 1 << 18
@@ -26,12 +22,8 @@ PR_CAP_AMBIENT_CLEAR_ALL = 4
 
 CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SETPCAP, CAP_SYS_ADMIN, CAP_SYS_NICE = 5, 6, 7, 8, 21, 23
 _CAP_VERSION_3 = 0x20080522
-_SYS_SECCOMP, _SYS_PIVOT_ROOT, _SYS_CLONE, _SYS_MOUNT_SETATTR = (
-    317,
-    155,
-    56,
-    442,
-)  # x86_64, the only architecture the filter is written for
+# The numbers of x86_64, the only architecture that the filter is written for.
+_SYS_SECCOMP, _SYS_PIVOT_ROOT, _SYS_CLONE, _SYS_MOUNT_SETATTR = 317, 155, 56, 442
 _SECCOMP_SET_MODE_FILTER = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -68,7 +60,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, options
 
 
 def bind_read_only(source: str, target: str) -> None:
-    """With all that is mounted below it. An old kernel can only do the top, and then nothing may be mounted below."""
+    """With everything mounted below it. An old kernel makes only the top read-only; then nothing below is mounted."""
     mount(source, target, None, MS_BIND | MS_REC)
     attributes = struct.pack("=QQQQ", MS_RDONLY | MS_NOSUID, 0, 0, 0)
     result = _libc.syscall(
@@ -112,7 +104,7 @@ def effective_capabilities() -> int:
 
 
 def keep_only_capabilities(kept: frozenset[int]) -> None:
-    """Everything else leaves the bounding, ambient, inheritable, permitted and effective sets for good."""
+    """Everything else leaves the bounding, ambient, inheritable, permitted and effective sets permanently."""
     for capability in range(64):
         if capability not in kept:
             try:

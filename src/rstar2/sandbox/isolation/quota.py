@@ -1,21 +1,22 @@
 """How many cores and how much memory this process's control groups leave it, by cgroup v1 or v2.
 
 A limit binds with all the groups below it, so the tightest from the process's own group up to the mount point counts.
-`root` is the file system to look in; tests give a folder that looks like one.
+`root` is the file system to look in; tests pass a folder that looks like one.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 
 _UNLIMITED_BYTES = 1 << 60
-"""cgroup v1 has no word for no limit: it shows the largest multiple of the page size, close to 2^63."""
+"""Without a limit cgroup v1 shows the largest multiple of the page size, close to 2^63."""
 
 
 def core_quota(root: Path = Path("/")) -> float | None:
     """CPU time per wall time that the groups allow; None without a limit."""
     quotas = []
     for folder in _own_groups(root, "cpu"):
-        for quota, period in (_read_words(folder / "cpu.max"), _read_cfs(folder)):
+        of_v1 = _read_words(folder / "cpu.cfs_quota_us")[0], _read_words(folder / "cpu.cfs_period_us")[0]
+        for quota, period in (_read_words(folder / "cpu.max"), of_v1):
             if quota.isdigit() and period.isdigit() and int(period) > 0:
                 quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
@@ -32,10 +33,6 @@ def memory_limit_bytes(root: Path = Path("/")) -> int | None:
     return min(limits, default=None)
 
 
-def _read_cfs(folder: Path) -> tuple[str, str]:
-    return _read_words(folder / "cpu.cfs_quota_us")[0], _read_words(folder / "cpu.cfs_period_us")[0]
-
-
 def _read_words(path: Path) -> tuple[str, str]:
     """The first two words of a file; empty where there are none."""
     try:
@@ -48,8 +45,8 @@ def _read_words(path: Path) -> tuple[str, str]:
 
 def _own_groups(root: Path, controller: str) -> Iterator[Path]:
     """The folder of this process's group and those above it, in each hierarchy that has the controller."""
-    for mount_point, is_v2 in _mounts(root, controller):
-        folder = mount_point / _group_path(root, "" if is_v2 else controller)
+    for mount_point, is_v2 in mounts(root, controller):
+        folder = mount_point / group_path(root, "" if is_v2 else controller)
         if not folder.is_dir():
             # Inside a container the path may be the host's, while the mount shows the container's part alone.
             folder = mount_point
@@ -60,14 +57,16 @@ def _own_groups(root: Path, controller: str) -> Iterator[Path]:
             folder = folder.parent
 
 
-def _mounts(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+def mounts(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+    """Mount points of the hierarchies that may have the controller, and whether each is v2."""
     for line in _lines(root / "proc/self/mounts"):
         _, mount_point, kind, options, *_ = line.split(" ")
         if kind == "cgroup2" or (kind == "cgroup" and controller in options.split(",")):
             yield root / mount_point.lstrip("/"), kind == "cgroup2"
 
 
-def _group_path(root: Path, controller: str) -> str:
+def group_path(root: Path, controller: str) -> str:
+    """This process's group below a mount point; v2 has an empty controller name."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):

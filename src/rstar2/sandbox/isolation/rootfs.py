@@ -33,7 +33,7 @@ def runtime_view() -> View:
     multiarch = sysconfig.get_config_var("MULTIARCH")
     libraries = [*_LIBRARY_FOLDERS, *([f"/usr/lib/{multiarch}"] if multiarch else [])]
     for prefix in {sys.prefix, sys.base_prefix}:
-        if prefix in _SYSTEM_PREFIXES:  # a whole /usr would bring shells and every program of the machine along
+        if prefix in _SYSTEM_PREFIXES:  # all of /usr would include shells and every program of the machine
             wanted |= {path for name, path in sysconfig.get_paths().items() if name in ("stdlib", "platstdlib")}
         else:
             wanted.add(prefix)
@@ -60,7 +60,7 @@ def runtime_view() -> View:
 
 
 def scratch_path() -> str:
-    """Where a program's scratch directory lies. Not over the interpreter itself, should that live in /tmp."""
+    """The scratch directory of programs. It must not cover the interpreter, where that is in /tmp."""
     is_taken = any(_is_below(bind, _USUAL_SCRATCH) for bind in runtime_view().binds)
     return _OTHER_SCRATCH if is_taken else _USUAL_SCRATCH
 
@@ -91,12 +91,8 @@ def enter(view: View, mount_point: Path, scratch: str) -> None:
     os.chdir("/")
     os.rmdir(mount_point.name, dir_fd=old_parent)
     os.close(old_parent)
-    linux.mount(
-        None,
-        "/",
-        None,
-        linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV,
-    )
+    read_only = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
+    linux.mount(None, "/", None, read_only)
 
 
 def _bind(source: str, target: str) -> None:

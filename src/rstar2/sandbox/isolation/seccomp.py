@@ -1,7 +1,7 @@
 """The system calls that a program in the sandbox may make, compiled to a BPF filter.
 
 An allow-list: whatever is not named is refused with an errno, never with a kill, because a library that probes for a
-feature must be able to take its other path (a killing filter ends honest programs). A balanced search over ranges of
+feature must be able to fall back (a killing filter ends honest programs). A balanced search over ranges of
 call numbers keeps the cost of each call at about eight comparisons.
 """
 
@@ -77,11 +77,12 @@ _AF_UNIX, _SOCK_STREAM, _SOCK_SEQPACKET, _SOCKET_TYPE_MASK, _SOL_SOCKET, _SO_PAS
 _LOAD, _AND, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _NUMBER, _ARCH, _ARGUMENT_0, _ARGUMENT_1, _ARGUMENT_2 = 0, 4, 16, 24, 32
+_ALL_BITS = 0xFFFFFFFF
 _DENY = _ERRNO | errno.EPERM
 _ABSENT = _ERRNO | errno.ENOSYS
 _UNSUPPORTED = _ERRNO | errno.EOPNOTSUPP
 _EXTENDED_ATTRIBUTES = range(188, 200)
-"""Answered as by a file system without them, which is what `shutil.copy2` can live with."""
+"""Answered as by a file system without them, which `shutil.copy2` accepts."""
 
 _Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
 
@@ -106,6 +107,15 @@ def _search(ranges: list[tuple[int, int]]) -> list[_Instruction]:
     return [(_JGE, 0, 1, ranges[middle][0]), (0x05, 0, 0, len(below)), *below, *above]
 
 
+def _allow_only(*tests: tuple[int, int, tuple[int, ...]]) -> list[_Instruction]:
+    """Allow the call if each of the arguments, masked, is one of the values: `(argument, mask, values)`."""
+    program: list[_Instruction] = []
+    for argument, mask, values in tests:
+        jumps = [(_JEQ, len(values) - position, 0, value) for position, value in enumerate(values)]
+        program += [(_LOAD, 0, 0, argument), (_AND, 0, 0, mask), *jumps, (_RETURN, 0, 0, _DENY)]
+    return [*program, (_RETURN, 0, 0, _ALLOW)]
+
+
 def _special_cases(owner_may_renice: bool) -> list[_Instruction]:
     """Calls that are judged by their arguments."""
 
@@ -118,60 +128,31 @@ def _special_cases(owner_may_renice: bool) -> list[_Instruction]:
         (_RETURN, 0, 0, _DENY),
         (_RETURN, 0, 0, _ALLOW),
     ]
-    prctl = [(_LOAD, 0, 0, _ARGUMENT_0)]
-    for position, option in enumerate(_SAFE_PRCTL):
-        prctl.append((_JEQ, len(_SAFE_PRCTL) - position, 0, option))
-    prctl += [(_RETURN, 0, 0, _DENY), (_RETURN, 0, 0, _ALLOW)]
-    # Nobody may change the limits of another process: 0 means the caller itself.
-    prlimit = [
-        (_LOAD, 0, 0, _ARGUMENT_0),
-        (_JEQ, 0, 1, 0),
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _DENY),
-    ]
     # The slot's init is process 1 and group 1, and it must be able to lower the priority of an old execution. Where
     # both have the same uid, the program could otherwise turn the same call against the init.
-    if owner_may_renice:
-        setpriority = [(_RETURN, 0, 0, _ALLOW)]
-    else:
-        setpriority = [
-            (_LOAD, 0, 0, _ARGUMENT_0),
-            (_JEQ, 1, 0, _PRIO_PROCESS),
-            (_JEQ, 0, 3, _PRIO_PGRP),
-            (_LOAD, 0, 0, _ARGUMENT_1),
-            (_JGE, 0, 1, 2),
-            (_RETURN, 0, 0, _ALLOW),
-            (_RETURN, 0, 0, _DENY),
-        ]
+    setpriority = [
+        *_allow_only((_ARGUMENT_0, _ALL_BITS, (_PRIO_PROCESS, _PRIO_PGRP)))[:-1],
+        (_LOAD, 0, 0, _ARGUMENT_1),
+        (_JGE, 0, 1, 2),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, _DENY),
+    ]
     # Unix streams only: the kernel gives a name to a datagram socket that asks for credentials, and all slots share one
-    # network namespace, so it would be a mailbox for others. Other families load kernel modules.
-    socketpair = [
-        (_LOAD, 0, 0, _ARGUMENT_0),
-        (_JEQ, 0, 4, _AF_UNIX),
-        (_LOAD, 0, 0, _ARGUMENT_1),
-        (_AND, 0, 0, _SOCKET_TYPE_MASK),
-        (_JEQ, 2, 0, _SOCK_STREAM),
-        (_JEQ, 1, 0, _SOCK_SEQPACKET),
-        (_RETURN, 0, 0, _DENY),
-        (_RETURN, 0, 0, _ALLOW),
-    ]
-    # A session's controller, which lives under the same filter, asks for the credentials of its cells.
-    setsockopt = [
-        (_LOAD, 0, 0, _ARGUMENT_1),
-        (_JEQ, 0, 2, _SOL_SOCKET),
-        (_LOAD, 0, 0, _ARGUMENT_2),
-        (_JEQ, 1, 0, _SO_PASSCRED),
-        (_RETURN, 0, 0, _DENY),
-        (_RETURN, 0, 0, _ALLOW),
-    ]
+    # network namespace, so it would be a channel between programs. Other families load kernel modules.
+    socketpair = _allow_only(
+        (_ARGUMENT_0, _ALL_BITS, (_AF_UNIX,)), (_ARGUMENT_1, _SOCKET_TYPE_MASK, (_SOCK_STREAM, _SOCK_SEQPACKET))
+    )
+    # A session's controller, which runs under the same filter, asks for the credentials of its cells.
+    setsockopt = _allow_only((_ARGUMENT_1, _ALL_BITS, (_SOL_SOCKET,)), (_ARGUMENT_2, _ALL_BITS, (_SO_PASSCRED,)))
     return [
         *on_call(_SOCKETPAIR, socketpair),
         *on_call(_SETSOCKOPT, setsockopt),
         *on_call(_CLONE, clone),
-        *on_call(_CLONE3, [(_RETURN, 0, 0, _ABSENT)]),  # its flags lie in memory, where no filter can read them
-        *on_call(_PRCTL, prctl),
-        *on_call(_PRLIMIT64, prlimit),
-        *on_call(_SETPRIORITY, setpriority),
+        *on_call(_CLONE3, [(_RETURN, 0, 0, _ABSENT)]),  # its flags are in memory, where no filter can read them
+        *on_call(_PRCTL, _allow_only((_ARGUMENT_0, _ALL_BITS, _SAFE_PRCTL))),
+        # Nobody may change the limits of another process: 0 means the caller itself.
+        *on_call(_PRLIMIT64, _allow_only((_ARGUMENT_0, _ALL_BITS, (0,)))),
+        *on_call(_SETPRIORITY, [(_RETURN, 0, 0, _ALLOW)] if owner_may_renice else setpriority),
     ]
 
 

@@ -1,15 +1,14 @@
 """A session's slot: a tree of parked interpreters, each the state that one cell left.
 
-A cell runs in a fork of the state it starts from. If it comes back, the fork parks and is the new state; if it dies or
+A cell runs in a fork of the state it starts from. If it ends, the fork parks and is the new state; if it dies or
 hits a limit, the old state is still there. Parked states are stopped (SIGSTOP), so nothing of theirs runs between
-cells. What they say is untrusted: user code ran in them. This controller is the init of the process namespace, holds
+cells. Their messages are untrusted: user code ran in them. This controller is the init of the process namespace, holds
 the only sockets and deadlines, and never waits for a state without one.
 """
 
 import array
 import contextlib
 import hashlib
-import math
 import os
 import random
 import resource
@@ -20,10 +19,11 @@ import stat
 import struct
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rstar2.sandbox.isolation import confine
-from rstar2.sandbox.slots import inside, wire
+from rstar2.sandbox.slots import interpreter, wire
+from rstar2.sandbox.slots.watch import Stream, Watch, close_streams, cut_flags, new_streams, start_streams
 from rstar2.sandbox.slots.wire import Flag, RequestHeader
 
 try:
@@ -34,19 +34,20 @@ except ImportError:
 _ROOT_STATE = 0
 _HANDSHAKE_S = 15.0
 _DEATH_S = 10.0
-"""For what was killed to be gone. A hundred processes on a busy machine take seconds to get their turn to die."""
+"""How long killed processes may take to end: a hundred of them on a busy machine take seconds."""
 _EXTRA_PROCESSES = 64
 """Parked states count against the process limit too."""
 _CREDENTIALS = struct.Struct("=iII")
 _HELLO = b"h"
 _DONE = struct.Struct("=BiQI")
 """Marker, exit code, CPU microseconds, peak KiB."""
+
+
 _NO_FLAGS = Flag(0)
-_CUT_FLAGS = (Flag.STDOUT_CUT, Flag.STDERR_CUT, Flag.VALUE_CUT)
 
 
 class _StateLostError(Exception):
-    """A state did not do what a parked state does."""
+    """A state did not answer as a parked state does."""
 
 
 @dataclass(frozen=True)
@@ -59,24 +60,16 @@ class _State:
 class _Cell:
     """One running cell, as the controller sees it."""
 
-    header: RequestHeader
-    stdin: memoryview
     started: float
     channel: socket.socket
     pid: int
     process_fd: int
-    input_fd: int | None
-    streams: dict[int, bytearray]
+    watch: Watch
     flags: Flag = _NO_FLAGS
     wait_status: int = 0
     kept: bool = False
-    is_asking: bool = False
     cpu_us: int = 0
     max_rss_kib: int = 0
-    cut: set[int] = field(default_factory=set)
-
-    def limit_of(self, stream: int) -> int:
-        return self.header.output_bytes + (stream + 1 == inside.VALUE_FD)  # the value has a tag before it
 
 
 # ---- the controller ----
@@ -122,6 +115,7 @@ class _Controller:
         self._states: dict[int, _State] = {}
         self._empty_scratch = _num_scratch_files()
         self._swept_to = 1
+        self._streams: tuple[Stream, ...] = ()
 
     def start_root(self, limits: RequestHeader, base_data_bytes: int, base_address_bytes: int) -> None:
         ours, theirs = socket.socketpair()
@@ -131,12 +125,13 @@ class _Controller:
                 ours.close()
                 self._caller.close()
                 _confine_root(limits, self._uid, base_data_bytes, base_address_bytes)
-                inside.reseed()
-                _state_loop(theirs, inside.new_main().__dict__)
+                interpreter.reseed()
+                _state_loop(theirs, interpreter.new_main().__dict__)
             finally:
                 os._exit(117)
         theirs.close()
         self._states[_ROOT_STATE] = _State(pid, ours)
+        self._streams = new_streams()
 
     def drop(self, number: int) -> None:
         state = self._states.pop(number, None)
@@ -150,12 +145,18 @@ class _Controller:
             cell = self._start(self._states[base], header, code, stdin)
         except (_StateLostError, OSError, EOFError):
             return self._reply(None)
+        streams = self._streams
         try:
-            self._collect(cell)
+            cell.flags = cell.watch.until_end(cell.started)
         finally:
             os.close(cell.process_fd)
-            if cell.input_fd is not None:
-                os.close(cell.input_fd)
+            cell.watch.close_stdin()
+        if not cell.flags:
+            _read_done(cell)
+            for stream in streams:
+                stream.drain()
+        cell.flags |= cut_flags(streams)
+        cell.kept = cell.kept and not cell.flags
         if cell.kept:
             os.kill(cell.pid, signal.SIGSTOP)
             self._states[new] = _State(cell.pid, cell.channel)
@@ -164,18 +165,16 @@ class _Controller:
             _kill(cell.pid)
             self._wait_for_end(cell)
         self._end_stragglers()
-        for number, (fd, data) in enumerate(cell.streams.items()):
-            if number not in cell.cut:
-                _drain(fd, data, cell.limit_of(number))
-            else:
-                cell.flags |= _CUT_FLAGS[number]
-            os.close(fd)
-        if cell.is_asking:  # the cell's end has overtaken the answer
-            self._receive_more_time(cell)
-        return self._reply(cell)
+        close_streams(streams)
+        if cell.watch.is_asking:  # the cell's end has overtaken the answer
+            cell.watch.receive_more_time()
+        reply = self._reply(cell)
+        for stream in streams:
+            stream.buffer.clear()
+        return reply
 
     def _start(self, base: _State, header: RequestHeader, code: bytes, stdin: bytes) -> _Cell:
-        """Hand the base everything that its fork needs, and learn the fork's process id from the kernel."""
+        """Send the base everything that its fork needs; the kernel reports the fork's process id."""
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         input_read, input_write = os.pipe()
@@ -202,68 +201,16 @@ class _Controller:
                 os.close(write_end)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(base.pid, signal.SIGSTOP)
-        for read_end, _ in pipes:
-            os.set_blocking(read_end, False)
-        os.set_blocking(input_write, False)
         ours.setblocking(False)
-        streams = {read_end: bytearray() for read_end, _ in pipes}
+        start_streams(self._streams, [read_end for read_end, _ in pipes], header.output_bytes)
+        process_fd = os.pidfd_open(pid)
+        watch = Watch(
+            *(self._caller, header, self._streams, memoryview(stdin), input_write),
+            end_fds=(ours.fileno(), process_fd),  # its own end too, whoever else may hold its channel
+            question_prefix=wire.SESSION_REPLY.pack(0, 0),
+        )
         # Its time begins here: a state that this machine let wait for its turn to fork has not run the cell yet.
-        started = time.monotonic()
-        return _Cell(header, memoryview(stdin), started, ours, pid, os.pidfd_open(pid), input_write, streams)
-
-    def _collect(self, cell: _Cell) -> None:
-        """Until the cell is done, dead, over a limit, or the caller is gone."""
-        poller = select.poll()
-        poller.register(cell.channel, select.POLLIN)
-        poller.register(cell.process_fd, select.POLLIN)  # its own end, whoever else may hold its channel
-        poller.register(self._caller, select.POLLIN | select.POLLRDHUP)
-        for fd in cell.streams:
-            poller.register(fd, select.POLLIN)
-        if cell.input_fd is not None:
-            poller.register(cell.input_fd, select.POLLOUT)
-        last, ask_at = cell.started + cell.header.longest_ms / 1000, cell.started + cell.header.wall_ms / 1000
-        numbers = {fd: number for number, fd in enumerate(cell.streams)}
-        while True:
-            now = time.monotonic()
-            if now >= last:
-                cell.flags |= Flag.TIMED_OUT
-                return
-            if now >= ask_at:
-                self._caller.sendall(wire.SESSION_REPLY.pack(0, 0) + wire.question(now - cell.started))
-                ask_at, cell.is_asking = math.inf, True
-            for fd, _ in poller.poll((min(last, ask_at) - now) * 1000 + 1):
-                if fd == self._caller.fileno():
-                    if not cell.is_asking:
-                        os._exit(0)
-                    more_ms = self._receive_more_time(cell)
-                    ask_at = time.monotonic() + more_ms / 1000
-                    if not more_ms:
-                        cell.flags |= Flag.TIMED_OUT
-                        return
-                if fd == cell.input_fd:
-                    if not _feed(cell):
-                        poller.unregister(fd)
-                        os.close(fd)
-                        cell.input_fd = None
-                elif fd in numbers:
-                    ended, over = _drain(fd, cell.streams[fd], cell.limit_of(numbers[fd]))
-                    if over:
-                        cell.cut.add(numbers[fd])
-                        return
-                    if ended:
-                        poller.unregister(fd)
-                elif fd in (cell.channel.fileno(), cell.process_fd):
-                    _read_done(cell)
-                    for stream, number in numbers.items():
-                        if _drain(stream, cell.streams[stream], cell.limit_of(number))[1]:
-                            cell.cut.add(number)
-                            cell.kept = False
-                    return
-
-    def _receive_more_time(self, cell: _Cell) -> int:
-        cell.is_asking = False
-        more_ms: int = wire.MORE_TIME.unpack(_receive(self._caller, wire.MORE_TIME.size))[0]
-        return more_ms
+        return _Cell(time.monotonic(), ours, pid, process_fd, watch)
 
     def _wait_for_end(self, cell: _Cell) -> None:
         until = time.monotonic() + _DEATH_S
@@ -271,18 +218,18 @@ class _Controller:
             try:
                 _, status, used = os.wait4(cell.pid, 0)
                 break
-            except ChildProcessError:  # the process between its state and it has not gone yet: it is not ours so far
+            except ChildProcessError:  # its parent has not ended yet, so it is not our child so far
                 if time.monotonic() > until:
                     os._exit(0)
                 time.sleep(0.001)
-        if not cell.flags and not cell.cut:
+        if not cell.flags:
             cell.wait_status = status
         cell.cpu_us = int((used.ru_utime + used.ru_stime) * 1e6)
         cell.max_rss_kib = used.ru_maxrss
 
     def _end_stragglers(self) -> None:
         """End whatever the cell left running: all that is not parked and younger than the last sweep. Process ids are
-        given out in order; when they no longer are, or something will not die, the tree ends, and the host rebuilds it.
+        given out in order; when they no longer are, or a process does not end, the tree ends, and the host rebuilds it.
         """
         if not self._pid_namespace:
             return
@@ -303,7 +250,7 @@ class _Controller:
         if cell is None:
             # The state could not even fork: it is gone, whatever the reason; the host sees status -1.
             return wire.SESSION_REPLY.pack(0, fingerprint) + wire.REPLY.pack(-1, 0, 0, 0, 0, 0, 0, 0)
-        bodies = [bytes(data) for data in cell.streams.values()]
+        bodies = [stream.content for stream in self._streams]
         wall_us = int((time.monotonic() - cell.started) * 1e6)
         numbers = wire.REPLY.pack(
             cell.wait_status,
@@ -317,7 +264,7 @@ class _Controller:
 
 
 def _receive_hello(channel: socket.socket) -> int:
-    """The kernel attaches the sender's true process id; nothing in the message itself is believed."""
+    """The kernel attaches the sender's true process id; nothing in the message itself is trusted."""
     data, ancillary, _, _ = channel.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
     for level, kind, content in ancillary:
         if data == _HELLO and level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
@@ -335,34 +282,6 @@ def _read_done(cell: _Cell) -> None:
         _, code, cell.cpu_us, cell.max_rss_kib = _DONE.unpack(message)
         cell.wait_status = (code & 0xFF) << 8
         cell.kept = True
-
-
-def _feed(cell: _Cell) -> bool:
-    """Write what the pipe takes; False when nothing is left or nobody reads."""
-    if not cell.stdin:
-        return False
-    try:
-        cell.stdin = cell.stdin[os.write(cell.input_fd or 0, cell.stdin) :]
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return bool(cell.stdin)
-
-
-def _drain(fd: int, data: bytearray, limit: int) -> tuple[bool, bool]:
-    """Read what is there: (writers are gone, over the limit)."""
-    while True:
-        room = limit - len(data)
-        try:
-            piece = os.read(fd, min(room, 1 << 16) or 1)
-        except BlockingIOError:
-            return False, False
-        if not piece:
-            return True, False
-        if not room:
-            return False, True
-        data += piece
 
 
 def _kill(pid: int) -> bool:
@@ -389,7 +308,7 @@ def _kill_process(pid: int) -> bool:
 
 
 def _is_running(pid: int) -> bool:
-    """Give a killed process a moment to go; one that is dead but not reaped by its parent counts as gone."""
+    """Wait for a killed process to end; one that its parent has not reaped counts as ended."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
@@ -450,7 +369,7 @@ def _scratch_fingerprint(num_when_empty: int) -> int:
 
 
 def _confine_root(limits: RequestHeader, uid: int, base_data_bytes: int, base_address_bytes: int) -> None:
-    """Hard limits of the whole session: no cell can raise them, and every cell inherits them."""
+    """Hard limits of the session: no cell can raise them, and every cell inherits them."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     confine.limit_open_files()
@@ -468,7 +387,7 @@ def _confine_root(limits: RequestHeader, uid: int, base_data_bytes: int, base_ad
         os.setresuid(uid, uid, uid)
 
 
-# Bound here, so that a cell that replaces `os.fork` and the like does not take its own session apart.
+# Bound here, so that a cell that replaces `os.fork` and the like does not break its own session.
 _fork, _exit, _waitpid, _dup2, _close, _closerange = os.fork, os._exit, os.waitpid, os.dup2, os.close, os.closerange
 _getstate, _setstate, _getpid = random.getstate, random.setstate, os.getpid
 _getrusage, _setrlimit = resource.getrusage, resource.setrlimit
@@ -507,23 +426,23 @@ def _state_loop(channel: socket.socket, namespace: dict[str, object]) -> None:
         )
         number += 1
         if sys.stdin is sys.__stdin__:  # what an earlier cell left unread in its buffer was not for this one
-            inside.open_stdin()
+            interpreter.open_stdin()
         _setrlimit(resource.RLIMIT_CPU, (header.cpu_s, resource.RLIM_INFINITY))
-        code = inside.run_cell(source, namespace, f"<cell {number}>")
+        code = interpreter.run_cell(source, namespace, f"<cell {number}>")
         _setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
         used = _getrusage(resource.RUSAGE_SELF)
-        code = code if code >= 0 else inside.EXIT_RAISED
+        code = code if code >= 0 else interpreter.EXIT_RAISED
         channel.send(_DONE.pack(1, code, int((used.ru_utime + used.ru_stime) * 1e6), used.ru_maxrss))
 
 
 def _take_descriptors(fds: "array.array[int]") -> socket.socket:
     """Streams to 0..3, the channel above them, nothing else open but what earlier cells opened themselves."""
     for target, fd in enumerate(fds[1:]):
-        _dup2(fd, target, inheritable=target != inside.VALUE_FD)
+        _dup2(fd, target, inheritable=target != interpreter.VALUE_FD)
     for fd in fds[1:]:
-        if fd > inside.VALUE_FD:
+        if fd > interpreter.VALUE_FD:
             _close(fd)
     return socket.socket(fileno=fds[0])

@@ -1,13 +1,12 @@
-"""Many sandboxes behind one `Executor`: calls go to the node with room, and come back once, whatever dies.
+"""Many sandboxes behind one `Executor`: calls go to a node with room and are answered once, whatever dies.
 
 Promise: exactly one answer for each call; a node that is killed, hangs or leaves costs its callers time and nothing
-else; a bounded queue that says so at once when it is full. Starts no nodes and knows of no cluster: whoever starts
-nodes adds them.
+else; a full queue is refused at once. It starts no nodes: whoever starts nodes adds them.
 """
 
 from rstar2.sandbox.pool.executor import PoolExecutor
-from rstar2.sandbox.pool.health import HealthConfig, NodeReport, NodeState
-from rstar2.sandbox.pool.remote import RemoteNode
-from rstar2.sandbox.pool.sessions import PoolSession
+from rstar2.sandbox.pool.node import HealthConfig, NodeReport, NodeState
+from rstar2.sandbox.pool.pool_session import PoolSession
+from rstar2.sandbox.pool.remote_node import RemoteNode
 
 __all__ = ["HealthConfig", "NodeReport", "NodeState", "PoolExecutor", "PoolSession", "RemoteNode"]

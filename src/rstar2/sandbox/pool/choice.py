@@ -1,7 +1,7 @@
-"""Which node gets the next call: the better of two drawn at random. Pure; the randomness comes in from outside.
+"""Which node gets the next call: the better of two drawn at random. Pure; the caller passes the random generator.
 
-Two choices keep the fullest node within a hair of the mean, where one random choice does not; and where the least
-loaded of all would send every caller of a moment to the same node, two choices spread them.
+Two choices keep the fullest node close to the mean, which one random choice does not. Always choosing the least loaded
+would send simultaneous callers to the same node; two choices spread them.
 """
 
 import random
@@ -15,7 +15,7 @@ class Candidate:
 
     name: str
     num_slots: int
-    """What it can do at a time, in units that all nodes share; cores, for most."""
+    """What it can run at a time, in units that all nodes share (usually cores)."""
     num_outstanding: int
     capacity: int
     """Outstanding calls that it may have at most."""

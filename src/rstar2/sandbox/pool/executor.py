@@ -1,9 +1,8 @@
-"""Many sandboxes as one: every call goes to a node with room, and comes back once.
+"""Many sandboxes as one: every call goes to a node with room, and is answered once.
 
 Invariants: a call is in the queue, or with one node, or answered; a node's answer counts only while the call is with
-that node, so a caller gets exactly one answer whatever dies. Rerun is only what a node failed by its own fault, a
-bounded number of times and not beyond the caller's queue deadline; what the program did is never rerun. The queue is
-bounded: who finds it full is told at once.
+that node, so a caller gets exactly one answer whatever dies. A call is rerun only if its node failed, a bounded number
+of times and not beyond the caller's queue deadline; what the program did is never rerun. A full queue refuses at once.
 """
 
 import asyncio
@@ -14,22 +13,20 @@ import random
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.sandbox.execution import Execution, ExecutionStatus
 from rstar2.sandbox.executor import Executor, Overloaded, Request
+from rstar2.sandbox.fair_queue import FairQueue
 from rstar2.sandbox.http.schema import NodeInfo
-from rstar2.sandbox.pool.health import HealthConfig, Probe
-from rstar2.sandbox.pool.node import Call, Group, Node
-from rstar2.sandbox.pool.nodes import NodeTable
-from rstar2.sandbox.pool.sessions import PoolSession
-from rstar2.sandbox.slots.fair_queue import FairQueue
+from rstar2.sandbox.pool.node import CallGroup, HealthConfig, Node, PoolCall, Probe
+from rstar2.sandbox.pool.node_table import NodeTable
+from rstar2.sandbox.pool.pool_session import PoolSession
 
 logger = logging.getLogger(__name__)
 MAX_TRIES = 4
-"""More nodes than that do not fail one after another by chance: it is the call that brings them down."""
+"""If that many nodes fail one after another, the call is most likely the cause."""
 TICK_S = 0.05
 LEAVE_DEADLINE_S = 60.0
 SHORTEST_QUEUE_S = 1e-3
@@ -46,7 +43,7 @@ class PoolExecutor:
         rng: random.Random | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._queue: FairQueue[Call] = FairQueue(max_queued)
+        self._queue: FairQueue[PoolCall] = FairQueue(max_queued)
         self._flows = itertools.count()
         self._next_expiry = math.inf
         self._will_pump = False
@@ -64,7 +61,7 @@ class PoolExecutor:
     def add_node(
         self, name: str, executor: Executor, num_slots: int, probe: Probe | None = None, *, is_fixed: bool = True
     ) -> None:
-        """With a probe it is given calls when it has answered, and is watched; without one it is trusted until
+        """With a probe it gets calls once it has answered, and is probed from then on; without one it is trusted until
         `lose_node`. One that is not fixed is forgotten when it has been lost for long."""
         self.table.add(name, executor, num_slots, probe, is_fixed=is_fixed)
 
@@ -86,7 +83,7 @@ class PoolExecutor:
     def num_queued(self) -> int:
         return len(self._queue)
 
-    # ---- what callers do ----
+    # ---- callers ----
 
     async def run(self, request: Request) -> Execution:
         call = self._submit(request, request.flow)
@@ -96,10 +93,10 @@ class PoolExecutor:
             self._abandon(call)
 
     async def run_many(self, requests: Iterable[Request]) -> AsyncIterator[tuple[int, Execution]]:
-        """As many at a time as the queue has room for; Overloaded if it has none while nothing of these is in it."""
+        """As many at a time as the queue has room for; Overloaded if it is full and holds none of these."""
         flow = self._new_flow()
         finished: asyncio.Queue[tuple[int, asyncio.Future[Execution]]] = asyncio.Queue()
-        calls: dict[int, Call] = {}
+        calls: dict[int, PoolCall] = {}
 
         async def next_finished() -> tuple[int, Execution]:
             index, future = await finished.get()
@@ -131,33 +128,31 @@ class PoolExecutor:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # ---- from the queue to a node ----
 
-    def _submit(self, request: Request, flow: str) -> Call:
+    def _submit(self, request: Request, flow: str) -> PoolCall:
         if self._is_closed:
             raise InfrastructureError("the pool is closed")
         if not self._queue.room:
             raise Overloaded(retry_after_s=1.0)
-        call = Call(request, flow or self._new_flow(), self._loop.create_future())
+        call = PoolCall(request, flow or self._new_flow(), self._loop.create_future())
         self._queue.push(call.flow, call)
         self._next_expiry = min(self._next_expiry, call.expires_at)
         self._pump_soon()
         return call
 
     def _pump_soon(self) -> None:
-        """After all that happens in this moment: calls that come together go to a node in one message."""
+        """At the end of this event-loop step, so that calls submitted together go to a node in one message."""
         if not self._will_pump and not self._is_closed:
             self._will_pump = True
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
         self._will_pump = False
-        together: dict[Node, list[Call]] = {}
+        together: dict[Node, list[PoolCall]] = {}
         while len(self._queue):
             call = self._queue.pop()
             node = self.table.choose(call.tried)
@@ -165,7 +160,7 @@ class PoolExecutor:
                 self._queue.push_front(call.flow, call)
                 break
             node.num_outstanding += 1
-            # What failed once goes alone, so that it takes no others down with it if it was the cause.
+            # What failed once is sent alone: if it was the cause, it must not fail others.
             if call.num_failed_tries:
                 self._give(node, [call])
             else:
@@ -173,19 +168,22 @@ class PoolExecutor:
         for node, calls in together.items():
             self._give(node, calls)
 
-    def _give(self, node: Node, calls: list[Call]) -> None:
+    def _give(self, node: Node, calls: list[PoolCall]) -> None:
         now = time.monotonic()
         error = InfrastructureError(f"the sandbox node {node.name} ended a batch before all of it was answered")
-        group = Group(node, dict(enumerate(calls)), error)
+        group = CallGroup(node, dict(enumerate(calls)), error)
         for call in calls:
             call.group, call.given_at = group, now
         node.groups.add(group)
         group.task = asyncio.create_task(self._run_group(group), name=f"calls on {node.name}")
         group.task.add_done_callback(lambda _: self._end_group(group))
 
-    async def _run_group(self, group: Group) -> None:
+    async def _run_group(self, group: CallGroup) -> None:
         node = group.node
-        requests = [_with_time_left(call) for call in group.calls.values()]
+        now = time.monotonic()
+        requests = [
+            replace(call.request, queue_s=max(call.expires_at - now, SHORTEST_QUEUE_S)) for call in group.calls.values()
+        ]
         try:
             if len(requests) == 1:
                 self._take_answer(group, 0, await node.executor.run(requests[0]))
@@ -200,13 +198,13 @@ class PoolExecutor:
             logger.exception("the executor of the sandbox node %s raised", node.name)
             group.error = InfrastructureError(f"the sandbox node {node.name} failed: {error!r}")
 
-    def _end_group(self, group: Group) -> None:
+    def _end_group(self, group: CallGroup) -> None:
         group.node.groups.discard(group)
         for call in group.take_all():
             self._rerun(call, group.node, group.error)
         self._pump_soon()
 
-    def _take_answer(self, group: Group, index: int, execution: Execution) -> None:
+    def _take_answer(self, group: CallGroup, index: int, execution: Execution) -> None:
         call = group.take(index)
         if call is None:
             return
@@ -219,9 +217,9 @@ class PoolExecutor:
             _settle(call, replace(execution, queue_s=queue_s, num_attempts=num_attempts))
         self._pump_soon()
 
-    # ---- what goes wrong ----
+    # ---- failures ----
 
-    def _rerun(self, call: Call, node: Node, error: Exception) -> None:
+    def _rerun(self, call: PoolCall, node: Node, error: Exception) -> None:
         """The node failed the call: another one gets it, if there is time and it has not failed too often."""
         if call.future.done():
             return
@@ -236,7 +234,7 @@ class PoolExecutor:
             self._pump_soon()
 
     def _take_back(self, node: Node) -> None:
-        """The node is lost: nothing that it may still say counts."""
+        """The node is lost: its later answers do not count."""
         error = InfrastructureError(f"the sandbox node {node.name} was lost: {node.message}")
         for group in list(node.groups):
             calls = group.take_all()
@@ -245,7 +243,7 @@ class PoolExecutor:
             for call in calls:
                 self._rerun(call, node, error)
 
-    def _let_rest(self, group: Group, retry_after_s: float) -> None:
+    def _let_rest(self, group: CallGroup, retry_after_s: float) -> None:
         """The node has no room: it did not fail, and its calls wait here, where any node can take them."""
         group.node.rests_until = time.monotonic() + retry_after_s
         group.node.wake.set()
@@ -254,7 +252,7 @@ class PoolExecutor:
             if not call.future.done():
                 self._queue.push_front(call.flow, call)
 
-    def _fail(self, call: Call, error: Exception) -> None:
+    def _fail(self, call: PoolCall, error: Exception) -> None:
         if isinstance(error, UserError):
             if not call.future.done():
                 call.future.set_exception(error)
@@ -264,8 +262,8 @@ class PoolExecutor:
         )
         _settle(call, fault)
 
-    def _abandon(self, call: Call) -> None:
-        """The caller has its answer, or went away. What nobody waits for is ended: at once where the call is alone,
+    def _abandon(self, call: PoolCall) -> None:
+        """The caller has its answer, or is gone. A call that nobody waits for is cancelled: at once if it is alone,
         else with the last of its group."""
         if call.future.done() and not call.future.cancelled():
             return
@@ -297,10 +295,6 @@ class PoolExecutor:
         return node
 
 
-def _with_time_left(call: Call) -> Request:
-    return replace(call.request, queue_s=max(call.expires_at - time.monotonic(), SHORTEST_QUEUE_S))
-
-
-def _settle(call: Call, execution: Execution) -> None:
+def _settle(call: PoolCall, execution: Execution) -> None:
     if not call.future.done():
         call.future.set_result(execution)

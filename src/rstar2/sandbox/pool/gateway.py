@@ -9,12 +9,12 @@ from pydantic import JsonValue
 
 from rstar2.errors import UserError
 from rstar2.sandbox.executor import Overloaded
-from rstar2.sandbox.http import Grader, Load, ServiceSettings, create_app
+from rstar2.sandbox.http import AnswerGrader, Load, ServiceSettings, create_app
 from rstar2.sandbox.http.schema import NodeInfo
 from rstar2.sandbox.isolation import guarantees
 from rstar2.sandbox.pool.executor import LEAVE_DEADLINE_S, PoolExecutor
-from rstar2.sandbox.pool.health import NodeState
-from rstar2.sandbox.pool.remote import RemoteNode
+from rstar2.sandbox.pool.node import NodeState
+from rstar2.sandbox.pool.remote_node import RemoteNode
 
 MAX_NODES = 4096
 
@@ -65,12 +65,14 @@ class Gateway:
         )
 
     def guarantees(self) -> list[Mapping[str, JsonValue]]:
-        """What holds wherever a program may land: on every node that was heard from."""
+        """What every node guarantees that has answered."""
         tables = [node.report.guarantees for node in self._pool.table if node.report]
         return [asdict(row) for row in guarantees.weakest(tables)]
 
 
-def create_gateway(pool: PoolExecutor, gateway: Gateway, settings: ServiceSettings, grader: Grader) -> web.Application:
+def create_gateway(
+    pool: PoolExecutor, gateway: Gateway, settings: ServiceSettings, grader: AnswerGrader
+) -> web.Application:
     if settings.token is None:
         raise UserError("token: a gateway needs one; whoever could join a node would be given everybody's programs")
     return create_app(pool, settings, grader=grader, guarantees=gateway.guarantees, load=gateway.load, nodes=gateway)

@@ -1,7 +1,7 @@
 /* The fast path of the sandbox: fork a warm interpreter in half a millisecond, collect what it prints.
  *
- * Beside `latest_pid`, a helper of sessions, two functions, of which the second has a twin in pure Python (`pyfork.py`)
- * that behaves the same and is slower:
+ * Beside `latest_pid`, a helper of sessions, there are two functions. `portable_fork.py` has a slower version of the
+ * second in Python that behaves the same.
  *
  *   rebase(maps_fd)   Fork costs what its page tables cost. All private memory of the warm template is copied into one
  *                     sealed memfd and mapped back over itself, so a fork inherits file mappings, whose page tables
@@ -14,7 +14,7 @@
  * rehearses one program, so that its children find the pages that every program reads already there. The kernel would
  * map sixteen around each; `exact_faults` keeps it to the one. The pages that every program writes are copied by the
  * fork itself, which is cheaper than a fault for each: `pin_written`. The interpreter's code is mapped in units of
- * 2 MiB, which a fork does not copy at all: `merge_code`. What a program allocates lies close together: `settle_heap`.
+ * 2 MiB, which a fork does not copy at all: `merge_code`. What a program allocates is close together: `settle_heap`.
  * Each of these is done where the kernel allows it, and changes nothing but the cost.
  *
  * Invariant of a slot: when a reply is sent, every process that the execution started is dead and reaped, and nothing
@@ -69,7 +69,7 @@ struct request {
     uint64_t file_bytes;
     uint32_t num_processes, output_bytes;
     uint32_t longest_ms; /* after which the program is stopped without asking */
-    uint32_t young_ms;   /* after which it goes on at a low CPU share */
+    uint32_t young_ms;   /* after which it continues at a low CPU share */
 };
 
 struct reply {
@@ -109,7 +109,7 @@ struct region {
     size_t offset; /* in the image */
 };
 
-/* Where the image lies, in memory that is not part of it. */
+/* The regions of the image, in memory that is not part of it. */
 static struct region *image_regions;
 static int num_image_regions;
 
@@ -165,7 +165,7 @@ static int may_map_writable_code(int fd)
 }
 
 /* Leaves each size class of Python's allocator at the start of a pool that nobody else is in: what a program allocates
- * then lies on one page with the pool's head, and not wherever the libraries left a gap. The blocks that fill the gaps
+ * then is on one page with the pool's head, and not wherever the libraries left a gap. The blocks that fill the gaps
  * are never given back; where pools look different from what is expected here, they are MOST_WASTED bytes a class. */
 static void settle_heap(void)
 {
@@ -226,7 +226,7 @@ static PyObject *rebase(PyObject *self, PyObject *args)
     int num_regions = parse_maps(text, (uintptr_t)text, (uintptr_t)regions, regions, max_regions, &code);
     size_t total = 0;
     for (int i = 0; i < num_regions; i++) {
-        /* Only what lies in the file as it lies in memory, modulo a huge page, can be mapped by one. */
+        /* A huge page needs the same offset, modulo its size, in the file and in memory. */
         regions[i].offset = total + ((regions[i].start - total) & (HUGE_PAGE - 1));
         total = regions[i].offset + (regions[i].end - regions[i].start);
     }
@@ -274,7 +274,7 @@ static PyObject *rebase(PyObject *self, PyObject *args)
 }
 
 /* While the returned descriptor is open, a read fault in the image maps one page and not its neighbours. Watching for
- * write protection has this side effect, and none other here: nothing is ever protected. -1 where it is not to be had. */
+ * write protection has this side effect, and none other here: nothing is ever protected. -1 where the kernel refuses. */
 static int exact_faults(const struct region *regions, int num_regions)
 {
     int watch = syscall(SYS_userfaultfd, O_CLOEXEC);
@@ -541,7 +541,7 @@ static void end_all(const struct slot *slot, pid_t child, int *status, struct ru
             ;
 }
 
-/* Asks the caller, who can see what the program waited for, whether it may go on. The answer is MORE_TIME of wire.py. */
+/* Asks the caller, who can see what the program waited for, whether it may continue. The answer is MORE_TIME of wire.py. */
 static void ask_for_time(const struct slot *slot, int64_t elapsed_us)
 {
     struct reply question = {.flags = AT_LIMIT, .wall_us = elapsed_us};
@@ -672,7 +672,7 @@ static int take_twisters(struct slot *slot, PyObject *pairs)
     return 0;
 }
 
-/* Answers requests until the caller is gone or the scratch directory is no longer as it was. */
+/* Answers requests until the caller is gone or the scratch directory has changed. */
 static void serve(struct slot *slot)
 {
     slot->code = map_memory(MAX_CODE, 1);
@@ -726,7 +726,7 @@ static void install_filter(PyObject *filter)
 static void run_slot(PyObject *slot_main, PyObject *rehearse, PyObject *filter, int proc, struct slot *slot,
                      const char *message, ssize_t length, const int *fds, int num_fds)
 {
-    /* On the stack, because these variables lie in the image and are put back with it. */
+    /* On the stack, because these variables are in the image and are reset with it. */
     const struct region *regions = image_regions;
     const int num_regions = num_image_regions;
     signal(SIGCHLD, SIG_DFL);
@@ -767,7 +767,7 @@ static void run_slot(PyObject *slot_main, PyObject *rehearse, PyObject *filter, 
 /* park(control_fd, proc_fd, new_namespaces, slot_main, filter, rehearse, run, twisters)
  *
  * For each message forks a slot, as the init of a new process namespace if so asked, until the other side is gone;
- * answers with its process id, or minus an errno. Returns whether it was told to end, or found itself abandoned.
+ * answers with its process id, or minus an errno. Returns whether it was asked to end; false: its host is gone.
  *
  * slot_main(message, fds) confines the slot, but for the system-call filter, and returns (socket, uid, is in a process
  * namespace of its own, and the bytes of data and of address space that are the interpreter's own); uid < 0: stay who

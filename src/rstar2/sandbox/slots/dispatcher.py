@@ -3,37 +3,36 @@
 At most `num_young` executions run that are younger than a tenth of a second; older ones have been moved to a low CPU
 share by their slot and no longer count, up to `max_slots` in all. So sleepers and endless loops neither hold the
 cores nor the queue. Every wait has a deadline: in the queue the caller's, in a slot the wall limit and a grace period,
-after which the slot is killed and the call is ours to retry.
+after which the slot is killed and the call is retried.
 
-A slot whose program is at its wall limit asks whether it may go on (`starvation.py`). A program that was starved at its
-low share is begun again at full share, as long as few are.
+A slot whose program is at its wall limit asks whether it may continue (`starvation.py`). A program that was starved at
+its low share is restarted at full share, as long as few are.
 
-What the machine refuses for a moment (descriptors, a memory group) is asked for again at the next tick; callers wait
-for it as for a free worker.
+What the machine refuses temporarily (descriptors, a memory group) is retried at the next tick; callers wait for it as
+for a free worker.
 """
 
 import asyncio
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 
 from rstar2.errors import InfrastructureError
 from rstar2.sandbox.execution import Execution, ExecutionStatus
 from rstar2.sandbox.executor import Overloaded, Request
+from rstar2.sandbox.fair_queue import FairQueue
 from rstar2.sandbox.isolation.guarantees import FIRST_SESSION_NUMBER
 from rstar2.sandbox.slots import wire
-from rstar2.sandbox.slots.fair_queue import FairQueue
-from rstar2.sandbox.slots.host import Host
-from rstar2.sandbox.slots.proc_tasks import tasks_below
 from rstar2.sandbox.slots.slot import MemoryAccount, SlotChannel, kill_quietly, socket_pair
-from rstar2.sandbox.slots.starvation import WallClock
+from rstar2.sandbox.slots.slot_factory import SlotFactory
+from rstar2.sandbox.slots.starvation import WallClock, tasks_below
 from rstar2.sandbox.slots.wire import Flag
 
 YOUNG_S = 0.1
 TICK_S = 0.025
 _UID_NUMBERS = cycle(range(FIRST_SESSION_NUMBER))
-"""Of this process and not of one executor: two that share a uid would share its limit of processes."""
+"""Shared by all executors of this process: two slots with one uid would share its process limit."""
 GRACE_S = 5.0
 """A slot asks or replies within milliseconds of its program's wall limit; one that takes this long is hung."""
 MAX_ATTEMPTS = 3
@@ -78,14 +77,16 @@ class _Slot:
 class Counters:
     num_started: int = 0
     num_retried: int = 0
+    num_starved: int = 0
+    """Of those retried: the ones restarted at full share."""
     num_slots_lost: int = 0
     num_slots_made: int = 0
     by_status: dict[str, int] = field(default_factory=dict)
 
 
 class Dispatcher:
-    def __init__(self, host: Host, *, num_young: int, max_slots: int, queue_capacity: int) -> None:
-        self._host = host
+    def __init__(self, factory: SlotFactory, *, num_young: int, max_slots: int, queue_capacity: int) -> None:
+        self._factory = factory
         self._loop = asyncio.get_running_loop()
         self._num_young_allowed = num_young
         self._max_slots = max_slots
@@ -96,12 +97,12 @@ class Dispatcher:
         self._next_flow = 0
         self._uid_numbers = _UID_NUMBERS
         self._end: str | None = None
-        """Why nothing is run any more."""
+        """Why nothing runs any more; None while it does."""
         self._refusal = ""
         """What the machine refused when a slot was last asked for."""
         self._next_expiry = math.inf
         self.counters = Counters()
-        host.on_template_ready = self._pump
+        factory.on_template_ready = self._pump
         self._ticker = asyncio.create_task(self._tick(), name="sandbox dispatcher clock")
         self._ticker.add_done_callback(self._on_clock_stopped)
         for _ in range(min(num_young, max_slots)):
@@ -127,7 +128,7 @@ class Dispatcher:
         if self._end is not None:
             raise InfrastructureError(self._end)
         if self.queue.room <= 0:
-            raise Overloaded(retry_after_s=self._expected_wait_s())
+            raise Overloaded(retry_after_s=min(30.0, max(0.1, len(self.queue) * 0.001)))
         code, stdin = request.code.encode("utf-8", "surrogatepass"), request.stdin.encode("utf-8", "surrogatepass")
         future: asyncio.Future[Execution] = self._loop.create_future()
         flow = request.flow or self.new_flow()
@@ -143,7 +144,7 @@ class Dispatcher:
         return job
 
     def cancel(self, job: Job) -> None:
-        """The caller went away: end the execution, or take it out of the queue."""
+        """The caller is gone: end the execution, or remove it from the queue."""
         job.future.cancel()
         if job.slot is not None:
             slot = job.slot
@@ -152,9 +153,6 @@ class Dispatcher:
             self._pump()
         else:
             self.queue.remove(job.flow, job)
-
-    def _expected_wait_s(self) -> float:
-        return min(30.0, max(0.1, len(self.queue) * 0.001))
 
     # ---- running ----
 
@@ -183,7 +181,7 @@ class Dispatcher:
 
     def _add_slot(self) -> _Slot | None:
         try:
-            group = self._host.make_memory_group(f"slot-{len(self._slots)}")
+            group = self._factory.make_memory_group(f"slot-{len(self._slots)}")
         except OSError as error:
             self._refusal = f"no memory group: {error}"
             return None
@@ -193,8 +191,7 @@ class Dispatcher:
         return slot
 
     def _make_process(self, slot: _Slot) -> bool:
-        """Ask for a process in the slot. It can be written to at once, before it even exists. False if none is to be
-        had now."""
+        """Ask for a process in the slot; its socket can be written to before it exists. False if none can be made."""
         try:
             ours, theirs = socket_pair()
         except OSError as error:
@@ -209,7 +206,7 @@ class Dispatcher:
                 on_reply=lambda header, body: self._on_reply(slot, header, body),
                 on_lost=lambda: self._on_lost(slot),
             )
-            is_asked = self._host.fork_slot(
+            is_asked = self._factory.fork_slot(
                 wire.KIND_STATELESS,
                 slot.uid_number,
                 theirs,
@@ -226,13 +223,13 @@ class Dispatcher:
         return True
 
     def _fresh_uid_number(self) -> int:
-        """One that nobody has, nor had until lately: what was killed in a slot may take a while to die, and Linux
-        counts its processes against whoever has its uid."""
+        """One that nobody has, nor had recently: killed processes may take a while to die, and Linux counts them
+        against their uid."""
         taken = {slot.uid_number for slot in self._slots}
         return next(number for number in self._uid_numbers if number not in taken)
 
     def _on_forked(self, slot: _Slot, channel: SlotChannel, pid: int) -> None:
-        """A process that was cancelled before it existed is not the slot's any more: it finds its socket closed."""
+        """A process that was cancelled before it existed no longer belongs to the slot: it finds its socket closed."""
         if slot.channel is channel:
             if pid > 0:
                 slot.pid = pid
@@ -313,6 +310,7 @@ class Dispatcher:
             self._release(slot)
             self._drop_process(slot)
             self.counters.num_retried += 1
+            self.counters.num_starved += 1
             self.queue.push_front(job.flow, job)
             self._pump()
             return
@@ -320,7 +318,7 @@ class Dispatcher:
         slot.channel.send(wire.encode_more_time(more_s))
 
     def _may_keep_share(self, job: Job) -> bool:
-        """A share that was lowered cannot be raised again by an ordinary user, so the program is begun anew."""
+        """An ordinary user cannot raise a share that was lowered, so the program is restarted."""
         num_keeping = sum(1 for slot in self._slots if slot.job is not None and slot.job.keeps_share)
         return not job.keeps_share and num_keeping < self._num_young_allowed
 
@@ -348,7 +346,7 @@ class Dispatcher:
         self.counters.by_status[status] = self.counters.by_status.get(status, 0) + 1
         if not job.future.done():
             queue_s = (job.started_at or time.monotonic()) - job.queued_at
-            job.future.set_result(_with_waiting(execution, queue_s, job.num_attempts))
+            job.future.set_result(replace(execution, queue_s=queue_s, num_attempts=job.num_attempts))
 
     # ---- deadlines ----
 
@@ -360,8 +358,7 @@ class Dispatcher:
                 job = slot.job
                 if job is None:
                     continue
-                age_s = now - job.started_at
-                if job.is_young and age_s > YOUNG_S:
+                if job.is_young and now - job.started_at > YOUNG_S:
                     job.is_young = False
                     self._num_young -= 1
                 if now > job.due_at:
@@ -371,7 +368,7 @@ class Dispatcher:
             self._pump()
 
     def _expire(self, now: float) -> None:
-        """Give back what waited longer than its caller allowed. A queue of 45,000 is walked only when one may have."""
+        """End what waited longer than its caller allowed. A long queue is searched only when one may have expired."""
         if now < self._next_expiry:
             return
         for job in self.queue.take_expired(lambda job: job.expires_at <= now):
@@ -381,7 +378,7 @@ class Dispatcher:
         self._next_expiry = min((job.expires_at for job in self.queue), default=math.inf)
 
     def _on_clock_stopped(self, ticker: "asyncio.Task[None]") -> None:
-        """Without the clock nothing has a deadline: whoever waits is told at once, and whoever comes later."""
+        """Without the clock nothing has a deadline: all waiting and later calls fail at once."""
         if not ticker.cancelled() and (error := ticker.exception()) is not None:
             self._give_up(f"the sandbox's dispatcher failed: {error!r}")
 
@@ -400,10 +397,4 @@ class Dispatcher:
         self._give_up("the sandbox was closed")
         for slot in self._slots:
             if slot.memory.group is not None:
-                self._host.retire_memory_group(slot.memory.group)
-
-
-def _with_waiting(execution: Execution, queue_s: float, num_attempts: int) -> Execution:
-    object.__setattr__(execution, "queue_s", queue_s)
-    object.__setattr__(execution, "num_attempts", num_attempts)
-    return execution
+                self._factory.retire_memory_group(slot.memory.group)

@@ -1,4 +1,4 @@
-"""The host's end of one slot: a socket on which requests go out and replies come back, one at a time."""
+"""The host's end of one slot: a socket for requests and replies, one at a time."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ _READ_BYTES = 1 << 14
 
 
 class SlotChannel:
-    """Sends a request without blocking the loop, gathers the reply, and says when the slot is gone.
+    """Sends a request without blocking the loop, collects the reply, and reports when the slot is gone.
 
     `on_reply(header, body)` and `on_lost()` are called from the event loop; after `on_lost` nothing else is.
     """
@@ -49,7 +49,7 @@ class SlotChannel:
         except BlockingIOError:
             sent = 0
         except OSError:
-            return  # the slot is gone: the reader is about to say so
+            return  # the slot is gone: the reader is about to report it
         if sent < len(data):
             self._unsent = memoryview(data)[sent:]
             self._loop.add_writer(self._fd, self._on_writable)
@@ -105,21 +105,21 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def kill_quietly(pid: int) -> None:
-    """SIGKILL to a slot's init ends its whole process namespace."""
+    """SIGKILL to a slot's init ends its process namespace."""
     if pid > 0:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
 class MemoryAccount:
-    """Tells whether the kernel killed for memory since the last look, where a memory group exists."""
+    """Whether the kernel killed for memory since the last look, where there is a memory group."""
 
     def __init__(self, group: SlotGroup | None) -> None:
         self.group = group
         self._num_kills = group.num_kills() if group else 0
 
     def begin(self, limit_bytes: int) -> None:
-        """Before an execution: what was killed until now was not its doing."""
+        """Before an execution: earlier kills are not its own."""
         if self.group is not None:
             self.group.set_limit(limit_bytes)
             self._num_kills = self.group.num_kills()
@@ -128,6 +128,6 @@ class MemoryAccount:
         if self.group is None:
             return False
         before = self._num_kills
-        with contextlib.suppress(OSError):  # the group was taken away: nobody can tell
+        with contextlib.suppress(OSError):  # the group was removed: nobody can know
             self._num_kills = self.group.num_kills()
         return self._num_kills > before

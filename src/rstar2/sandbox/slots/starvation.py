@@ -1,20 +1,34 @@
-"""Whether a program that is at its wall limit has had its time, or was kept waiting for a core by this machine.
+"""Whether a program at its wall limit has used its time, or was starved: kept waiting for a core by this machine.
 
-The wall limit is for programs that sleep, wait or compute. Time in which a program could run and was not run is the
-machine's doing and does not count. So a program has had its time once its tasks together have had the limit in CPU
-time, or the limit has passed but for the time that they waited for a core. Whatever it does, it is stopped at a bound
-(`Limits.longest_s`). If it has hardly been run by then, that is an infrastructure fault.
+The wall limit is for programs that sleep, wait or compute. Time in which a program was runnable and did not run does
+not count. So a program has used its time once its tasks together have used the limit in CPU time, or the limit has
+passed without the time that they waited for a core. In any case it is stopped at a bound (`Limits.longest_s`). If it
+has hardly run by then, that is an infrastructure fault.
+
+The times come from /proc. Where the kernel does not count the waits (no schedstat), a runnable task that rarely gave up
+its core voluntarily counts as waiting whenever it did not run.
 """
 
-from collections.abc import Iterable
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 STEP_S = 0.02
 """The least time between two looks: longer than a tick of the kernel's clock, by which it counts CPU time."""
 
 ENOUGH_SHARE = 0.25
-"""Of the wall limit, in CPU time: whoever has had less by the bound has hardly been run. Programs that crowd each other
-out, as endless loops do, have had more, and are stopped for what they do."""
+"""A share of the wall limit, in CPU time: a program that used less by the bound has hardly run. Programs that crowd
+each other out, as endless loops do, have used more, and are stopped as timeouts."""
+
+
+_PROC = Path("/proc")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_MAX_SLEEPS_PER_S = 10
+_STATE, _PARENT, _USER_TICKS, _SYSTEM_TICKS, _START_TICKS = 0, 1, 11, 12, 19
+"""In /proc/PID/stat, after the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +38,7 @@ class Task:
     id: int
     cpu_s: float
     delay_s: float
-    """How long it could run and was not run; without the wait that it is in, which is added when that ends."""
+    """How long it was runnable and did not run, without the current wait, which is added when it ends."""
     is_runnable: bool
 
 
@@ -36,9 +50,9 @@ class WallClock:
         self.bound_s = bound_s
         self._in_doubt: frozenset[Task] | None = None
         self.had_s = 0.0
-        """Of its time, by the last look."""
+        """The time that it has used, at the last look."""
         self.is_starved = False
-        """By the last look; stays so where the bound then ended it."""
+        """At the last look; stays true where the bound then ended it."""
 
     def more_s(self, elapsed_s: float, tasks: Iterable[Task]) -> float:
         """How much longer it may run before the next look; 0: stop it."""
@@ -58,3 +72,62 @@ class WallClock:
             if self.is_starved and before is not None:
                 self.had_s = cpu_s
         return max(0.0, min(max(left_s, STEP_S), self.bound_s - elapsed_s)) if self.is_starved else 0.0
+
+
+def tasks_below(pid: int, proc: Path = _PROC) -> list[Task]:
+    """Of all descendants of `pid` that can be read and are not stopped, as the parked states of a session are."""
+    found = []
+    for child in _children(pid, proc):
+        with suppress(OSError):  # it may end while we look
+            if _stat(proc / str(child))[_STATE] not in "Tt":
+                found += list(_tasks_of(child, proc))
+                found += tasks_below(child, proc)
+    return found
+
+
+def _children(pid: int, proc: Path) -> list[int]:
+    """From one file where the kernel has it; else by reading every process's parent."""
+    threads = proc / str(pid) / "task"
+    with suppress(OSError):
+        return [int(word) for thread in threads.iterdir() for word in (thread / "children").read_text().split()]
+    found = []
+    with suppress(OSError):
+        for process in proc.iterdir() if threads.exists() else ():
+            with suppress(OSError):
+                if process.name.isdigit() and int(_stat(process)[_PARENT]) == pid:
+                    found.append(int(process.name))
+    return found
+
+
+def _tasks_of(pid: int, proc: Path) -> Iterator[Task]:
+    for folder in (proc / str(pid) / "task").iterdir():
+        with suppress(OSError):
+            yield _read(folder)
+
+
+def _read(folder: Path) -> Task:
+    stat = _stat(folder)
+    is_runnable = stat[_STATE] == "R"
+    ticks_s = (int(stat[_USER_TICKS]) + int(stat[_SYSTEM_TICKS])) / _TICKS_PER_S
+    num_turns = 0
+    with suppress(FileNotFoundError):
+        cpu_ns, delay_ns, num_turns = map(int, (folder / "schedstat").read_text().split())
+    if num_turns or not ticks_s:
+        cpu_s, delay_s = (cpu_ns / 1e9, delay_ns / 1e9) if num_turns else (0.0, 0.0)
+        return Task(int(folder.name), cpu_s, delay_s, is_runnable)
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(stat[_START_TICKS]) / _TICKS_PER_S
+    never_slept = is_runnable and _num_sleeps(folder) <= _MAX_SLEEPS_PER_S * max(1.0, age_s)
+    return Task(int(folder.name), ticks_s, max(0.0, age_s - ticks_s) if never_slept else 0.0, is_runnable)
+
+
+def _stat(folder: Path) -> list[str]:
+    """Of a process or a task; its name, which may hold anything, is left out."""
+    return (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
+def _num_sleeps(folder: Path) -> int:
+    for line in (folder / "status").read_text(errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name == "voluntary_ctxt_switches":
+            return int(value)
+    return 0

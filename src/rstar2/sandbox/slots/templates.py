@@ -1,7 +1,7 @@
 """The host's side of the template processes: start them, ask them for slots, replace what dies.
 
 Slots do not depend on the template that forked them; only the making of new slots does. A template that dies is
-replaced: at once by a spare where one is kept, else as soon as a new one has loaded its libraries.
+replaced: at once where a supervisor keeps a spare, else as soon as a new one has loaded its libraries.
 """
 
 import array
@@ -12,15 +12,14 @@ import random
 import socket
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rstar2.errors import InfrastructureError
-from rstar2.sandbox.isolation import confine
 from rstar2.sandbox.slots import wire
-from rstar2.sandbox.slots.template import Settings
+from rstar2.sandbox.slots.template_process import TemplateConfig
 
 READY_DEADLINE_S = 120.0
 _MAX_RESTART_DELAY_S = 5.0
@@ -39,15 +38,7 @@ _ENVIRONMENT = {
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateConfig:
-    layers: confine.Layers
-    fast: bool = True
-    warm: bool = True
-    service_group: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateProcess:
+class ReadyTemplate:
     """A template that is ready."""
 
     process: subprocess.Popen[bytes]
@@ -60,7 +51,7 @@ class TemplateProcess:
         self.process.wait()
 
     async def stop(self) -> None:
-        """Let it end by itself. Without the goodbye it would take us for dead and clean up after us."""
+        """Ask it to end. Without the goodbye it would assume that its host was killed and clean up after it."""
         with contextlib.suppress(OSError):
             self.control.send(wire.GOODBYE)
         self.control.close()
@@ -72,15 +63,9 @@ class TemplateProcess:
 
 def _spawn(config: TemplateConfig) -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    settings = Settings(
-        control_fd=theirs.fileno(),
-        layers=config.layers,
-        fast=config.fast,
-        service_group=str(config.service_group) if config.service_group else None,
-        warm=config.warm,
-    )
+    program = "from rstar2.sandbox.slots.template_process import main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", "from rstar2.sandbox.slots.template import main; main()", settings.to_argument()],
+        [sys.executable, "-c", program, str(theirs.fileno()), config.to_argument()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         env={**_ENVIRONMENT, "HOME": config.layers.scratch, "TMPDIR": config.layers.scratch},
@@ -93,7 +78,7 @@ def _spawn(config: TemplateConfig) -> tuple[subprocess.Popen[bytes], socket.sock
     return process, ours
 
 
-async def start_template(config: TemplateConfig) -> TemplateProcess:
+async def start_template(config: TemplateConfig) -> ReadyTemplate:
     process, ours = _spawn(config)
     try:
         async with asyncio.timeout(READY_DEADLINE_S):
@@ -109,18 +94,18 @@ async def start_template(config: TemplateConfig) -> TemplateProcess:
         ours.close()
         code = process.wait(timeout=10)
         raise InfrastructureError(f"the sandbox template ended while starting, with exit code {code}; see its stderr")
-    return TemplateProcess(process, ours, json.loads(message))
+    return ReadyTemplate(process, ours, json.loads(message))
 
 
 class Template:
-    """The way to ask a ready template for slots. Whoever else holds its control socket must not read from it."""
+    """Asks a ready template for slots. No other holder of its control socket may read from it."""
 
     def __init__(self, control: socket.socket, facts: dict[str, Any], on_death: Callable[["Template"], None]) -> None:
         self.facts = facts
         self._control = control
         self._on_death = on_death
         self._waiting: dict[int, Callable[[int], None]] = {}
-        # An earlier holder of the socket may have left answers in it: serial numbers tell them apart.
+        # An earlier holder of the socket may have left answers in it: serial numbers distinguish them.
         self._serial = random.getrandbits(32)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(control.fileno(), self._on_readable)
@@ -160,33 +145,37 @@ class Template:
                 on_answer(-1)
 
 
-class TemplateSource(Protocol):
-    """Where a host gets its templates from."""
+class TemplateSource(ABC):
+    """Where a host gets its templates from: it starts them itself, or a supervisor lends them."""
 
-    on_ready: Callable[[], None]
-    """Called whenever there is a template again after there was none."""
+    def __init__(self) -> None:
+        self._ready: list[Template] = []
+        self.num_deaths = 0
+        self.on_ready: Callable[[], None] = lambda: None
+        """Called whenever there is a template again after there was none."""
 
     @property
-    def current(self) -> Template | None: ...
+    def current(self) -> Template | None:
+        return self._ready[0] if self._ready else None
 
-    @property
-    def num_deaths(self) -> int: ...
-
+    @abstractmethod
     async def start(self) -> None:
         """Returns when there is a first template."""
-        ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        for template in self._ready:
+            template.detach()
+        self._ready.clear()
 
 
-class Nursery:
-    """Starts template processes in the background until there are as many as wanted; whatever dies is replaced."""
+class TemplateKeeper:
+    """Starts template processes in the background until there are as many as wanted, and replaces those that die."""
 
-    def __init__(self, config: TemplateConfig, num_wanted: int, on_born: Callable[[TemplateProcess], None]) -> None:
+    def __init__(self, config: TemplateConfig, num_wanted: int, on_start: Callable[[ReadyTemplate], None]) -> None:
         self._config = config
         self._num_wanted = num_wanted
-        self._on_born = on_born
-        self._alive: list[TemplateProcess] = []
+        self._on_start = on_start
+        self._alive: list[ReadyTemplate] = []
         self._starting: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -195,15 +184,15 @@ class Nursery:
         self._add(await start_template(self._config))
         self._replenish()
 
-    def bury(self, born: TemplateProcess) -> None:
-        if born in self._alive:
-            self._alive.remove(born)
-            born.kill()
+    def replace(self, dead: ReadyTemplate) -> None:
+        if dead in self._alive:
+            self._alive.remove(dead)
+            dead.kill()
             self._replenish()
 
-    def _add(self, born: TemplateProcess) -> None:
-        self._alive.append(born)
-        self._on_born(born)
+    def _add(self, started: ReadyTemplate) -> None:
+        self._alive.append(started)
+        self._on_start(started)
 
     def _replenish(self) -> None:
         is_busy = self._starting is not None and not self._starting.done()
@@ -225,42 +214,34 @@ class Nursery:
             self._starting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._starting
-        for born in self._alive:
-            await born.stop()
+        for template in self._alive:
+            await template.stop()
         self._alive.clear()
 
 
-class OwnTemplates:
+class OwnTemplates(TemplateSource):
     """Templates that are children of this process."""
 
-    def __init__(self, config: TemplateConfig, *, spare: bool) -> None:
-        self._nursery = Nursery(config, 2 if spare else 1, self._on_born)
-        self._ready: list[Template] = []
+    def __init__(self, config: TemplateConfig) -> None:
+        super().__init__()
+        self._keeper = TemplateKeeper(config, 1, self._on_start)
         self._is_closed = False
-        self.num_deaths = 0
-        self.on_ready: Callable[[], None] = lambda: None
-
-    @property
-    def current(self) -> Template | None:
-        return self._ready[0] if self._ready else None
 
     async def start(self) -> None:
-        await self._nursery.start_first()
+        await self._keeper.start_first()
 
-    def _on_born(self, born: TemplateProcess) -> None:
+    def _on_start(self, started: ReadyTemplate) -> None:
         def on_death(template: Template) -> None:
             self._ready.remove(template)
             if not self._is_closed:
                 self.num_deaths += 1
-                self._nursery.bury(born)
+                self._keeper.replace(started)
 
-        self._ready.append(Template(born.control, born.facts, on_death))
+        self._ready.append(Template(started.control, started.facts, on_death))
         if len(self._ready) == 1:
             self.on_ready()
 
     async def close(self) -> None:
         self._is_closed = True
-        for template in self._ready:
-            template.detach()
-        self._ready.clear()
-        await self._nursery.close()
+        await super().close()
+        await self._keeper.close()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntFlag
 
 from rstar2.sandbox.execution import GIB, MIB, Execution, ExecutionStatus, Limits
-from rstar2.sandbox.slots import inside
+from rstar2.sandbox.slots import interpreter
 from rstar2.sandbox.slots.starvation import ENOUGH_SHARE
 
 MAX_CODE_BYTES, MAX_STDIN_BYTES = 8 * MIB, 32 * MIB
@@ -25,7 +25,7 @@ Each question gets one answer."""
 SLOT_MESSAGE = struct.Struct("=BiI")
 """To a template: the kind of slot, the uid its programs run under (-1: the slot's own), and a serial number."""
 GOODBYE = b"."
-"""To a template, in place of a slot message: end, in good order."""
+"""To a template, in place of a slot message: end cleanly."""
 SLOT_ANSWER = struct.Struct("=Ii")
 """From a template: the serial number, and the slot's process id or minus an errno."""
 KIND_STATELESS, KIND_SESSION = 0, 1
@@ -44,7 +44,7 @@ class Flag(IntFlag):
     VALUE_CUT = 8
     SCRATCH_DIRTY = 16
     AT_LIMIT = 32
-    """No reply but a question: may the program go on?"""
+    """Not a reply but a question: may the program continue?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +117,13 @@ def asked_after_s(header: bytes) -> float | None:
 def decode_reply(
     header: bytes, body: bytes, limits: Limits, *, killed_for_memory: bool, is_starved: bool = False
 ) -> tuple[Execution, Flag]:
-    """What the slot saw, as a typed result. `is_starved`: it was not stopped for having had its time."""
+    """The slot's reply as a typed result. `is_starved`: it was stopped before it had used its time."""
     wait_status, bits, out_len, err_len, value_len, max_rss_kib, wall_us, cpu_us = REPLY.unpack(header)
     flags = Flag(bits)
     stdout, stderr = body[:out_len], body[out_len : out_len + err_len]
     value = body[out_len + err_len : out_len + err_len + value_len]
-    is_tagged = value[:1] in (inside.TAG_VALUE, inside.TAG_OUT_OF_MEMORY)
-    ran_out = value[:1] == inside.TAG_OUT_OF_MEMORY and os.WIFEXITED(wait_status)
+    is_tagged = value[:1] in (interpreter.TAG_VALUE, interpreter.TAG_OUT_OF_MEMORY)
+    ran_out = value[:1] == interpreter.TAG_OUT_OF_MEMORY and os.WIFEXITED(wait_status)
     value = value[1:] if is_tagged else value
     status, message, exit_code, signal_number = classify(
         wait_status, flags, limits, killed_for_memory=killed_for_memory or ran_out, cpu_s=cpu_us / 1e6

@@ -1,1 +1,1 @@
-"""The executor without isolation, for machines that cannot give any."""
+"""The executor without isolation, for machines that cannot isolate."""

@@ -1,9 +1,9 @@
 """The executor without isolation, for machines that cannot give any (macOS), and never chosen silently.
 
-It keeps the interface and the deadlines, not the promise: the code runs as the user, sees the user's files and the
+It keeps the interface and the deadlines, but isolates nothing: the code runs as the user, sees the user's files and the
 network, and its limits are those that an honest program respects. Each execution is one plain interpreter in its own
-process group and scratch directory; a session is one that lives on, and is rebuilt by replay after a crash, a fork
-or a rollback.
+process group and scratch directory; a session is one that keeps running, and is rebuilt by replay after a crash, a
+fork or a rollback.
 """
 
 import asyncio
@@ -19,7 +19,6 @@ import uuid
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from rstar2.errors import InfrastructureError
@@ -35,8 +34,8 @@ REPLY_BYTES = 256 * MIB
 """The longest line that the child may answer with: the value's JSON, before it is cut."""
 
 
-class Child:
-    """One interpreter, its process group and its scratch directory; gone, all three, after `kill`."""
+class ChildInterpreter:
+    """One interpreter, its process group and its scratch directory; `kill` removes all three."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
         self._process = process
@@ -79,7 +78,7 @@ class Child:
             raise InfrastructureError(f"the Python interpreter ended with {await self._process.wait()} as it started")
 
     async def run(self, code: str, stdin: str, limits: Limits) -> Execution:
-        """One cell. The child is still there to run the next one only if it says so: see `alive`."""
+        """Run one cell. The next one can be run only while `alive`."""
         for name in ("stdout", "stderr"):
             (self._folder / name).write_bytes(b"")
         started = time.monotonic()
@@ -175,7 +174,7 @@ class UnsafeSession:
         self._slots = slots
         self._open_sessions = open_sessions
         self._log = log
-        self._child: Child | None = None
+        self._child: ChildInterpreter | None = None
         self._lock = asyncio.Lock()
         open_sessions.add(self)
 
@@ -219,9 +218,9 @@ class UnsafeSession:
         self._open_sessions.discard(self)
         await self._drop_child()
 
-    async def _rebuilt(self) -> Child:
+    async def _rebuilt(self) -> ChildInterpreter:
         if self._child is None:
-            self._child = await Child.start()
+            self._child = await ChildInterpreter.start()
             for code, stdin, limits in self._log:
                 await self._child.run(code, stdin, limits)
         return self._child
@@ -256,7 +255,7 @@ class UnsafeExecutor:
         try:
             queue_s = time.monotonic() - queued
             try:
-                child = await Child.start()
+                child = await ChildInterpreter.start()
             except InfrastructureError as error:
                 return Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error), queue_s=queue_s)
             try:
@@ -289,7 +288,5 @@ class UnsafeExecutor:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

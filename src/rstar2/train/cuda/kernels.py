@@ -106,21 +106,8 @@ def add_norm_gradient_kernel(
 
 
 @triton.jit
-def gate_kernel(gate_up, out, width, TILE: tl.constexpr):
-    """One tile of one token: silu(gate) * up."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    mask = column < width
-    gate = tl.load(gate_up + row * 2 * width + column, mask, other=0.0)
-    up = tl.load(gate_up + row * 2 * width + width + column, mask, other=0.0)
-    gate32 = gate.to(tl.float32)
-    activated = (gate32 / (1.0 + tl.exp(-gate32))).to(gate.dtype)
-    tl.store(out + row * width + column, activated * up, mask)
-
-
-@triton.jit
 def gate_gradient_kernel(gate_up, gradient, out, width, TILE: tl.constexpr):
-    """The same tile's gradients of gate and up."""
+    """One tile of one token: the gradients of gate and up. Forward: the embedded engine's `gate_kernel`."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = column < width

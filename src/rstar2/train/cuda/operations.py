@@ -81,7 +81,7 @@ class Gate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gate_up_TX: Tensor) -> Tensor:
-        from rstar2.train.cuda.kernels import gate_kernel
+        from rstar2.engine.embedded.triton_kernels import gate_kernel
 
         num_tokens, width = len(gate_up_TX), gate_up_TX.shape[1] // 2
         out_TX = gate_up_TX.new_empty((num_tokens, width))

@@ -7,7 +7,7 @@ text with one is left out and counted.
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from rstar2.config import Recipe, Stage
+from rstar2.config import Recipe, StageSection
 from rstar2.data import Conversation, Grading, find_set, load_benchmark, load_conversations, load_problems
 from rstar2.errors import UserError
 from rstar2.records import Problem
@@ -62,7 +62,7 @@ def _evaluated(name: str, recipe: Recipe) -> tuple[Problem, ...]:
     return load_benchmark(name)
 
 
-def _of_stage(stage: Stage, recipe: Recipe) -> list[Problem]:
+def _of_stage(stage: StageSection, recipe: Recipe) -> list[Problem]:
     problems = [problem for name in stage.data for problem in load_problems(name, recipe.data[name], recipe.seed)]
     _require_unique(problems, stage.name)
     return problems

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rstar2.agent import AgentLimits
-from rstar2.config import Recipe, Stage
+from rstar2.config import Recipe, StageSection
 from rstar2.engine import Sampling
 from rstar2.records import Problem, Trace
 from rstar2.rollout.request import RolloutRequest, Rolls
@@ -16,7 +16,7 @@ async def hard_problems(
     roller: Rolls,
     problems: Sequence[Problem],
     recipe: Recipe,
-    stage: Stage,
+    stage: StageSection,
     step: int,
     on_trace: Callable[[Trace], None],
 ) -> tuple[Problem, ...]:

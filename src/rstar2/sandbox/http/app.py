@@ -1,0 +1,206 @@
+"""The application, and how it is served on a listening socket: serve, drain, stop.
+
+The executor belongs to the caller, who opens it before and closes it after the application.
+"""
+
+import asyncio
+import base64
+import contextlib
+import hmac
+import logging
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from rstar2.errors import InfrastructureError
+from rstar2.sandbox.executor import Executor, Overloaded
+from rstar2.sandbox.http.access import is_of_another_site, may_ask
+from rstar2.sandbox.http.compat_code_judge import CodeJudgeApi
+from rstar2.sandbox.http.compat_sandbox_fusion import SandboxFusionApi
+from rstar2.sandbox.http.errors import ApiError, from_http_exception, overloaded, response_to
+from rstar2.sandbox.http.native import NativeApi
+from rstar2.sandbox.http.operations import openapi_document
+from rstar2.sandbox.http.service import AnswerGrader, Guarantees, Load, Service, ServiceSettings
+from rstar2.sandbox.http.session_table import SessionTable
+from rstar2.sandbox.http.system import Nodes, SystemApi
+
+logger = logging.getLogger(__name__)
+protocol_logger = logging.getLogger(f"{__name__}.protocol")
+# aiohttp logs a traceback for each request that is not HTTP; it is answered with 400, and callers must not fill disks.
+protocol_logger.setLevel(logging.CRITICAL)
+SERVICE = web.AppKey("service", Service)
+DOCUMENT = web.AppKey("document", dict[str, Any])
+"""The OpenAPI document that the application serves."""
+BACKLOG = 4096
+"""Connections that may wait to be accepted; a burst of callers must not see refusals."""
+
+
+def create_app(
+    executor: Executor,
+    settings: ServiceSettings | None = None,
+    *,
+    grader: AnswerGrader | None = None,
+    guarantees: Guarantees = tuple,
+    load: Callable[[], Load] | None = None,
+    nodes: Nodes | None = None,
+) -> web.Application:
+    """`nodes`: of a gateway, the machines that the executor uses; they may join and leave here."""
+    settings = settings or ServiceSettings()
+    service = Service(executor, settings, grader=grader, guarantees=guarantees, load=load)
+    sessions = SessionTable(settings)
+    system = SystemApi(service, sessions, nodes)
+    operations = [
+        *system.operations(),
+        *NativeApi(service, sessions).operations(),
+        *CodeJudgeApi(service).operations(),
+        *SandboxFusionApi(service).operations(),
+    ]
+    document = openapi_document(operations, has_token=settings.token is not None)
+    system.publish(document)
+    open_paths = {operation.path for operation in operations if operation.extra.get("security") == []}
+    app = web.Application(
+        middlewares=[_guard(service, frozenset(open_paths))], client_max_size=settings.max_request_bytes
+    )
+    app[SERVICE] = service
+    app[DOCUMENT] = document
+    for operation in operations:
+        app.router.add_route(operation.method, operation.path, operation.handler)
+    app.cleanup_ctx.append(lambda _: _held_sessions(sessions, settings))
+    return app
+
+
+def _guard(service: Service, open_paths: frozenset[str]) -> Middleware:
+    """The one layer around every handler: who may call, and how failures are answered."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        started = time.perf_counter()
+        response: web.StreamResponse
+        try:
+            _check_caller(request, service.settings, needs_token=request.path not in open_paths)
+            response = await handler(request)
+        except ApiError as error:
+            response = response_to(error)
+        except Overloaded as error:
+            response = response_to(overloaded(str(error), error.retry_after_s))
+        except InfrastructureError as error:
+            response = response_to(
+                ApiError(503, "infrastructure", str(error), retry_after_s=service.settings.retry_after_s)
+            )
+        except web.HTTPException as error:
+            response = from_http_exception(error)
+        except ConnectionError:
+            raise
+        except Exception:
+            logger.exception("a handler failed on %s %s", request.method, request.path)
+            response = response_to(ApiError(500, "internal", "the service failed; its log says how"))
+        service.metrics.count_response(response.status, time.perf_counter() - started)
+        return response
+
+    return guard
+
+
+def _check_caller(request: web.Request, settings: ServiceSettings, *, needs_token: bool) -> None:
+    """Refuses pages of other sites, and callers without the token or, where there is none, without a name that only
+    this service has. With the token any name will do, such as a proxy's or a cluster's."""
+    host = request.headers.get("Host", "")
+    if is_of_another_site(request.headers.get("Origin"), host):
+        raise ApiError(403, "forbidden", "this was asked for by a page of another site")
+    if settings.token is not None and needs_token:
+        given = _token_in(request.headers.get("Authorization", ""))
+        if not hmac.compare_digest(given, settings.token.encode()):
+            raise ApiError(401, "unauthorized", "send the service's token as `Authorization: Bearer <token>`")
+    elif not may_ask(host, settings.listening_host):
+        raise ApiError(403, "forbidden", f"this service is not called {host!r}: ask it by its address")
+    # What a page may send to another site without asking it first is never of this type.
+    if request.body_exists and request.content_type != "application/json":
+        raise ApiError(415, "unsupported_media_type", "send the body as `Content-Type: application/json`")
+
+
+def _token_in(authorization: str) -> bytes:
+    """Bearer, or the password of Basic, which clients send that take only a URL: http://:TOKEN@host:port."""
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.encode(errors="surrogateescape")
+    if scheme.lower() == "basic":
+        with contextlib.suppress(ValueError):
+            return base64.b64decode(value).partition(b":")[2]
+    return b""
+
+
+async def _held_sessions(sessions: SessionTable, settings: ServiceSettings) -> AsyncIterator[None]:
+    async def close_idle() -> None:
+        while True:
+            await asyncio.sleep(min(settings.session_idle_s / 4, 60.0))
+            await sessions.close_idle()
+
+    sweeper = asyncio.ensure_future(close_idle())
+    yield
+    sweeper.cancel()
+    await asyncio.gather(sweeper, return_exceptions=True)
+    await sessions.close_all()
+
+
+class Server:
+    """An application on listening sockets. A caller that goes away cancels what it asked for."""
+
+    def __init__(self, app: web.Application) -> None:
+        self._service = app[SERVICE]
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=protocol_logger
+        )
+
+    async def start(self, sockets: Sequence[socket.socket]) -> None:
+        await self._runner.setup()
+        for sock in sockets:
+            await web.SockSite(self._runner, sock, backlog=BACKLOG).start()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new work, let what is in flight finish, then stop. Whether all of it did, in that time."""
+        self._service.draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._service.idle.wait()
+        is_done = self._service.idle.is_set()
+        await self._runner.cleanup()
+        return is_done
+
+
+async def serve_forever(
+    app: web.Application,
+    sockets: Sequence[socket.socket],
+    *,
+    drain_s: float = 30.0,
+    stop: asyncio.Event | None = None,
+    on_ready: Callable[[], object] = lambda: None,
+) -> bool:
+    """Serve until `stop` is set, or SIGTERM or SIGINT comes if there is none given; then drain. A second signal
+    ends the draining. Returns whether all that was in flight was answered."""
+    server = Server(app)
+    await server.start(sockets)
+    loop = asyncio.get_running_loop()
+    stopping = stop or asyncio.Event()
+
+    def on_signal(act: Callable[[], object]) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT) if stop is None else ():
+            loop.add_signal_handler(number, act)
+
+    on_signal(stopping.set)
+    try:
+        on_ready()
+        await stopping.wait()
+        draining = asyncio.ensure_future(server.drain(drain_s))
+        on_signal(draining.cancel)
+        await asyncio.wait([draining])
+        return await server.drain(0.0) if draining.cancelled() else draining.result()
+    except asyncio.CancelledError:
+        await server.drain(0.0)
+        raise
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT) if stop is None else ():
+            loop.remove_signal_handler(number)

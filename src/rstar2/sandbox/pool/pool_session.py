@@ -1,0 +1,177 @@
+"""Notebooks on a pool: a session is its list of cells, and the node that holds their state may change.
+
+A session stays on the node that holds it. When that node is lost, leaves or forgets it, the cells are replayed on
+another before anything else happens; the caller notices nothing but the delay. A cell counts once: one that may have
+run on a failed node is rerun only on a state without it.
+"""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from dataclasses import dataclass, replace
+
+from rstar2.errors import InfrastructureError, UserError
+from rstar2.sandbox.execution import Execution, ExecutionStatus, Limits
+from rstar2.sandbox.executor import Session
+from rstar2.sandbox.pool.node import Node, NodeState
+from rstar2.sandbox.pool.node_table import CLOSE_DEADLINE_S, POLL_S, NodeTable
+
+MAX_TRIES = 4
+NODE_WAIT_S = 120.0
+"""How long a cell waits for a node to be ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    code: str
+    stdin: str
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the state is."""
+
+    node: Node
+    session: Session
+
+
+class PoolSession:
+    """Satisfies `Session`."""
+
+    def __init__(self, table: NodeTable, cells: tuple[_Cell, ...] = (), place: _Place | None = None) -> None:
+        self.id = uuid.uuid4().hex
+        self._table = table
+        self._cells = cells
+        self._place = place
+        self._turn = asyncio.Lock()
+        self._is_closed = False
+
+    @property
+    def num_cells(self) -> int:
+        return len(self._cells)
+
+    @property
+    def node(self) -> str | None:
+        """The name of the node that holds it; None while none does."""
+        return self._place.node.name if self._place else None
+
+    async def run(self, code: str, stdin: str = "", limits: Limits | None = None) -> Execution:
+        cell = _Cell(code, stdin, limits or Limits())
+        async with self._turn:
+            self._check_open()
+            failed: set[str] = set()
+            until = time.monotonic() + NODE_WAIT_S
+            error: Exception = InfrastructureError("it was never tried")
+            for num_failed in range(MAX_TRIES):
+                try:
+                    execution = await self._run_here_or_elsewhere(cell, failed, until)
+                except (InfrastructureError, UserError) as raised:
+                    error = raised
+                    if (place := self._leave_place()) is not None:
+                        self._table.suspect(place.node, str(raised))
+                        failed.add(place.node.name)
+                except BaseException:
+                    # The cell may be running or done: the state before it is rebuilt from the cells before it.
+                    self._leave_place()
+                    raise
+                else:
+                    return replace(execution, num_attempts=execution.num_attempts + num_failed)
+            if isinstance(error, UserError):
+                raise error
+            return Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error), num_attempts=MAX_TRIES)
+
+    async def fork(self) -> "PoolSession":
+        async with self._turn:
+            self._check_open()
+            place = self._usable_place()
+            if place is not None:
+                # A fork that fails costs a replay when it is first used, and nothing else.
+                with contextlib.suppress(InfrastructureError, UserError):
+                    forked = await self._table.visit(place.node, place.session.fork())
+                    return PoolSession(self._table, self._cells, _Place(place.node, forked))
+            return PoolSession(self._table, self._cells)
+
+    async def rollback(self, num_cells: int = 1) -> None:
+        async with self._turn:
+            self._check_open()
+            if not 0 <= num_cells <= len(self._cells):
+                raise ValueError(f"cannot roll back {num_cells} cells: the session has {len(self._cells)}")
+            place, num_before = self._usable_place(), len(self._cells)
+            self._cells = self._cells[: num_before - num_cells]
+            if place is None:
+                return
+            if place.session.num_cells != num_before:  # a cell that did not end the same way when it was replayed
+                self._leave_place()
+                return
+            try:
+                await self._table.visit(place.node, place.session.rollback(num_cells))
+            except (InfrastructureError, ValueError):
+                self._leave_place()
+            except BaseException:
+                self._leave_place()
+                raise
+
+    async def close(self) -> None:
+        async with self._turn:
+            self._is_closed = True
+            place, self._place = self._place, None
+            if place is not None and not place.node.lost.is_set():
+                with contextlib.suppress(TimeoutError, InfrastructureError, UserError):
+                    async with asyncio.timeout(CLOSE_DEADLINE_S):
+                        await self._table.visit(place.node, place.session.close())
+
+    async def _run_here_or_elsewhere(self, cell: _Cell, failed: set[str], until: float) -> Execution:
+        place = self._usable_place() or await self._rebuilt(failed, until)
+        num_before = place.session.num_cells
+        execution = await self._run_cell(place, cell)
+        # A node forgets the last cell, too, when the state that it left turns out to be damaged.
+        num_after = place.session.num_cells
+        is_kept = execution.ok or num_after > num_before
+        num_forgotten = max(0, num_before + is_kept - num_after)
+        self._cells = (*self._cells[: len(self._cells) - num_forgotten], *((cell,) if is_kept else ()))
+        return execution
+
+    async def _run_cell(self, place: _Place, cell: _Cell) -> Execution:
+        execution = await self._table.visit(place.node, place.session.run(cell.code, cell.stdin, cell.limits))
+        if execution.status is ExecutionStatus.INFRASTRUCTURE:
+            raise InfrastructureError(execution.message)
+        return execution
+
+    async def _rebuilt(self, failed: set[str], until: float) -> _Place:
+        """The session's state on another node, made by replaying its cells."""
+        node = await self._wait_for_node(failed, until)
+        try:
+            session = await self._table.visit(node, node.executor.session())
+        except (InfrastructureError, UserError):
+            failed.add(node.name)
+            raise
+        self._place = place = _Place(node, session)
+        for cell in self._cells:
+            await self._run_cell(place, cell)
+        return place
+
+    async def _wait_for_node(self, failed: set[str], until: float) -> Node:
+        while (node := self._table.choose(failed)) is None:
+            if time.monotonic() > until:
+                raise InfrastructureError(f"no sandbox node was ready for the session within {NODE_WAIT_S:g} s")
+            await asyncio.sleep(POLL_S)
+        return node
+
+    def _usable_place(self) -> _Place | None:
+        """Where the state is, if it can be used there; otherwise it is dropped, and rebuilt when needed."""
+        if self._place is not None and self._place.node.state in (NodeState.LOST, NodeState.DRAINING):
+            self._leave_place()
+        return self._place
+
+    def _leave_place(self) -> _Place | None:
+        """The node closes its part of the session in the background."""
+        place, self._place = self._place, None
+        if place is not None:
+            self._table.close_later(place.node, place.session)
+        return place
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ValueError("the session is closed")
