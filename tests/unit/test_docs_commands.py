@@ -1,6 +1,5 @@
-"""Every `rstar2 …` of the pages is a command that exists, with options that exist and values that they take."""
+"""Every `rstar2 …` of the pages is a command that exists, with options and recipe fields that exist."""
 
-import re
 from typing import Any
 
 import pytest
@@ -40,17 +39,14 @@ def check(line: CommandLine) -> None:
                 raise AssertionError(f"{path} needs {parameter.human_readable_name}")
             continue
         for value in [values] if isinstance(values, str) else values:
-            check_value(parameter, value, parameter.get_help_record(context)[0])
+            check_value(parameter, value)
 
 
 def takes_a_value(command: Any, word: str) -> bool:
     return any(word in parameter.opts and not parameter.is_flag for parameter in command.params)
 
 
-def check_value(parameter: Any, value: str, shown: str) -> None:
-    choices = re.search(r"[<\[]([a-z0-9-]+(\|[a-z0-9-]+)+)[>\]]", shown)
-    if choices and not value.isupper() and value not in PLACEHOLDERS:
-        assert value in choices[1].split("|"), f"{parameter.name} is {choices[1]}, not {value}"
+def check_value(parameter: Any, value: str) -> None:
     if parameter.name == "overrides" and "=" in value:
         explain(value.partition("=")[0])
 
@@ -72,7 +68,6 @@ def test_a_command_line_is_one(line: CommandLine) -> None:
         ("train", "recipe.toml", "--sett", "seed=1"),
         ("train", "recipe.toml", "--set", "train.learning_speed=1"),
         ("sandbox", "run"),
-        ("solve", "1 + 1", "--engine", "steam"),
         ("view", "run", "--tokenizer"),
     ],
     ids=" ".join,
