@@ -77,27 +77,27 @@ class RankedLearner:
     async def update(
         self, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings, lr: float, seed: int
     ) -> dict[str, float]:
-        values: dict[str, float] = await self._all("call", "update", ray.put(groups), settings, lr, seed)
+        values: dict[str, float] = await self._all("update", ray.put(groups), settings, lr, seed)
         return values
 
     async def reset_optimizer(self) -> None:
-        await self._all("call", "reset_optimizer")
+        await self._all("reset_optimizer")
 
     async def weights_id(self) -> str:
-        name: str = await self._all("call", "weights_id")
+        name: str = await self._all("weights_id")
         return name
 
     async def save(self, folder: Path) -> None:
-        await self._all("call", "save", _absolute(folder))
+        await self._all("save", _absolute(folder))
 
     async def load(self, folder: Path) -> None:
-        await self._all("call", "load", _absolute(folder))
+        await self._all("load", _absolute(folder))
 
     async def hold_reference(self, file: Path) -> None:
-        await self._all("call", "hold_reference", _absolute(file))
+        await self._all("hold_reference", _absolute(file))
 
     async def export(self, folder: Path) -> None:
-        await self._all("call", "export", _absolute(folder))
+        await self._all("export", _absolute(folder))
 
     async def pack_weights(self) -> list[Any]:
         """References to the weights that engines are to serve, in Ray's shared memory."""

@@ -17,6 +17,7 @@ from rstar2.engine.vllm.transfer import Backend, ServedWeights, open_sender
 from rstar2.train.learning.rank import LearnerRank
 from rstar2.train.learning.sft import SftSettings
 from rstar2.train.learning.sft_examples import Example
+from rstar2.train.learning.update import Rollout, UpdateSettings
 from rstar2.train.policy.served_weights import served_shapes
 from rstar2.train.sharding.fsdp import load_sharded_policy
 from rstar2.train.sharding.ranks import joined
@@ -56,9 +57,28 @@ class RankActor:
     def warm_up_step(self, step: int, settings: SftSettings, seed: int) -> dict[str, float]:
         return self._it.warm_up_step(self._examples, step, settings, seed)
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        """A method of `LearnerRank`."""
-        return getattr(self._it, method)(*arguments)
+    def update(
+        self, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings, lr: float, seed: int
+    ) -> dict[str, float]:
+        return self._it.update(groups, settings, lr, seed)
+
+    def reset_optimizer(self) -> None:
+        self._it.reset_optimizer()
+
+    def weights_id(self) -> str:
+        return self._it.weights_id()
+
+    def save(self, folder: Path) -> None:
+        self._it.save(folder)
+
+    def load(self, folder: Path) -> None:
+        self._it.load(folder)
+
+    def hold_reference(self, file: Path) -> None:
+        self._it.hold_reference(file)
+
+    def export(self, folder: Path) -> None:
+        self._it.export(folder)
 
     def pack_weights(self) -> list[Any]:
         """References to the weights, as parcels; empty except on the first rank."""
