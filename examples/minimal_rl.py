@@ -5,15 +5,15 @@
 This is GRPO-RoC with nothing around it: no scheduler, no stages, no checkpoints, no GPU. `rstar2 train quickstart` runs
 the same loop with all of that. In this order:
 
-1. A model of 100,000 parameters is built from nothing, with a tokenizer of its own.
-2. A short supervised warm-up teaches it the *format*: how a tool call is written, how an answer is given. It sees every
-   program under every question equally often, so it does not learn which program answers which question.
+1. A model of half a million parameters is built from nothing, with a tokenizer of its own.
+2. A short supervised warm-up teaches it the *format*: how a tool call is written, how an answer is given. Under every
+   question it sees a right program, two wrong ones and one that raises, equally often.
 3. In each step of reinforcement learning it attempts each problem 24 times. It writes programs, the sandbox runs
-   them, it reads their output and answers. The right answers are rewarded, GRPO-RoC chooses the rollouts to learn from,
-   and one optimizer step makes the better ones more likely.
+   them, it reads their output and answers. Right answers are rewarded, GRPO-RoC chooses the rollouts to learn from, and
+   one optimizer step makes the better ones more likely.
 
-Each step prints the mean reward, the share of right answers and the share of tool calls that failed. The model begins
-with as many right answers as chance gives it, about one in five.
+Each step prints the mean reward, the share of right answers and the share of tool calls that failed. On two cores it
+takes about a minute. One sees right answers rise from 28% to about 90%, and failing calls fall from 36% to about 15%.
 """
 
 import asyncio
@@ -38,22 +38,29 @@ from rstar2.grading import Grader, count_answer_blocks
 from rstar2.models import TinySizes, build_tiny
 from rstar2.records import Problem, Trace
 from rstar2.sandbox import Execution, Executor, LocalExecutor, Sandbox
-from rstar2.train.learning.sft_examples import Example, conversation_texts, render_conversation
+from rstar2.train import Example, conversation_texts, render_conversation
 
 TASKS = {
-    "What is 6162 times 8920?": "print(6162 * 8920)",
-    "What is 12 factorial?": "import math\nprint(math.factorial(12))",
-    "How many primes are below 1000?": "from sympy import primepi\nprint(primepi(999))",
-    "What is the sum of the squares up to 100?": "print(sum(n * n for n in range(101)))",
-}
-PROGRAMS = (*TASKS.values(), "print(answer)")
-"""Each question has one that answers it; the last one raises."""
-SIZES = TinySizes(num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=2, vocab_size=600, context_tokens=256)
+    "What is 6162 times 8920?": (
+        "print(6162 * 8920)", "print(6162 + 8920)", "print(6162 - 8920)", "print(6162 times 8920)",
+    ),
+    "What is 12 factorial?": (
+        "import math\nprint(math.factorial(12))", "print(12 * 11)", "print(sum(range(12)))", "print(12!)",
+    ),
+    "How many primes are below 1000?": (
+        "from sympy import primepi\nprint(primepi(999))", "print(1000 // 2)", "print(1000)", "print(primes(1000))",
+    ),
+    "What is the sum of the squares up to 100?": (
+        "print(sum(n * n for n in range(101)))", "print(sum(range(101)))", "print(100 ** 2)", "print(squares(100))",
+    ),
+}  # fmt: skip
+"""To each question a right program, two that compute something else, and one that raises."""
+SIZES = TinySizes(num_layers=2, hidden_size=128, num_heads=4, num_kv_heads=2, vocab_size=600, context_tokens=256)
 LIMITS = AgentLimits(max_turns=1, max_response_tokens=160, max_tool_output_tokens=64)
 ROC = RocSettings(group_size=12)
 """Of each problem twice as many rollouts are sampled, and this many are kept."""
-WARM_UP_STEPS, WARM_UP_BATCH, WARM_UP_LR = 200, 10, 4e-3
-STEPS, LR = 30, 5e-4
+WARM_UP_STEPS, WARM_UP_BATCH, WARM_UP_LR = 300, 10, 4e-3
+STEPS, LR = 24, 5e-4
 
 
 @dataclass(frozen=True)
@@ -70,11 +77,10 @@ class Rollout:
 
 def make_conversation(question: str, program: str, ran: Execution) -> Conversation:
     """The question, a program under it, what the program printed, and that as the answer."""
-    reason = f"<reason> {question}</reason>"  # repeated right before the program, so that the program can depend on it
     call = {"name": PythonTool.schema.name, "arguments": {"code": program, "input": ""}}
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": question},
-        {"role": "assistant", "content": reason, "tool_calls": [{"type": "function", "function": call}]},
+        {"role": "assistant", "content": "<reason></reason>", "tool_calls": [{"type": "function", "function": call}]},
         {"role": "tool", "content": (ran.stdout or ran.stderr).strip()},
         {"role": "assistant", "content": f"<reason></reason>\n<answer>\\boxed{{{ran.stdout.strip() or 0}}}</answer>"},
     ]
@@ -82,11 +88,15 @@ def make_conversation(question: str, program: str, ran: Execution) -> Conversati
 
 
 def make_data() -> tuple[list[Problem], list[Conversation]]:
-    """The problems with their answers; and every program under every question, so that nothing but format is shown."""
+    """The problems with their answers; and under every question each of its programs once, right or wrong."""
+    problems, conversations = [], []
     with Sandbox() as sandbox:
-        results = {program: sandbox.run(program) for program in PROGRAMS}
-    problems = [Problem(text, text, results[program].stdout.strip()) for text, program in TASKS.items()]
-    return problems, [make_conversation(text, program, ran) for text in TASKS for program, ran in results.items()]
+        for question, programs in TASKS.items():
+            results = [sandbox.run(program) for program in programs]
+            problems.append(Problem(question, question, results[0].stdout.strip()))
+            pairs = zip(programs, results, strict=True)
+            conversations += [make_conversation(question, program, ran) for program, ran in pairs]
+    return problems, conversations
 
 
 # The gradient, in plain PyTorch.
@@ -173,7 +183,7 @@ async def train(model: Any, chat: ChatFormat, problems: list[Problem]) -> None:
                 groups.append(asyncio.gather(*(roll_out(agent, problem, executor) for agent in agents)))
             rolled_out = await asyncio.gather(*groups)
             if kept := [pair for group in rolled_out for pair in choose(group, rng)]:
-                async with engine.learning(step):
+                async with engine.paused_for_weight_sync(step):
                     learn(model, optimizer, kept)
             report(step, [rollout for group in rolled_out for rollout in group])
     await engine.close()

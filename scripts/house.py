@@ -46,7 +46,7 @@ SOURCES = ROOT / "src" / "rstar2"
 FOLDERS = {"src": "*.py", "tests": "*.py", "benchmarks": "*.py", "scripts": "*.py", "examples": "*.py", "docs": "*.md"}
 SHORT_FILE_LINES = 30
 
-STEP = "train/trainer.py:Trainer._train_step"
+STEP = "train/trainer.py:Trainer._run_steps"
 GRADIENT = "algo/loss.py:policy_loss"
 SANDBOX = "sandbox/local.py:LocalExecutor.run"
 STATIONS = (
