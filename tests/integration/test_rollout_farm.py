@@ -16,8 +16,9 @@ from rstar2.engine import Sampling
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import RunView, Trace
 from rstar2.rollout.request import RolloutRequest
+from rstar2.rollout.setup import agent_limits
 from rstar2.train import Observers, prepare_new, train
-from rstar2.train.workbench import agent_limits, open_solo_workbench
+from rstar2.train.workbench import open_solo_workbench
 
 pytestmark = pytest.mark.integration
 

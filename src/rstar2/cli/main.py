@@ -23,6 +23,7 @@ from rstar2.cli import (
     view,
 )
 from rstar2.cli.output import errors_as_sentences
+from rstar2.cli.threads import bound_spinning
 
 app = typer.Typer(
     name="rstar2",
@@ -67,6 +68,7 @@ app.add_typer(sandbox.app, name="sandbox")
 
 
 def main() -> None:
+    bound_spinning()
     with errors_as_sentences():
         app()
 

@@ -10,10 +10,33 @@ from rstar2.config.section import Section
 class Engine(Section):
     """`[engine]`: who makes the tokens."""
 
-    kind: Literal["embedded", "vllm"] = Field(
+    kind: Literal["embedded", "vllm", "openai", "scripted"] = Field(
         "embedded",
         description="embedded: our own engine, CPU or GPU; on one machine it reads the trainer's very weights. vllm: "
-        "vLLM, started by the run and sent new weights after each step; only with [cluster].",
+        "vLLM, which training starts itself and sends new weights after each step, only with [cluster]. openai: any "
+        "compatible server at base_url. scripted: the replies of a file. Only the first two can train.",
+    )
+    base_url: str | None = Field(
+        None,
+        min_length=1,
+        description="Address of a running server with its /v1, for openai and vllm. The model's name is then one of "
+        "the server's. Not for training.",
+    )
+    api_key_env: str | None = Field(
+        None,
+        min_length=1,
+        description="Name of the environment variable that holds the server's key. Only with base_url.",
+    )
+    tokenizer: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder of the tokenizer of the server's model. With it prompts and answers are token ids, and "
+        "traces are exact. vllm needs it only if the server's model is no folder of this machine. Only with base_url.",
+    )
+    script: str | None = Field(
+        None,
+        min_length=1,
+        description="Text file of replies, one for each turn, separated by lines of `===`. Only with scripted.",
     )
     kv_cache_tokens: int | None = Field(
         None,

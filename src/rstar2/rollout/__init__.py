@@ -2,7 +2,7 @@
 
 Promise: a scheduler turns facts into decisions, without a clock or I/O; every rollout that was submitted ends exactly
 once, also when engines die or join; the simulator runs the very policies that a live run does.
-May import: records, sandbox, engine, grading, algo, config, agent.
+May import: records, sandbox, engine, grading, algo, config, models, agent.
 """
 
 from rstar2.rollout.decisions import Cancel, Decision, Evict, KeepWaiting, Move, Resume, Start

@@ -28,6 +28,7 @@ from rstar2.records import Problem, RunDirectory, Trace
 from rstar2.records.rewind import Mark, mark, rewind
 from rstar2.records.run_layout import RunLayout
 from rstar2.rollout.resume import RememberingRoller
+from rstar2.rollout.setup import agent_limits
 from rstar2.train.ahead import Ahead
 from rstar2.train.checkpoints.checkpoint import Checkpoint, CheckpointFolder
 from rstar2.train.checkpoints.export import agent_folder
@@ -53,7 +54,7 @@ from rstar2.train.reporting.trace_writer import HOLD_S, TraceKeeper
 from rstar2.train.seeds import named_seed
 from rstar2.train.state import WARM_UP, TrainState
 from rstar2.train.uninterrupted import uninterrupted
-from rstar2.train.workbench import Workbench, agent_limits
+from rstar2.train.workbench import Workbench
 
 INTERRUPT_S = 10.0
 """How long an interrupted run waits for rollouts that are sampled while it learns: without them the next step has some

@@ -13,16 +13,15 @@ from typing import Protocol
 
 import torch
 
-from rstar2.agent import PYTHON_TOOLS, AgentLimits, ChatFormat, Transcript
-from rstar2.config import Recipe, Stage
+from rstar2.agent import PYTHON_TOOLS, ChatFormat, Transcript
+from rstar2.config import Recipe
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.engine.embedded.options import choose_device
 from rstar2.engine.process.shared import SharedEngine
 from rstar2.records import Problem
 from rstar2.rollout.farm import RollerFarm
-from rstar2.rollout.of_recipe import open_roller, open_shared_roller
 from rstar2.rollout.request import RollsInSteps
-from rstar2.sandbox.execution import STARVED_FACTOR
+from rstar2.rollout.setup import open_roller, open_shared_roller
 from rstar2.sandbox.local import usable_cores
 from rstar2.train.learning.learner import Learner, SoloLearner
 from rstar2.train.learning.rank import LearnerRank
@@ -166,21 +165,6 @@ async def _open_farm(
     if isinstance(farm, BaseException):
         raise farm
     return *loaded, farm
-
-
-def agent_limits(recipe: Recipe, stage: Stage) -> AgentLimits:
-    return AgentLimits(
-        max_turns=stage.max_turns,
-        max_response_tokens=stage.max_response_tokens,
-        max_tool_output_tokens=recipe.agent.max_tool_output_tokens,
-        max_fault_retries=recipe.rollout.max_fault_retries,
-        tool_deadline_s=tool_deadline_s(recipe),
-    )
-
-
-def tool_deadline_s(recipe: Recipe) -> float:
-    """Above the sandbox's own queue and wall clock, so that it is the sandbox that stops what is late, and says why."""
-    return recipe.sandbox.queue_s + STARVED_FACTOR * recipe.sandbox.limits.wall_s + 30.0
 
 
 def engine_options(recipe: Recipe) -> EmbeddedOptions:
