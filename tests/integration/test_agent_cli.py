@@ -151,6 +151,34 @@ def test_a_model_is_given_the_tool_that_it_was_trained_with(
     assert "jupyter_code: unknown tool" in out
 
 
+def test_a_recipe_names_model_tool_and_limits(shell: Shell, tmp_path: Path, trained: str) -> None:
+    notebook = json.dumps({"name": "jupyter_code", "arguments": {"code": "print('x' * 5000)"}})
+    (tmp_path / "script.txt").write_text(f"</reason><tool_call>{notebook}</tool_call>\n===\n{ANSWER}")
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(
+        f'''name = "mine"
+[model]
+name = "{trained}"
+[engine]
+kind = "scripted"
+script = "{tmp_path / "script.txt"}"
+[agent]
+system_text = "Be brief."
+max_tool_output_tokens = 16
+'''
+    )
+    code, out, err = shell("solve", "?", "--recipe", str(recipe), "--json")
+    trace = decode(Trace, out.strip().encode())
+    assert (code, trace.answer) == (ExitCode.OK, "42"), err
+    assert "Be brief." in trace.prompt_text
+    assert len(trace.results[0].text) < 1000, "cut to the recipe's tokens"
+    code, _, err = shell("solve", "?", "--recipe", str(recipe), "--max-tokens", "20")
+    assert code == ExitCode.NO, err
+    code, _, err = shell("solve", "?", "--recipe", str(recipe), "--set", "engine.kind=openai")
+    assert code == ExitCode.USAGE
+    assert '--set engine.kind=openai: engine.kind "openai" needs engine.base_url' in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -163,6 +191,10 @@ def test_a_model_is_given_the_tool_that_it_was_trained_with(
         (["?", "--base-url", "localhost:8000", "--model", "m"], "error: --base-url: 'localhost:8000' is not a URL"),
         (["?", "--base-url", "http://127.0.0.1:1/v1", "--model", "m"], "failed: the engine failed: turn 1 failed 3"),
         (["?", "--base-url", "http://127.0.0.1:1/v1"], "failed: cannot connect to http://127.0.0.1:1/v1"),
+        (["?", "--sandbox", "http://127.0.0.1:1", "--model", "absent"], "failed: the sandbox at http://127.0.0.1:1"),
+        (["?", "--sandbox", "127.0.0.1:1"], 'error: --sandbox cannot be the text "127.0.0.1:1"'),
+        (["?", "--threads", "99999"], "error: --threads of 99999 is more than the"),
+        (["?", "--recipe", "absent.toml"], "error: absent.toml: there is no such file"),
     ],
 )
 def test_mistakes_are_sentences(shell: Shell, arguments: list[str], sentence: str) -> None:

@@ -35,6 +35,7 @@ _FIELDS = {
     "max_turns": "eval.max_turns",
     "max_tokens": "eval.max_response_tokens",
     "temperature": "eval.temperature",
+    "samples": "eval.num_samples",
     "seed": "seed",
 }
 """By option: the field of a recipe that it sets."""
@@ -129,17 +130,26 @@ def asked_recipe(flags: AskFlags, defaults: dict[str, Any] | None = None, **more
     _choose_engine(tree, given)
     if given["base_url"] is not None and given["model"] is None:
         tree["model"]["name"] = UNNAMED  # the name in the file is not one of that server's
-    if given["sandbox"] is not None:
-        tree["sandbox"] = {key: value for key, value in tree.get("sandbox", {}).items() if key != "num_slots"}
-        if os.environ.get(TOKEN_ENV):
-            tree["sandbox"]["token_env"] = TOKEN_ENV
+    use_service(tree, given.pop("sandbox"))
     for name, value in given.items():
         if value is not None:
-            _put(tree, _FIELDS.get(name, name), str(value) if isinstance(value, Path) else value)
+            _put(tree, _FIELDS[name], str(value) if isinstance(value, Path) else value)
     recipe, mistakes = validated(tree)
     if recipe is None:
         raise UserError("\n".join(_in_flags(mistake.sentence) for mistake in mistakes))
     return recipe
+
+
+def use_service(tree: dict[str, Any], address: str | None) -> None:
+    """Over what a recipe says of the sandbox: the service at this address runs the programs."""
+    if address is None:
+        return
+    section = tree.setdefault("sandbox", {})
+    section["base_url"] = address
+    for key in ("num_slots", "token_env"):
+        section.pop(key, None)
+    if os.environ.get(TOKEN_ENV):
+        section["token_env"] = TOKEN_ENV
 
 
 def _of_defaults(flags: AskFlags, eval_section: dict[str, Any]) -> dict[str, Any]:

@@ -84,15 +84,14 @@ async def open_executor(recipe: "Recipe", *, has_spare: bool, at_once: bool = Fa
     """A service that cannot be reached is an error here and now. A sandbox of this machine starts in the background
     if it is wanted `at_once`, and else with the first program; whoever runs one waits for it, or gets its error."""
     from rstar2.rollout.setup import make_executor
-    from rstar2.sandbox.client import RemoteExecutor
     from rstar2.sandbox.local import LocalExecutor
 
     executor = make_executor(recipe, has_spare=has_spare)
     starting: asyncio.Task[None] | None = None
     try:
-        if isinstance(executor, RemoteExecutor):
+        if not isinstance(executor, LocalExecutor):
             await executor.reach()
-        elif at_once and isinstance(executor, LocalExecutor):
+        elif at_once:
             starting = asyncio.create_task(executor.start(), name="start the sandbox")
         yield executor
     finally:

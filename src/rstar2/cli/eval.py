@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rstar2.cli.agent_flags import AgentFlags, asked_recipe
+from rstar2.cli.agent_flags import AgentFlags, asked_recipe, use_service
 from rstar2.cli.eval_setup import (
     JudgeFlags,
     keep_tokenizer,
@@ -100,7 +100,7 @@ def eval_command(
             else _evaluate(plan, asked, judge, lambda: RunDirectory.resume(path, verb=VERB))
         )
     else:
-        recipe = asked_recipe(flags, **{"eval.num_samples": samples})
+        recipe = asked_recipe(flags, samples=samples)
         benchmarks = _split(bench) if bench else recipe.eval.benchmarks
         if not benchmarks:
             raise UserError("--bench is needed: which benchmarks? (`rstar2 data list` shows them)")
@@ -213,8 +213,7 @@ def _remembered(view: "RunView", flags: AgentFlags) -> "tuple[Plan, Asked, Judge
     plan, sections = read_plan(view.recipe_toml)
     judge = JudgeFlags(**sections.pop("judge", {}))
     tools = tuple(sections.pop("tools", {}).get("names", ()))
-    if flags.sandbox is not None:
-        sections.setdefault("sandbox", {})["base_url"] = flags.sandbox
+    use_service(sections, flags.sandbox)
     recipe, mistakes = validated(sections)
     if recipe is None:
         raise UserError(f"this run's recipe.toml is not one of an evaluation: {mistakes[0].sentence}")

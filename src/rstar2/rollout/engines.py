@@ -97,13 +97,15 @@ def _embedded(recipe: Recipe, folder: Path) -> Engine:
 
         from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
         from rstar2.engine.embedded.options import choose_device
-        from rstar2.engine.embedded.weights import load_model
+        from rstar2.engine.embedded.read_weights import read_weights
+        from rstar2.engine.embedded.weights import load_model, share_weights
     except ImportError as error:
         raise UserError(f"the embedded engine needs {error.name}: run `pip install 'rstar2[train]'`") from None
     device = choose_device(recipe.model.device)
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     dtype = dtypes.get(recipe.model.dtype) or (torch.bfloat16 if device.type == "cuda" else torch.float32)
-    return EmbeddedEngine.on_model(load_model(folder, device, dtype), EmbeddedOptions(**_options(recipe, folder)))
+    weights = read_weights(folder, device, dtype) or share_weights(load_model(folder, device, dtype))
+    return EmbeddedEngine(weights, EmbeddedOptions(**_options(recipe, folder)))
 
 
 def _vllm_in_process(recipe: Recipe, folder: Path) -> Engine:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rstar2.agent import AgentLimits, ChatFormat, JupyterTool, PythonTool, Tool, load_chat
 from rstar2.config import Evaluation, Recipe, Stage
@@ -19,10 +20,12 @@ from rstar2.rollout import EngineSpeed, make_policy
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.roller import Roller, math_judge
 from rstar2.sandbox import Executor, Limits, LocalExecutor
-from rstar2.sandbox.client import RemoteExecutor
 from rstar2.sandbox.execution import STARVED_FACTOR
 from rstar2.sandbox.executor import Request
 from rstar2.sandbox.local import LocalConfig
+
+if TYPE_CHECKING:
+    from rstar2.sandbox.client import RemoteExecutor
 
 ENGINE_SPEED = EngineSpeed(prefill_token_s=1e-5, step_s=1e-2, cached_token_s=1e-8)
 """Prices moves between engines; with a single engine there is nowhere to move to."""
@@ -118,10 +121,12 @@ async def require_working(executor: Executor) -> None:
         raise InfrastructureError(f"the sandbox does not work: {probe.message or probe.stderr or probe.status}")
 
 
-def make_executor(recipe: Recipe, num_sharers: int = 1, *, has_spare: bool = True) -> Executor:
+def make_executor(recipe: Recipe, num_sharers: int = 1, *, has_spare: bool = True) -> "LocalExecutor | RemoteExecutor":
     """With a spare, a sandbox of this machine replaces a template that died at once. It costs a second start."""
     sandbox = recipe.sandbox
     if sandbox.base_url is not None:
+        from rstar2.sandbox.client import RemoteExecutor
+
         token = None if sandbox.token_env is None else secret("sandbox.token_env", sandbox.token_env)
         return RemoteExecutor(sandbox.base_url, token)
     config = LocalConfig() if sandbox.num_slots is None else LocalConfig(num_young=sandbox.num_slots)
