@@ -54,7 +54,8 @@ def file(tmp_path: Path) -> Path:
 def run(tmp_path: Path) -> Path:
     path = tmp_path / "run"
     with RunDirectory.create(path, verb="train", recipe_toml=to_toml(parse_recipe(RECIPE)), seed=7):
-        return path
+        (path / "final").mkdir()
+    return path
 
 
 def test_without_a_recipe_there_are_defaults_and_one_problem_gets_brief_limits() -> None:
@@ -87,6 +88,13 @@ def test_a_run_is_its_recipe_with_its_final_model(run: Path, name: str) -> None:
     assert asked_recipe(AgentFlags(recipe=run / name, overrides=["model.name=tiny:qwen3"])).model.name == "tiny:qwen3"
 
 
+def test_a_run_without_a_final_model_is_a_sentence(run: Path) -> None:
+    (run / "final").rmdir()
+    with pytest.raises(UserError, match="has no final model: let `rstar2 train --resume"):
+        asked_recipe(AgentFlags(recipe=run))
+    assert asked_recipe(AgentFlags(recipe=run, model="other")).model.name == "other"
+
+
 def test_a_server_and_a_script_choose_the_engine(file: Path) -> None:
     server = asked_recipe(AgentFlags(recipe=file, base_url="http://h/v1"))
     assert (server.engine.kind, server.model.name) == ("openai", "auto")
@@ -107,10 +115,10 @@ def test_a_sandbox_service_takes_the_place_of_local_slots(file: Path, monkeypatc
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (AgentFlags(engine="scripted"), '--engine "scripted" needs --script: the file of its replies'),
-        (AgentFlags(engine="openai"), '--engine "openai" needs --base-url: the address of the server'),
-        (AgentFlags(engine="vllm", script=Path("x")), '--script is for --engine "scripted", not "vllm"'),
-        (AgentFlags(engine="embedded", base_url="http://h"), '--base-url is for --engine "openai" or "vllm"'),
+        (AgentFlags(engine="scripted"), "--engine scripted needs --script: the file of its replies"),
+        (AgentFlags(engine="openai"), "--engine openai needs --base-url: the address of the server"),
+        (AgentFlags(engine="vllm", script=Path("x")), "--script is for --engine scripted, not vllm"),
+        (AgentFlags(engine="embedded", base_url="http://h"), "--base-url is for --engine openai or vllm"),
         (AgentFlags(sandbox="localhost:1"), '--sandbox cannot be the text "localhost:1"'),
         (AgentFlags(overrides=["agent.tol=jupyter_code"]), "agent.tol is not a key of [agent]; did you mean tool?"),
         (AgentFlags(recipe=Path("absent.toml")), "absent.toml: there is no such file"),

@@ -126,7 +126,11 @@ def asked_recipe(flags: AskFlags, defaults: dict[str, Any] | None = None, **more
     from rstar2.rollout.engines import UNNAMED
 
     given = {name: getattr(flags, name, None) for name in _FIELDS} | more
-    tree = _of_defaults(flags, defaults or {}) if flags.recipe is None else _of_file(flags.recipe, flags.overrides)
+    is_model_given = given["model"] is not None or given["base_url"] is not None
+    if flags.recipe is None:
+        tree = _of_defaults(flags, defaults or {})
+    else:
+        tree = _of_file(flags.recipe, flags.overrides or [], is_model_given=is_model_given)
     _choose_engine(tree, given)
     if given["base_url"] is not None and given["model"] is None:
         tree["model"]["name"] = UNNAMED  # the name in the file is not one of that server's
@@ -161,19 +165,29 @@ def _of_defaults(flags: AskFlags, eval_section: dict[str, Any]) -> dict[str, Any
     return parse_recipe(text, flags.overrides or (), file="the defaults").model_dump(exclude_unset=True)
 
 
-def _of_file(path: Path, overrides: list[str] | None) -> dict[str, Any]:
+def _of_file(path: Path, overrides: list[str], *, is_model_given: bool) -> dict[str, Any]:
     from rstar2.config import load_recipe
     from rstar2.records.run_layout import RunLayout
 
     run = _run_of(path)
-    recipe = load_recipe(path if run is None else RunLayout(run).recipe, overrides or ())
+    recipe = load_recipe(path if run is None else RunLayout(run).recipe, overrides)
     tree = recipe.model_dump(include=_ASKED, exclude_unset=True)
-    is_named = any(override.partition("=")[0].strip() == "model.name" for override in overrides or ())
-    if run is not None and not is_named:
-        tree["model"]["name"] = str(run / "final")
+    is_model_given = is_model_given or any(override.partition("=")[0].strip() == "model.name" for override in overrides)
+    if run is not None and not is_model_given:
+        tree["model"]["name"] = str(_final_model(run))
     for key in ("tiny", "lora"):
         tree["model"].pop(key, None)
     return tree
+
+
+def _final_model(run: Path) -> Path:
+    folder = run / "final"
+    if not folder.is_dir():
+        raise UserError(
+            f"--recipe: {run} has no final model: let `rstar2 train --resume {run}` end, or make one of a checkpoint "
+            "with `rstar2 export` and give it as --model"
+        )
+    return folder
 
 
 def _run_of(path: Path) -> Path | None:

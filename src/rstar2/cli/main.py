@@ -1,5 +1,6 @@
 """`rstar2`: the table of verbs."""
 
+import gc
 from typing import Annotated
 
 import typer
@@ -24,6 +25,9 @@ from rstar2.cli import (
 )
 from rstar2.cli.output import errors_as_sentences
 from rstar2.cli.threads import bound_spinning
+
+NEW_OBJECTS_PER_COLLECTION = 50_000
+"""Importing torch makes a million objects that stay. With Python's own 700 they are searched for cycles many times."""
 
 app = typer.Typer(
     name="rstar2",
@@ -69,8 +73,12 @@ app.add_typer(sandbox.app, name="sandbox")
 
 def main() -> None:
     bound_spinning()
-    with errors_as_sentences():
-        app()
+    gc.set_threshold(NEW_OBJECTS_PER_COLLECTION)
+    try:
+        with errors_as_sentences():
+            app()
+    finally:
+        gc.freeze()  # or the interpreter would search all objects of torch for cycles before it ends
 
 
 if __name__ == "__main__":

@@ -97,11 +97,11 @@ def _engine_source(recipe: "Recipe") -> Iterator[Impossibility]:
         yield _no("and engine.base_url exclude each other: give one of them", "engine.script", "engine.base_url")
         return
     if kind == "scripted" and engine.script is None:
-        yield _no('"scripted" needs engine.script: the file of its replies', "engine.kind", "engine.script")
+        yield _no("scripted needs engine.script: the file of its replies", "engine.kind", "engine.script")
     if kind != "scripted" and engine.script is not None:
-        yield _no(f'is for engine.kind "scripted", not "{kind}": leave one of them out', "engine.script", "engine.kind")
+        yield _no(f"is for engine.kind scripted, not {kind}: leave one of them out", "engine.script", "engine.kind")
     if kind == "openai" and engine.base_url is None:
-        yield _no('"openai" needs engine.base_url: the address of the server', "engine.kind", "engine.base_url")
+        yield _no("openai needs engine.base_url: the address of the server", "engine.kind", "engine.base_url")
     if engine.base_url is None:
         for key, value in (("api_key_env", engine.api_key_env), ("tokenizer", engine.tokenizer)):
             if value is not None:
@@ -111,7 +111,7 @@ def _engine_source(recipe: "Recipe") -> Iterator[Impossibility]:
                     "engine.base_url",
                 )
     elif kind == "embedded" or recipe.trains:
-        what = 'engine.kind "openai" or "vllm"' if kind == "embedded" else "asking a model, not for training one"
+        what = "engine.kind openai or vllm" if kind == "embedded" else "asking a model, not for training one"
         yield _no(f"is for {what}: leave it out", "engine.base_url", "engine.kind")
 
 
