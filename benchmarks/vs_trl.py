@@ -39,10 +39,11 @@ from typing import Any
 
 from trl_contender import CLIP_HIGH, CLIP_LOW, LORA_MODULES, MAX_GRAD_NORM, Outcome
 
-from rstar2.agent import PYTHON_TOOLS, Transcript, load_chat
+from rstar2.agent import Transcript, load_chat
 from rstar2.config import DataSet, Recipe
 from rstar2.config.emit import to_toml
 from rstar2.data import load_problems
+from rstar2.extensions import TOOLS
 from rstar2.models import resolve
 from rstar2.records import RunView, Selection
 from rstar2.train.seeds import Cursor, take
@@ -162,7 +163,7 @@ def lay_out(options: argparse.Namespace, folder: Path) -> tuple[Recipe, list[dic
     drawn = load_problems(SET, DataSet(source=PROBLEMS, num_problems=num_prompts), options.seed)
     order, _ = take(Cursor(), num_prompts, len(drawn), f"{options.seed}/{STAGE}")
     chat = load_chat(folder)
-    schema = PYTHON_TOOLS[options.tool].schema
+    schema = TOOLS.load(options.tool).schema
     problems = []
     for index in order:
         start = Transcript.start(chat, drawn[index].problem, [schema])
@@ -370,7 +371,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m", help="a name that `rstar2 models` knows, or a folder")
     parser.add_argument("--adapter", metavar="FOLDER", help="of peft, merged into the model before either trains it")
     parser.add_argument("--lora-rank", type=int, default=0, help="train adapters of this rank; 0 trains all weights")
-    parser.add_argument("--tool", choices=sorted(PYTHON_TOOLS), default="execute_python_code_with_standard_io")
+    parser.add_argument("--tool", choices=sorted(TOOLS), default="execute_python_code_with_standard_io")
     parser.add_argument("--prompts-per-step", type=int, help="64 on a GPU, 4 on a CPU")
     parser.add_argument("--group-size", type=int, help="16 on a GPU, 4 on a CPU")
     parser.add_argument("--max-response-tokens", type=int, help="1024 on a GPU, 128 on a CPU")

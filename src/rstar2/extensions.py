@@ -102,6 +102,26 @@ LOSS_TERMS = Table(
     },
 )
 """Applied in this order after PPO's clip. A term whose setting is off changes nothing."""
+TOOLS = Table(
+    "tool",
+    {
+        "execute_python_code_with_standard_io": (
+            "rstar2.agent.python_tools:PythonTool",
+            "a fresh program with its stdin at each call, the report's",
+        ),
+        "jupyter_code": ("rstar2.agent.python_tools:JupyterTool", "a notebook that keeps its variables between calls"),
+    },
+)
+ENGINES = Table(
+    "engine",
+    {
+        "embedded": ("rstar2.rollout.engines:open_embedded", "our own, on a CPU or a GPU"),
+        "vllm": ("rstar2.rollout.engines:open_vllm", "vLLM, in this process or at base_url"),
+        "openai": ("rstar2.rollout.engines:open_openai", "any OpenAI-compatible server at base_url"),
+        "scripted": ("rstar2.rollout.engines:open_scripted", "the replies of a file"),
+    },
+)
+"""Only the first two can train."""
 POLICIES = Table(
     "scheduling policy",
     {

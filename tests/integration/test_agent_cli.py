@@ -13,8 +13,9 @@ from rstar2.agent import load_chat, write_format
 from rstar2.cli.chat import chat_command
 from rstar2.cli.output import ExitCode, errors_as_sentences
 from rstar2.cli.solve import solve_command
+from rstar2.config import parse_recipe, to_toml
 from rstar2.models.tiny import TinySizes, build_tiny
-from rstar2.records import Outcome, Trace
+from rstar2.records import Outcome, RunDirectory, Trace
 from rstar2.records.codec import decode
 
 pytestmark = pytest.mark.integration
@@ -151,6 +152,49 @@ def test_a_model_is_given_the_tool_that_it_was_trained_with(
     assert "jupyter_code: unknown tool" in out
 
 
+def test_a_recipe_names_model_tool_and_limits(shell: Shell, tmp_path: Path, trained: str) -> None:
+    notebook = json.dumps({"name": "jupyter_code", "arguments": {"code": "print('x' * 5000)"}})
+    (tmp_path / "script.txt").write_text(f"</reason><tool_call>{notebook}</tool_call>\n===\n{ANSWER}")
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(
+        f'''name = "mine"
+[model]
+name = "{trained}"
+[engine]
+kind = "scripted"
+script = "{tmp_path / "script.txt"}"
+[agent]
+system_text = "Be brief."
+max_tool_output_tokens = 16
+'''
+    )
+    code, out, err = shell("solve", "?", "--recipe", str(recipe), "--json")
+    trace = decode(Trace, out.strip().encode())
+    assert (code, trace.answer) == (ExitCode.OK, "42"), err
+    assert "Be brief." in trace.prompt_text
+    assert len(trace.results[0].text) < 1000, "cut to the recipe's tokens"
+    code, _, err = shell("solve", "?", "--recipe", str(recipe), "--max-tokens", "20")
+    assert code == ExitCode.NO, err
+    code, _, err = shell("solve", "?", "--recipe", str(recipe), "--set", "engine.kind=openai")
+    assert code == ExitCode.USAGE
+    assert "--set engine.kind=openai: engine.kind openai needs engine.base_url" in err
+
+
+@pytest.mark.parametrize("name", ["", "recipe.toml"])
+def test_a_training_run_answers_with_its_final_model(shell: Shell, tmp_path: Path, name: str) -> None:
+    run = tmp_path / "run"
+    recipe = parse_recipe(
+        'name = "mine"\n[model]\nname = "tiny:llama"\ncontext_tokens = 256\n[agent]\nsystem_text = ""'
+    )
+    with RunDirectory.create(run, verb="train", recipe_toml=to_toml(recipe), seed=0):
+        build_tiny(run / "final", "llama", TinySizes(1, 16, 2, 1, 400, 512), ["some words"], seed=0)
+    code, out, err = shell("solve", "?", "--recipe", str(run / name), "--max-tokens", "16", "--threads", "1", "--json")
+    trace = decode(Trace, out.strip().encode())
+    assert code == ExitCode.NO, err
+    assert trace.model == str(run / "final")
+    assert 0 < trace.num_sampled_tokens <= 16
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -163,6 +207,10 @@ def test_a_model_is_given_the_tool_that_it_was_trained_with(
         (["?", "--base-url", "localhost:8000", "--model", "m"], "error: --base-url: 'localhost:8000' is not a URL"),
         (["?", "--base-url", "http://127.0.0.1:1/v1", "--model", "m"], "failed: the engine failed: turn 1 failed 3"),
         (["?", "--base-url", "http://127.0.0.1:1/v1"], "failed: cannot connect to http://127.0.0.1:1/v1"),
+        (["?", "--sandbox", "http://127.0.0.1:1", "--model", "absent"], "failed: no result from the sandbox at http"),
+        (["?", "--sandbox", "127.0.0.1:1"], 'error: --sandbox cannot be the text "127.0.0.1:1"'),
+        (["?", "--threads", "99999"], "error: --threads of 99999 is more than the"),
+        (["?", "--recipe", "absent.toml"], "error: absent.toml: there is no such file"),
     ],
 )
 def test_mistakes_are_sentences(shell: Shell, arguments: list[str], sentence: str) -> None:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from rstar2.agent import load_chat, write_format
 from rstar2.cli.eval import eval_command
-from rstar2.errors import UserError
+from rstar2.errors import InfrastructureError, UserError
 from rstar2.models.tiny import TinySizes, build_tiny
 from rstar2.records import RunView
 
@@ -116,3 +116,43 @@ def test_a_model_is_given_the_tool_that_it_was_trained_with(folder: Path) -> Non
     view = RunView(folder / "here")
     (trace,) = (trace for step in view.trace_steps() for trace in view.traces(step))
     assert [result.text for result in trace.results] == ["7"]
+
+
+RECIPE = """
+name = "mine"
+seed = 3
+[model]
+name = "auto"
+[engine]
+kind = "scripted"
+script = "script.txt"
+[agent]
+max_tool_output_tokens = 64
+[eval]
+benchmarks = ["aime24", "held"]
+num_samples = 3
+max_turns = 2
+max_response_tokens = 512
+[data.held]
+source = "procedural:gcd"
+num_problems = 5
+"""
+
+
+def test_a_recipe_says_what_is_measured_and_how(folder: Path) -> None:
+    (folder / "mine.toml").write_text(RECIPE)
+    said = json.loads(run("--recipe", "mine.toml", "--data-dir", "data", "--run", "here", "--samples", "2", "--json"))
+    assert {name: result["num_scored"] for name, result in said["results"].items()} == {"aime24": 8, "held": 10}
+    assert (said["protocol"]["max_turns"], said["protocol"]["max_response_tokens"]) == (2, 512)
+    assert said["protocol"]["max_tool_output_tokens"] == 64
+    traces = folder / "here/traces/step-000000.jsonl"
+    lines = traces.read_text().splitlines(keepends=True)
+    traces.write_text("".join(lines[:-3]))
+    assert json.loads(run("--resume", "here", "--json"))["results"].keys() == said["results"].keys()
+    assert len(traces.read_text().splitlines()) == len(lines)
+
+
+def test_a_sandbox_that_is_away_is_known_at_once(folder: Path) -> None:
+    with pytest.raises(InfrastructureError, match=r"http://127\.0\.0\.1:1"):
+        run(*COMMON, "--sandbox", "http://127.0.0.1:1", "--run", "here")
+    assert not (folder / "here").exists()

@@ -20,8 +20,6 @@ pytestmark = pytest.mark.integration
 
 FILE = Path(__file__).parents[2] / "examples" / "minimal_rl.py"
 SMALL = TinySizes(num_layers=1, hidden_size=32, num_heads=4, num_kv_heads=2, vocab_size=600, context_tokens=256)
-WITHOUT_A_FACE = {"rstar2.train.learning.sft_examples"}
-"""`rstar2.train` does not export how conversations become examples."""
 
 
 @pytest.fixture
@@ -53,9 +51,8 @@ def test_it_imports_only_names_that_the_parts_export() -> None:
     ]
     assert len(imports) > 5
     for node in imports:
-        if node.module not in WITHOUT_A_FACE:
-            exported = importlib.import_module(node.module or "").__all__
-            assert {alias.name for alias in node.names} <= set(exported), node.module
+        exported = importlib.import_module(node.module or "").__all__
+        assert {alias.name for alias in node.names} <= set(exported), node.module
 
 
 def test_it_fits_a_reader() -> None:

@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from rstar2.agent import PYTHON_TOOLS, ChatFormat, HfTokenizer, PythonTool, Transcript
+from rstar2.agent import ChatFormat, HfTokenizer, PythonTool, Transcript
 from rstar2.agent.chat_template import SYSTEM_TEXT
 from rstar2.agent.portable_template import portable_template
 from rstar2.data import Conversation
+from rstar2.extensions import TOOLS
 from rstar2.models.tiny import TinySizes, build_tiny
 from rstar2.train.learning.sft_examples import Example, render_conversation
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.property
 WORDS = ["sum", " of", "\n", "\n\n", "  ", "42", "é", "漢字", "🙂", "<", "</", '"', "\\", "{{ x }}", "{%", "-%}", "\t"]
 texts = st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=6)), max_size=8).map("".join)
 SYSTEM_WORDS = (SYSTEM_TEXT, "", ' Say "é" {{ words }} \\n\n🙂 ')
-TOOLS = [tool.schema.as_function() for tool in PYTHON_TOOLS.values()]
+FUNCTIONS = [TOOLS.load(name).schema.as_function() for name in TOOLS]
 TINY = "tiny"
 
 
@@ -52,7 +53,7 @@ def said(draw: st.DrawFn) -> dict[str, Any]:
     forms = [f"<reason>{reason}</reason>{rest}", f"\n <reason>{reason}", f"{reason}</reason>{rest}", rest, None]
     calls = [
         {"type": "function", "function": {"name": name, "arguments": {"code": draw(texts), "n": [1.5, None]}}}
-        for name in draw(st.lists(st.sampled_from(sorted(PYTHON_TOOLS)), max_size=2))
+        for name in draw(st.lists(st.sampled_from(sorted(TOOLS)), max_size=2))
     ]
     return {"role": "assistant", "content": draw(st.sampled_from(forms))} | ({"tool_calls": calls} if calls else {})
 
@@ -87,7 +88,7 @@ def test_transformers_writes_what_was_trained_on(
     family: str, words: str, messages: list[dict[str, Any]], has_tools: bool
 ) -> None:
     chat, exported = trained(family, words)
-    messages, tools = harmless(messages, chat), TOOLS if has_tools else []
+    messages, tools = harmless(messages, chat), FUNCTIONS if has_tools else []
     answer = {"role": "assistant", "content": "<reason> So it is.</reason>\n<answer>\\boxed{42}</answer>"}
     example = render_conversation(Conversation((*messages, answer), tools=tuple(tools)), chat)
     learnt = example.token_ids

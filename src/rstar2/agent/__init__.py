@@ -12,11 +12,10 @@ from rstar2.agent.hf_tokenizer import HfTokenizer
 from rstar2.agent.incremental import Transcript
 from rstar2.agent.loop import Agent
 from rstar2.agent.model_folder import AgentFormat, load_chat, read_format, write_format
-from rstar2.agent.python_tools import PYTHON_TOOLS, JupyterTool, PythonTool
+from rstar2.agent.python_tools import JupyterTool, PythonTool
 from rstar2.agent.tool import Tool, ToolSchema
 
 __all__ = [
-    "PYTHON_TOOLS",
     "Agent",
     "AgentEvent",
     "AgentFormat",

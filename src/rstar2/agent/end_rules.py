@@ -14,7 +14,7 @@ from rstar2.sandbox.execution import STARVED_FACTOR
 from rstar2.settings import pick
 
 if TYPE_CHECKING:
-    from rstar2.config import Recipe, StageSection
+    from rstar2.config import EvalSection, Recipe, StageSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class AgentLimits:
     """The timeout of one attempt at one call. It is above the sandbox's own queue and wall-clock limits."""
 
     @classmethod
-    def of(cls, recipe: "Recipe", stage: "StageSection") -> Self:
+    def of(cls, recipe: "Recipe", within: "StageSection | EvalSection") -> Self:
         # Above the sandbox's own queue and wall clock, so that the sandbox stops what is late, and says why.
         sandbox = recipe.sandbox
         tool_deadline_s = sandbox.queue_s + STARVED_FACTOR * sandbox.limits.wall_s + 30.0
-        return pick(cls, stage, recipe.agent, recipe.rollout, tool_deadline_s=tool_deadline_s)
+        return pick(cls, within, recipe.agent, recipe.rollout, tool_deadline_s=tool_deadline_s)
 
     def __post_init__(self) -> None:
         least_of = {"max_turns": 1, "max_response_tokens": 1, "max_tool_output_tokens": 16, "max_fault_retries": 0}

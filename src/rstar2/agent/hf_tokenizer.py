@@ -94,11 +94,11 @@ class HfTokenizer:
     def load(cls, folder: Path, template: TemplateName = "model", tool_tags: ToolTags = "token") -> Self:
         """UserError if the folder holds no tokenizer, or one without a chat template."""
         try:
-            from transformers import AutoTokenizer
+            make = _tokenizer_class(folder)
         except ImportError:
             raise UserError("a model's tokenizer needs transformers: run `pip install 'rstar2[train]'`") from None
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            tokenizer = make.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # whatever a damaged file makes of the code that reads it
             reason = str(error).partition("\n")[0]
             raise UserError(f"{folder} holds no tokenizer that can be loaded: {reason}") from error
@@ -150,6 +150,29 @@ class HfTokenizer:
                 f"({error}): use Qwen's with --template qwen (agent.template in a recipe)"
             ) from None
         return text
+
+
+def _tokenizer_class(folder: Path) -> Any:
+    """`AutoTokenizer`, but for a folder where it is known which class that would choose: to find out, it imports the
+    configurations of models, which takes seconds."""
+    try:
+        model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        is_known = (
+            model["model_type"] == "llama"
+            and settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+            and "auto_map" not in settings
+            and (folder / "tokenizer.json").is_file()
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        is_known = False
+    if is_known:
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 def _plain_backend(tokenizer: Any) -> Any | None:

@@ -7,12 +7,15 @@ printed before, then its traceback or the limit that it ran into.
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rstar2.agent.tool import ToolSchema
 from rstar2.records import ToolResult, ToolStatus
 from rstar2.sandbox.execution import Execution, Limits
 from rstar2.sandbox.executor import Executor, Request, Session
+
+if TYPE_CHECKING:
+    from rstar2.config import Recipe
 
 NO_OUTPUT_TEXT = "[The program ended without printing anything.]"
 
@@ -76,6 +79,10 @@ class PythonTool:
         },
     )
 
+    @classmethod
+    def of(cls, recipe: "Recipe", executor: Executor) -> Self:
+        return cls(executor, _limits(recipe), recipe.sandbox.queue_s)
+
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         request = Request(arguments["code"], arguments["input"], self.limits, self.queue_s)
         return result_of(await self.executor.run(request))
@@ -104,6 +111,10 @@ class JupyterTool:
         self._session: Session | None = None
         self._turn = asyncio.Lock()
 
+    @classmethod
+    def of(cls, recipe: "Recipe", executor: Executor) -> Self:
+        return cls(executor, _limits(recipe))
+
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         # The calls of one turn come at the same time; as cells they run in the order in which they were written.
         async with self._turn:
@@ -117,7 +128,5 @@ class JupyterTool:
             await session.close()
 
 
-PYTHON_TOOLS: dict[str, type[PythonTool | JupyterTool]] = {
-    PythonTool.schema.name: PythonTool,
-    JupyterTool.schema.name: JupyterTool,
-}
+def _limits(recipe: "Recipe") -> Limits:
+    return Limits(**recipe.sandbox.limits.model_dump())

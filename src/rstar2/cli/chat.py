@@ -2,26 +2,14 @@
 
 import sys
 
-from rstar2.cli import agent_options as opt
+from rstar2.cli.agent_flags import BRIEF, AgentFlags, asked_recipe
+from rstar2.cli.flag_groups import with_flags
 from rstar2.cli.output import note
 from rstar2.errors import InfrastructureError
 
 
-def chat_command(
-    engine: opt.Engine = None,
-    model: opt.Model = None,
-    base_url: opt.BaseUrl = None,
-    api_key_env: opt.ApiKeyEnv = None,
-    tokenizer: opt.TokenizerFolder = None,
-    script: opt.Script = None,
-    template: opt.Template = "model",
-    tools: opt.Tools = None,
-    sandbox: opt.SandboxUrl = None,
-    max_turns: opt.MaxTurns = 10,
-    max_tokens: opt.MaxTokens = 4096,
-    temperature: opt.Temperature = 0.6,
-    seed: opt.Seed = None,
-) -> None:
+@with_flags
+def chat_command(flags: AgentFlags) -> None:
     """Talk with a model that runs Python. One line is one message; the end of the input (Ctrl-D) ends it. The limits
     hold for each answer."""
     import asyncio
@@ -31,30 +19,16 @@ def chat_command(
 
     from rstar2.agent import Transcript
     from rstar2.cli.agent_display import AgentDisplay
-    from rstar2.cli.agent_setup import ready_agent
+    from rstar2.cli.agent_setup import Asked, ready_agent
     from rstar2.records import Outcome
 
-    options = opt.AgentOptions(
-        engine=engine,
-        model=model,
-        base_url=base_url,
-        api_key_env=api_key_env,
-        tokenizer=tokenizer,
-        script=script,
-        template=template,
-        tools=tuple(tools or ()),
-        sandbox=sandbox,
-        max_turns=max_turns,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        seed=seed,
-    )
+    asked = Asked(asked_recipe(flags, BRIEF), tuple(flags.tools or ()), flags.num_threads)
     console = Console()
     # Between messages the event loop stands still, so that waiting for a line needs no thread and Ctrl-C ends it.
     with asyncio.Runner() as runner:
         opening = AsyncExitStack()
         try:
-            ready = runner.run(opening.enter_async_context(ready_agent(options, Console(stderr=True))))
+            ready = runner.run(opening.enter_async_context(ready_agent(asked, Console(stderr=True))))
             used = runner.run(opening.enter_async_context(ready.tools()))
             agent, transcript = ready.agent, None
             while (message := _next_message()) is not None:

@@ -3,29 +3,33 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rstar2.cli import agent_options as opt
+from rstar2.cli.agent_flags import AgentFlags, asked_recipe, use_service
 from rstar2.cli.eval_setup import (
-    JudgeOptions,
+    JudgeFlags,
     keep_tokenizer,
+    load_benchmarks,
     make_judges,
     most_response_tokens,
     open_bench,
-    open_executor,
 )
+from rstar2.cli.flag_groups import in_panel, with_flags
 from rstar2.cli.output import ExitCode, note, print_json
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
-    from rstar2.evals import BenchmarkResult, EvalPlan
+    from rstar2.cli.agent_setup import Asked
+    from rstar2.config import Recipe
+    from rstar2.evals import BenchmarkResult, EvalPlan, EvalSettings
     from rstar2.records import RunDirectory, RunView
 
 VERB = "eval"
-_ALONGSIDE_A_RUN = ("as_json", "markdown", "sandbox")
+_ALONGSIDE_A_RUN = ("as_json", "markdown", "sandbox", "num_threads")
 """What may be given together with --resume or --regrade; all else is as the run has it."""
+_measure, _run = map(in_panel, ("What is measured", "Run and results"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,142 +40,121 @@ class EvalReport:
     model: str
 
 
+@with_flags
 def eval_command(
     context: typer.Context,
+    flags: AgentFlags,
+    judge: JudgeFlags,
     bench: Annotated[
         str,
-        typer.Option(
+        _measure(
             metavar="NAME[,NAME]",
-            help="Benchmarks, by commas: aime24, aime25, amc23, gsm8k, hmmt_feb25, math500, gpqa_diamond, ifeval, "
-            "bfcl, bfcl_multi_turn, arena_hard, procedural:TASK[+TASK], or a file of problems.",
+            help="aime24, aime25, amc23, gsm8k, hmmt_feb25, math500, gpqa_diamond, ifeval, bfcl, bfcl_multi_turn, "
+            "arena_hard, procedural:TASK[+TASK], a set of the recipe's \\[data], or a file. By default the recipe's.",
         ),
     ] = "",
-    samples: Annotated[int, typer.Option(min=1, help="Rollouts of each problem.")] = 16,
-    has_tools: Annotated[bool, typer.Option("--tools/--no-tools", help="Without: plain chain of thought.")] = True,
-    engine: opt.Engine = None,
-    model: opt.Model = None,
-    base_url: opt.BaseUrl = None,
-    api_key_env: opt.ApiKeyEnv = None,
-    tokenizer: opt.TokenizerFolder = None,
-    script: opt.Script = None,
-    template: opt.Template = "model",
-    tools: opt.Tools = None,
-    sandbox: opt.SandboxUrl = None,
-    max_turns: opt.MaxTurns = 30,
-    max_tokens: opt.MaxTokens = 30_720,
-    temperature: opt.Temperature = 0.6,
-    seed: Annotated[int, typer.Option(min=0, help="Names every random choice of the evaluation.")] = 0,
+    samples: Annotated[
+        int | None, _measure(metavar="N", min=1, help="Rollouts of each problem; by default 16.")
+    ] = None,
     num_problems: Annotated[
         int | None,
-        typer.Option("--problems", min=1, help="At most so many problems of a benchmark, drawn by the seed."),
+        _measure("--problems", metavar="N", min=1, help="At most so many problems of a benchmark, drawn by the seed."),
     ] = None,
+    has_tools: Annotated[bool, _measure("--tools/--no-tools", help="Without tools: plain chain of thought.")] = True,
     entropies: Annotated[
-        bool,
-        typer.Option("--entropies", help="Keep each token's entropy, for `rstar2 analyze`; the embedded engine can."),
+        bool, _measure("--entropies", help="Keep each token's entropy, for `rstar2 analyze`.")
     ] = False,
     is_answer_anywhere: Annotated[
         bool,
-        typer.Option(
-            "--answer-anywhere", help="Take the last box of the whole response: for models without answer blocks."
-        ),
+        _measure("--answer-anywhere", help="Accept a box outside of an answer block: for models that write none."),
     ] = False,
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="Folder of data files; RSTAR2_DATA if left out.")
-    ] = None,
-    judge_url: Annotated[str | None, typer.Option(help="OpenAI-compatible server of Arena-Hard's judge.")] = None,
-    judge_model: Annotated[str | None, typer.Option(help="The judge's model.")] = None,
-    judge_key_env: Annotated[str | None, typer.Option(metavar="NAME", help="Environment variable of its key.")] = None,
-    judge_baseline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSONL of the answers to compare with: id and answer.")
+        Path | None, _measure(metavar="FOLDER", help="Folder of data files; RSTAR2_DATA if left out.")
     ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option("--run", metavar="DIR", help="Where the run goes; runs/eval-TIME if left out.")
+        Path | None, _run("--run", metavar="FOLDER", help="Folder of the run; by default runs/eval-TIME.")
     ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with an evaluation that was interrupted.")
-    ] = None,
+    resume: Annotated[Path | None, _run(metavar="RUN", help="Resume an evaluation that was interrupted.")] = None,
     regrade: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Score the traces of a run again, without generating.")
+        Path | None, _run(metavar="RUN", help="Score the traces of a run again, without generating.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
-    markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the results as Markdown to this file too.")
-    ] = None,
+    as_json: Annotated[bool, _run("--json", help="Print the results as JSON.")] = False,
+    markdown: Annotated[Path | None, _run(metavar="FILE", help="Write the results to a Markdown file too.")] = None,
 ) -> None:
-    """Measure a model on benchmarks: by the report's protocol (temperature 0.6, 30K tokens, 30 turns, 16 samples)
-    unless told otherwise. Exit code 1 if samples are missing from the scores."""
+    """Measure a model on benchmarks, by the report's protocol (temperature 0.6, 30K tokens, 30 turns, 16 samples)
+    unless options or a recipe say otherwise. Exit code 1 if samples are missing from the scores."""
     import asyncio
 
-    from rstar2.evals import EvalPlan, EvalSettings
+    from rstar2.cli.agent_setup import Asked
+    from rstar2.evals import EvalPlan
     from rstar2.grading import AnswerPlace
     from rstar2.records import RunDirectory, make_run_folder
 
     stored = _stored_run(context, resume, regrade)
-    if stored is not None and regrade is not None:
-        report = asyncio.run(_regrade(stored, sandbox))
-    elif stored is not None:
-        plan, options, judge = _remembered(stored, sandbox)
+    if stored is not None:
+        plan, asked, judge = _remembered(stored, flags)
         path = stored.path
-        report = asyncio.run(_evaluate(plan, options, judge, lambda: RunDirectory.resume(path, verb=VERB)))
+        report = asyncio.run(
+            _regrade(stored, plan, asked, judge)
+            if regrade is not None
+            else _evaluate(plan, asked, judge, lambda: RunDirectory.resume(path, verb=VERB))
+        )
     else:
-        if not bench:
+        recipe = asked_recipe(flags, samples=samples)
+        benchmarks = _split(bench) if bench else recipe.eval.benchmarks
+        if not benchmarks:
             raise UserError("--bench is needed: which benchmarks? (`rstar2 data list` shows them)")
         plan = EvalPlan(
-            benchmarks=tuple(dict.fromkeys(filter(None, (part.strip() for part in _split(bench))))),
-            settings=EvalSettings(samples, temperature, max_tokens, max_turns, has_tools, entropies),
-            seed=seed,
+            benchmarks=tuple(dict.fromkeys(benchmarks)),
+            settings=_settings(recipe, has_tools=has_tools, entropies=entropies),
+            seed=recipe.seed,
             num_generated=num_problems or 100,
             max_problems=num_problems,
             answer_place=AnswerPlace.ANYWHERE if is_answer_anywhere else AnswerPlace.ANSWER_BLOCK,
             data_dir=str(data_dir.absolute()) if data_dir else None,
         )
-        options = opt.AgentOptions(
-            engine=engine,
-            model=model,
-            base_url=base_url,
-            api_key_env=api_key_env,
-            tokenizer=tokenizer,
-            script=script,
-            template=template,
-            tools=tuple(tools or ()),
-            sandbox=sandbox,
-            max_turns=max_turns,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            seed=seed,
-        )
-        judge = JudgeOptions(
-            judge_url, judge_model, judge_key_env, str(judge_baseline.absolute()) if judge_baseline else None
-        )
-        _check(plan, options, judge)
-        recipe = plan.to_toml({"agent": _plain(options), "judge": asdict(judge)})
+        asked = Asked(recipe, tuple(flags.tools or ()), flags.num_threads)
+        _check(plan, asked, judge)
 
         def create() -> "RunDirectory":
             folder = run_dir or make_run_folder(VERB)
-            run = RunDirectory.create(folder, verb=VERB, recipe_toml=recipe, seed=seed)
+            run = RunDirectory.create(folder, verb=VERB, recipe_toml=_kept(plan, asked, judge), seed=plan.seed)
             note(f"every trace goes to {folder}; if interrupted: rstar2 eval --resume {folder}")
             return run
 
-        report = asyncio.run(_evaluate(plan, options, judge, create))
+        report = asyncio.run(_evaluate(plan, asked, judge, create))
     _report(report, as_json=as_json, markdown_file=markdown)
     if not all(result.is_complete for result in report.results.values()):
         raise typer.Exit(ExitCode.NO)
 
 
+def _settings(recipe: "Recipe", *, has_tools: bool, entropies: bool) -> "EvalSettings":
+    from rstar2.evals import EvalSettings
+
+    return EvalSettings(
+        num_samples=recipe.eval.num_samples,
+        temperature=recipe.eval.temperature,
+        max_response_tokens=recipe.eval.max_response_tokens,
+        max_turns=recipe.eval.max_turns,
+        has_tools=has_tools,
+        entropies=entropies,
+        max_tool_output_tokens=recipe.agent.max_tool_output_tokens,
+        max_fault_retries=recipe.rollout.max_fault_retries,
+    )
+
+
 def _split(bench: str) -> list[str]:
     """Commas separate benchmarks, so the tasks of one procedural set are joined by `+`."""
-    return [name.replace("+", ",") if name.startswith("procedural:") else name for name in bench.split(",")]
+    names = [name.strip() for name in bench.split(",") if name.strip()]
+    return [name.replace("+", ",") if name.startswith("procedural:") else name for name in names]
 
 
-def _check(plan: "EvalPlan", options: opt.AgentOptions, judge: JudgeOptions) -> None:
+def _check(plan: "EvalPlan", asked: "Asked", judge: JudgeFlags) -> None:
     """What can be found out before a run folder is made."""
-    from rstar2.cli.agent_setup import check_options
-
-    if options.tools and not plan.settings.has_tools:
+    if asked.tools and not plan.settings.has_tools:
         raise UserError("--tool and --no-tools exclude each other: give one of them")
-    check_options(options)
     judges = make_judges(plan, judge, executor=None)
-    for benchmark in plan.load():
+    for benchmark in load_benchmarks(plan, asked.recipe):
         judges.check(benchmark)
 
 
@@ -186,45 +169,59 @@ def _stored_run(context: typer.Context, resume: Path | None, regrade: Path | Non
         return None
     flag = "resume" if resume else "regrade"
     given = [
-        name
-        for name in context.params
-        if (source := context.get_parameter_source(name)) is not None
+        option.opts[0]
+        for option in context.command.params
+        if (source := context.get_parameter_source(option.name or "")) is not None
         and source.name == "COMMANDLINE"
-        and name not in (*_ALONGSIDE_A_RUN, flag)
+        and option.name not in (*_ALONGSIDE_A_RUN, flag)
     ]
     if given:
-        raise UserError(f"--{flag} takes everything from the run: leave out --{given[0].replace('_', '-')}")
+        raise UserError(f"--{flag} takes everything from the run: leave out {given[0]}")
     view = RunView(path)
     if view.info.verb != VERB:
         raise UserError(f"{path} holds a run of `rstar2 {view.info.verb}`, not an evaluation")
     return view
 
 
-def _remembered(view: "RunView", sandbox: str | None) -> "tuple[EvalPlan, opt.AgentOptions, JudgeOptions]":
+def _kept(plan: "EvalPlan", asked: "Asked", judge: JudgeFlags) -> str:
+    """A recipe and the evaluation's own tables, so that the run can be resumed from anywhere."""
+    from rstar2.config import to_toml
+
+    kept_judge = asdict(judge)
+    if judge.judge_baseline is not None:
+        kept_judge["judge_baseline"] = str(Path(judge.judge_baseline).absolute())
+    tools = [str(Path(tool).absolute()) if tool.endswith(".py") else tool for tool in asked.tools]
+    return (
+        to_toml(_absolute(asked.recipe), only_given=True)
+        + "\n"
+        + plan.to_toml({"judge": kept_judge, "tools": {"names": tools}})
+    )
+
+
+def _absolute(recipe: "Recipe") -> "Recipe":
+    engine = recipe.engine
+    paths = {"script": engine.script, "tokenizer": engine.tokenizer}
+    absolute = {key: str(Path(path).absolute()) for key, path in paths.items() if path is not None}
+    return recipe.model_copy(update={"engine": engine.model_copy(update=absolute)}) if absolute else recipe
+
+
+def _remembered(view: "RunView", flags: AgentFlags) -> "tuple[EvalPlan, Asked, JudgeFlags]":
+    from rstar2.cli.agent_setup import Asked
+    from rstar2.config.mistakes import validated
     from rstar2.evals import read_plan
 
     plan, sections = read_plan(view.recipe_toml)
-    kept: dict[str, Any] = dict.fromkeys(opt.AgentOptions.__dataclass_fields__) | sections.get("agent", {})
-    kept |= {
-        "tools": tuple(kept["tools"] or ()),
-        "tokenizer": Path(kept["tokenizer"]) if kept["tokenizer"] else None,
-        "script": Path(kept["script"]) if kept["script"] else None,
-        "sandbox": sandbox or kept["sandbox"],
-    }
-    judge: dict[str, Any] = dict.fromkeys(JudgeOptions.__dataclass_fields__) | sections.get("judge", {})
-    return plan, opt.AgentOptions(**kept), JudgeOptions(**judge)
-
-
-def _plain(options: opt.AgentOptions) -> dict[str, Any]:
-    """As it can be written down."""
-    values = {
-        name: str(value.absolute()) if isinstance(value, Path) else value for name, value in asdict(options).items()
-    }
-    return values | {"tools": list(options.tools)}
+    judge = JudgeFlags(**sections.pop("judge", {}))
+    tools = tuple(sections.pop("tools", {}).get("names", ()))
+    use_service(sections, flags.sandbox)
+    recipe, mistakes = validated(sections)
+    if recipe is None:
+        raise UserError(f"this run's recipe.toml is not one of an evaluation: {mistakes[0].sentence}")
+    return plan, Asked(recipe, tools, flags.num_threads), judge
 
 
 async def _evaluate(
-    plan: "EvalPlan", options: opt.AgentOptions, judge: JudgeOptions, open_run: "Callable[[], RunDirectory]"
+    plan: "EvalPlan", asked: "Asked", judge: JudgeFlags, open_run: "Callable[[], RunDirectory]"
 ) -> EvalReport:
     """The run is opened when all that it needs is there: a model that cannot be loaded leaves no folder behind."""
     from collections import Counter
@@ -234,14 +231,14 @@ async def _evaluate(
     from rstar2.evals.session import stored_history
     from rstar2.records import RunView
 
-    benchmarks = plan.load()
-    async with open_bench(plan, options, judge) as bench:
-        most = most_response_tokens(options, bench)
+    benchmarks = load_benchmarks(plan, asked.recipe)
+    async with open_bench(plan, asked, judge) as (bench, model):
+        most = most_response_tokens(model)
         if most is not None and most < plan.settings.max_response_tokens:
             note(f"{bench.model} has room for {most:,} tokens: responses end there")
             plan = plan.within(most)
         with open_run() as run:
-            keep_tokenizer(options, run.layout.tokenizer)
+            keep_tokenizer(model, run.layout.tokenizer)
             earlier = stored_history(RunView(run.path)).samples
             done = Counter(key.benchmark for key, sample in earlier.items() if not sample.is_fault)
             with sample_bars(benchmarks, plan, done) as show:
@@ -249,14 +246,14 @@ async def _evaluate(
     return EvalReport(results, plan, plan.deviations(benchmarks), bench.model)
 
 
-async def _regrade(view: "RunView", sandbox: str | None) -> EvalReport:
+async def _regrade(view: "RunView", plan: "EvalPlan", asked: "Asked", judge: JudgeFlags) -> EvalReport:
+    from rstar2.cli.agent_setup import open_executor
     from rstar2.cli.eval_display import grading_bar
     from rstar2.evals import grade_again, results_of
     from rstar2.evals.session import num_stored
 
-    plan, options, judge = _remembered(view, sandbox)
-    benchmarks = plan.load()
-    async with open_executor(options) as executor:
+    benchmarks = load_benchmarks(plan, asked.recipe)
+    async with open_executor(asked.recipe) as executor:
         judges = make_judges(plan, judge, executor)
         for benchmark in benchmarks:
             judges.check(benchmark)
@@ -264,7 +261,8 @@ async def _regrade(view: "RunView", sandbox: str | None) -> EvalReport:
             graded = await grade_again(view, benchmarks, judges, only_undecided=False, on_graded=advance)
         results = await results_of(graded.history, benchmarks, plan, judges)
     note(f"graded {graded.num_graded:,} traces again: {graded.num_changed:,} scores are others; the run stays as it is")
-    model = options.model or (options.script.name if options.script else "the model")
+    script = asked.recipe.engine.script
+    model = asked.recipe.model.name if script is None else Path(script).name
     return EvalReport(results, plan, plan.deviations(benchmarks), model)
 
 

@@ -1,117 +1,98 @@
-"""From options to what an evaluation needs: who answers, who judges, where programs run. What was opened is closed."""
+"""From a plan and a recipe to what an evaluation needs: who answers, who judges, where programs run."""
 
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from rstar2.cli import agent_options as opt
+from rstar2.cli.flag_groups import in_panel
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
     from rstar2.agent import Tool
-    from rstar2.evals import Bench, EvalPlan, Judges
+    from rstar2.cli.agent_setup import Asked
+    from rstar2.config import Recipe
+    from rstar2.evals import Bench, Benchmark, EvalPlan, Judges
+    from rstar2.rollout.engines import OpenedModel
     from rstar2.sandbox import Executor
 
-ENGINE = "engine"
-UNKNOWN_CACHE_TOKENS = 1 << 30
-"""For servers and scripts, which do not say what their cache holds: they queue for themselves."""
 PROMPT_SHARE = 8
 """Of the cache, one part in so many is for the prompt of a conversation."""
+_judge = in_panel("Judge of Arena-Hard")
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeOptions:
-    url: str | None
-    model: str | None
-    key_env: str | None
-    baseline: str | None
+class JudgeFlags:
+    judge_url: Annotated[str | None, _judge(metavar="URL", help="Its OpenAI-compatible server.")] = None
+    judge_model: Annotated[str | None, _judge(metavar="NAME", help="Its model.")] = None
+    judge_key_env: Annotated[str | None, _judge(metavar="NAME", help="Environment variable that holds its key.")] = None
+    judge_baseline: Annotated[
+        str | None, _judge(metavar="FILE", help="JSONL of the answers to compare with: id and answer.")
+    ] = None
 
 
 @asynccontextmanager
-async def open_bench(plan: "EvalPlan", options: opt.AgentOptions, judge: JudgeOptions) -> "AsyncIterator[Bench]":
+async def open_bench(plan: "EvalPlan", asked: "Asked", judge: JudgeFlags) -> "AsyncIterator[tuple[Bench, OpenedModel]]":
     from rich.console import Console
 
     from rstar2.cli.agent_setup import ready_agent
     from rstar2.evals import Bench
     from rstar2.evals.retrying_engine import RetryingEngine
-    from rstar2.records import Trace
-    from rstar2.rollout import EngineSpeed, make_policy
-    from rstar2.rollout.driver import Driver
+    from rstar2.rollout.setup import driver_on
 
-    async with ready_agent(options, Console(stderr=True)) as ready:
-        driver: Driver[Trace] = Driver(make_policy("kv-aware"))
-        num_cache_tokens = None if ready.agent.engine.load().num_blocks else UNKNOWN_CACHE_TOKENS
-        # Prices moves between engines; with a single engine there is nowhere to move to.
-        speed = EngineSpeed(prefill_token_s=1e-5, step_s=1e-2, cached_token_s=1e-8)
-        driver.add_engine(ENGINE, RetryingEngine(ready.agent.engine), speed, num_cache_tokens)
+    async with ready_agent(asked, Console(stderr=True)) as ready:
+        driver = driver_on(RetryingEngine(ready.agent.engine), asked.recipe)
 
         def make_tools() -> "Sequence[Tool]":
             return ready.make_tools() if plan.settings.has_tools else ()
 
-        yield Bench(driver, ready.agent.chat, make_tools, make_judges(plan, judge, ready.executor), ready.model)
+        judges = make_judges(plan, judge, ready.executor)
+        yield Bench(driver, ready.agent.chat, make_tools, judges, ready.model.name), ready.model
 
 
-def most_response_tokens(options: opt.AgentOptions, bench: "Bench") -> int | None:
-    """What a model of ours can say at most: by its context, and by the cache that is there. None for others."""
-    import json
-
-    from rstar2.cli.agent_setup import engine_kind
-    from rstar2.models import resolve
-
-    engine = bench.driver.engine(ENGINE)
-    if options.base_url is not None or engine_kind(options) == "scripted" or engine is None:
+def most_response_tokens(model: "OpenedModel") -> int | None:
+    """The longest response of a model that runs here, by its context and its cache. None for others."""
+    if model.context_tokens is None:
         return None
-    config = json.loads((resolve(options.model or opt.DEFAULT_MODEL) / "config.json").read_text(encoding="utf-8"))
-    load = engine.load()
-    num_cached = load.num_blocks * load.block_size or UNKNOWN_CACHE_TOKENS
-    return min(int(config.get("max_position_embeddings", num_cached)), num_cached - num_cached // PROMPT_SHARE)
+    load = model.engine.load()
+    num_cached = load.num_blocks * load.block_size
+    return min(model.context_tokens, num_cached - num_cached // PROMPT_SHARE) if num_cached else model.context_tokens
 
 
-@asynccontextmanager
-async def open_executor(options: opt.AgentOptions) -> "AsyncIterator[Executor]":
-    from rstar2.cli.agent_setup import make_executor
-
-    executor = make_executor(options)
-    try:
-        yield executor
-    finally:
-        await executor.close()
-
-
-def keep_tokenizer(options: opt.AgentOptions, target: Path) -> None:
+def keep_tokenizer(model: "OpenedModel", target: Path) -> None:
     """Beside the traces, so that their tokens can be read without the model. Servers and scripts may have none."""
     import shutil
 
-    from rstar2.cli.agent_setup import engine_kind
-    from rstar2.models import resolve
-
-    folder = options.tokenizer
-    if folder is None and options.base_url is None and engine_kind(options) != "scripted":
-        folder = resolve(options.model or opt.DEFAULT_MODEL)
-    if folder is not None:
+    if model.folder is not None:
         target.mkdir(exist_ok=True)
         for name in ("tokenizer.json", "tokenizer_config.json"):
-            if (folder / name).is_file():
-                shutil.copy(folder / name, target / name)
+            if (model.folder / name).is_file():
+                shutil.copy(model.folder / name, target / name)
 
 
-def make_judges(plan: "EvalPlan", judge: JudgeOptions, executor: "Executor | None") -> "Judges":
-    import os
+def load_benchmarks(plan: "EvalPlan", recipe: "Recipe") -> "list[Benchmark]":
+    """Those of the plan. A set of the recipe's own [data] goes by its name there."""
+    from rstar2.data import load_problems
 
+    own = {name: load_problems(name, recipe.data[name], recipe.seed) for name in plan.benchmarks if name in recipe.data}
+    return plan.load(own)
+
+
+def make_judges(plan: "EvalPlan", judge: JudgeFlags, executor: "Executor | None") -> "Judges":
     from rstar2.evals import Judges
     from rstar2.evals.arena import ChatClient, read_baseline
     from rstar2.grading import Grader
     from rstar2.sandbox import LocalExecutor
 
     grader = Grader(executor or LocalExecutor())
-    if judge.url is None and judge.model is None and judge.baseline is None:
+    url, model, baseline = judge.judge_url, judge.judge_model, judge.judge_baseline
+    if url is None and model is None and baseline is None:
         return Judges(grader, plan.answer_place)
-    if judge.url is None or judge.model is None or judge.baseline is None:
+    if url is None or model is None or baseline is None:
         raise UserError("--judge-url, --judge-model and --judge-baseline belong together: give all three")
-    key = os.environ.get(judge.key_env) if judge.key_env else None
-    if judge.key_env and not key:
-        raise UserError(f"--judge-key-env: the environment variable {judge.key_env} is not set")
-    client = ChatClient(judge.url, judge.model, key)
-    return Judges(grader, plan.answer_place, client, read_baseline(Path(judge.baseline)))
+    key = os.environ.get(judge.judge_key_env) if judge.judge_key_env else None
+    if judge.judge_key_env and not key:
+        raise UserError(f"--judge-key-env: the environment variable {judge.judge_key_env} is not set")
+    return Judges(grader, plan.answer_place, ChatClient(url, model, key), read_baseline(Path(baseline)))

@@ -1,5 +1,6 @@
 """`rstar2`: the table of verbs."""
 
+import gc
 from typing import Annotated
 
 import typer
@@ -23,6 +24,10 @@ from rstar2.cli import (
     view,
 )
 from rstar2.cli.output import errors_as_sentences
+from rstar2.cli.threads import bound_spinning
+
+NEW_OBJECTS_PER_COLLECTION = 50_000
+"""Importing torch makes a million objects that stay. With Python's own 700 they are searched for cycles many times."""
 
 app = typer.Typer(
     name="rstar2",
@@ -67,8 +72,13 @@ app.add_typer(sandbox.app, name="sandbox")
 
 
 def main() -> None:
-    with errors_as_sentences():
-        app()
+    bound_spinning()
+    gc.set_threshold(NEW_OBJECTS_PER_COLLECTION)
+    try:
+        with errors_as_sentences():
+            app()
+    finally:
+        gc.freeze()  # or the interpreter would search all objects of torch for cycles before it ends
 
 
 if __name__ == "__main__":

@@ -3,28 +3,27 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from rstar2.cli.agent_options import DEFAULT_MODEL, AgentOptions
-
 if TYPE_CHECKING:
     from rstar2.agent.events import AgentEvent, TextKind
-    from rstar2.cli.agent_setup import ReadyAgent
+    from rstar2.cli.agent_setup import Asked, ReadyAgent
     from rstar2.records import Trace
 
 
 class AgentSolver:
     """Satisfies `Solver`. An engine is loaded with its first problem and kept; each problem has tools of its own."""
 
-    def __init__(self, options: Sequence[AgentOptions]) -> None:
-        self._options = {_name(option): option for option in options}
+    def __init__(self, asked: "Sequence[Asked]") -> None:
+        self._asked = {_name(each): each for each in asked}
         self._ready: dict[str, ReadyAgent] = {}
         self._stack = AsyncExitStack()
 
     @property
     def engines(self) -> list[str]:
-        return list(self._options)
+        return list(self._asked)
 
     async def __aenter__(self) -> Self:
         return self
@@ -65,7 +64,7 @@ class AgentSolver:
         from rstar2.cli.agent_setup import ready_agent
 
         if engine not in self._ready:
-            context = ready_agent(self._options[engine], Console(stderr=True))
+            context = ready_agent(self._asked[engine], Console(stderr=True))
             self._ready[engine] = await self._stack.enter_async_context(context)
         return self._ready[engine]
 
@@ -117,7 +116,10 @@ def end_event(trace: "Trace") -> dict[str, Any]:
     }
 
 
-def _name(options: AgentOptions) -> str:
-    if options.script is not None:
-        return options.script.name
-    return options.model or options.base_url or DEFAULT_MODEL
+def _name(asked: "Asked") -> str:
+    from rstar2.rollout.engines import DEFAULT_MODEL, UNNAMED
+
+    engine, model = asked.recipe.engine, asked.recipe.model.name
+    if engine.script is not None:
+        return Path(engine.script).name
+    return model if model != UNNAMED else engine.base_url or DEFAULT_MODEL

@@ -1,6 +1,5 @@
 """`rstar2 train`: from a recipe to an agent, in one process or on a cluster; killed at any moment, it can go on."""
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import typer
 from rstar2.cli.interrupts import Interrupts
 from rstar2.cli.output import note
 from rstar2.cli.progress import waiting
+from rstar2.cli.threads import check_threads, use_threads
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def train_command(
     ] = False,
 ) -> None:
     """Train a model by a recipe. Everything is kept in the run folder: traces, metrics, checkpoints, a report."""
-    _check_threads(num_threads)
+    check_threads(num_threads)
     if (recipe is None) == (resume is None):
         raise UserError("give a recipe to start a run, or --resume RUN to go on with one")
     if resume is not None and (overrides or run is not None or dry_run):
@@ -79,13 +79,6 @@ def _dry_run(path: Path, overrides: list[str]) -> None:
         raise UserError(listed(str(path), mistakes))
     assert reading.recipe is not None
     typer.echo(to_toml(reading.recipe), nl=False)
-
-
-def _check_threads(num_threads: int | None) -> None:
-    """More than there are cores hinder each other; as many as a process cannot have end it without a word."""
-    num_cores = os.cpu_count() or 1
-    if num_threads is not None and num_threads > num_cores:
-        raise UserError(f"--threads of {num_threads} is more than the {num_cores} cores of this machine: lower it")
 
 
 def _supervise(
@@ -138,14 +131,11 @@ def _prepare(
 
 
 def _train(prepared: "Prepared", num_threads: int | None, cluster: str | None, interrupts: Interrupts) -> None:
-    import torch
-
-    from rstar2.sandbox.local import usable_cores
     from rstar2.train import Observers
     from rstar2.train.reporting.metric_services import open_writers
     from rstar2.web.report import render_report
 
-    torch.set_num_threads(num_threads or usable_cores())
+    use_threads(num_threads)
     note(f"run folder: {prepared.folder}")
     writers = open_writers(prepared.recipe.train.writers, prepared.folder, prepared.recipe.model_dump(mode="json"))
     try:

@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rstar2.cli import agent_options as opt
+from rstar2.cli.agent_flags import BRIEF, AskFlags, asked_recipe
+from rstar2.cli.flag_groups import with_flags
 from rstar2.cli.output import note
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
+    from rstar2.cli.agent_setup import Asked
     from rstar2.web.run_reader import RunReader
 
 DEFAULT_PORT = 8760
 
 
+@with_flags
 def view_command(
+    flags: AskFlags,
     runs: Annotated[
         list[Path] | None, typer.Argument(metavar="RUN...", help="Run directories; several can be compared.")
     ] = None,
@@ -42,55 +46,32 @@ def view_command(
         list[str] | None,
         typer.Option(
             "--model",
+            metavar="NAME",
             help="Turns the playground on, with this model: as for `rstar2 solve`. May be repeated to choose from.",
+            rich_help_panel="Model and engine",
             show_default=False,
         ),
     ] = None,
-    engine: opt.Engine = None,
-    base_url: opt.BaseUrl = None,
-    api_key_env: opt.ApiKeyEnv = None,
-    script: opt.Script = None,
-    template: opt.Template = "model",
-    sandbox: opt.SandboxUrl = None,
-    max_turns: opt.MaxTurns = 10,
-    max_tokens: opt.MaxTokens = 4096,
-    temperature: opt.Temperature = 0.6,
-    seed: opt.Seed = None,
 ) -> None:
     """Look at runs: curves, rollouts side by side, single traces, engines and tool calls. Read-only, on this machine
-    alone unless --host says otherwise. With --model, --base-url or --script there is a playground, too."""
+    alone unless --host says otherwise. With --model, --recipe, --base-url or --script there is a playground, too."""
     import asyncio
 
+    from rstar2.cli.agent_setup import Asked
     from rstar2.sandbox.http.access import is_loopback
     from rstar2.web.run_reader import open_runs
 
-    # A server may have one model only, and a script needs none.
-    unnamed: list[str | None] = [None] if base_url is not None or script is not None else []
-    options = [
-        opt.AgentOptions(
-            engine=engine,
-            model=model,
-            base_url=base_url,
-            api_key_env=api_key_env,
-            tokenizer=None,
-            script=script,
-            template=template,
-            tools=(),
-            sandbox=sandbox,
-            max_turns=max_turns,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            seed=seed,
-        )
-        for model in models or unnamed
-    ]
-    if options and not is_loopback(host):
+    # A server may have one model only, a script needs none, and a recipe names its own.
+    is_one_named = any(each is not None for each in (flags.base_url, flags.script, flags.recipe))
+    unnamed: list[str | None] = [None] if is_one_named else []
+    asked = [Asked(asked_recipe(flags, BRIEF, model=model), (), flags.num_threads) for model in models or unnamed]
+    if asked and not is_loopback(host):
         raise UserError(f"--host {host} with an engine would let everybody there use it: leave one of them out")
     if not runs and not demo:
         raise UserError("which run? give one or more run directories, or --demo")
     with _demo_run(wanted=demo) as demo_runs:
         readers = open_runs([*(runs or ()), *demo_runs], tokenizer)
-        asyncio.run(_serve(readers, options, host, port, opens_browser=browser))
+        asyncio.run(_serve(readers, asked, host, port, opens_browser=browser))
 
 
 @contextmanager
@@ -108,7 +89,7 @@ def _demo_run(*, wanted: bool) -> Iterator[list[Path]]:
 
 
 async def _serve(
-    readers: "list[RunReader]", options: list[opt.AgentOptions], host: str, port: int, *, opens_browser: bool
+    readers: "list[RunReader]", asked: "list[Asked]", host: str, port: int, *, opens_browser: bool
 ) -> None:
     import webbrowser
 
@@ -116,8 +97,8 @@ async def _serve(
     from rstar2.sandbox.http.access import is_loopback
     from rstar2.web.server import create_app, serving
 
-    async with AgentSolver(options) as solver:
-        app = create_app(readers, host=host, solver=solver if options else None)
+    async with AgentSolver(asked) as solver:
+        app = create_app(readers, host=host, solver=solver if asked else None)
         async with serving(app, host, port) as url:
             note(f"looking at {', '.join(reader.key for reader in readers)}: {url} (Ctrl-C ends)")
             if not is_loopback(host):

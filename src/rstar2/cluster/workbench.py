@@ -21,8 +21,8 @@ from rstar2.engine.remote.client import SILENCE_S
 from rstar2.engine.vllm import VllmOptions
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.rollout import EngineSpeed
-from rstar2.rollout.of_recipe import make_driver, make_executor, make_roller
 from rstar2.rollout.roller import Roller
+from rstar2.rollout.setup import make_driver, make_executor, make_roller
 from rstar2.sandbox.pool import PoolExecutor
 from rstar2.train.workbench import Workbench, engine_options
 

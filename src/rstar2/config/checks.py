@@ -74,13 +74,45 @@ def _model(recipe: "Recipe") -> Iterator[Impossibility]:
 
 
 def _engine(recipe: "Recipe") -> Iterator[Impossibility]:
-    if recipe.engine.kind == "vllm" and recipe.cluster is None:
+    engine = recipe.engine
+    if recipe.trains and engine.kind == "vllm" and recipe.cluster is None:
         yield _no(
             'cannot be "vllm" without a [cluster]: on one machine the engine reads the trainer\'s own weights; use '
             '"embedded", or add [cluster]',
             "engine.kind",
             "cluster",
         )
+    if recipe.trains and engine.kind in ("openai", "scripted"):
+        yield _no(
+            f'cannot be "{engine.kind}" in training, whose weights nobody here can change; use "embedded"',
+            "engine.kind",
+        )
+    yield from _engine_source(recipe)
+
+
+def _engine_source(recipe: "Recipe") -> Iterator[Impossibility]:
+    """Where the tokens come from, if not from a model in this process."""
+    kind, engine = recipe.engine.kind, recipe.engine
+    if engine.script is not None and engine.base_url is not None:
+        yield _no("and engine.base_url exclude each other: give one of them", "engine.script", "engine.base_url")
+        return
+    if kind == "scripted" and engine.script is None:
+        yield _no("scripted needs engine.script: the file of its replies", "engine.kind", "engine.script")
+    if kind != "scripted" and engine.script is not None:
+        yield _no(f"is for engine.kind scripted, not {kind}: leave one of them out", "engine.script", "engine.kind")
+    if kind == "openai" and engine.base_url is None:
+        yield _no("openai needs engine.base_url: the address of the server", "engine.kind", "engine.base_url")
+    if engine.base_url is None:
+        for key, value in (("api_key_env", engine.api_key_env), ("tokenizer", engine.tokenizer)):
+            if value is not None:
+                yield _no(
+                    "is for a server, and there is none: give engine.base_url as well, or leave it out",
+                    f"engine.{key}",
+                    "engine.base_url",
+                )
+    elif kind == "embedded" or recipe.trains:
+        what = "engine.kind openai or vllm" if kind == "embedded" else "asking a model, not for training one"
+        yield _no(f"is for {what}: leave it out", "engine.base_url", "engine.kind")
 
 
 def _sandbox(recipe: "Recipe") -> Iterator[Impossibility]:

@@ -13,8 +13,9 @@ from rstar2.config.recipe import Recipe
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def to_toml(recipe: Recipe) -> str:
-    return "\n".join(_table(recipe.model_dump(), "")).strip() + "\n"
+def to_toml(recipe: Recipe, *, only_given: bool = False) -> str:
+    """`only_given` leaves out the fields that nobody has set, and so keeps their defaults open."""
+    return "\n".join(_table(recipe.model_dump(exclude_unset=only_given), "")).strip() + "\n"
 
 
 def _table(table: Mapping[str, Any], name: str) -> Iterator[str]:

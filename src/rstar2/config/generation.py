@@ -5,17 +5,39 @@ from typing import Literal
 
 from pydantic import Field
 
-from rstar2.config.section import PolicyName, Section
-from rstar2.extensions import POLICIES
+from rstar2.config.section import EngineName, PolicyName, Section, ToolName
+from rstar2.extensions import ENGINES, POLICIES, TOOLS
 
 
 class EngineSection(Section):
     """`[engine]`: who makes the tokens."""
 
-    kind: Literal["embedded", "vllm"] = Field(
+    kind: EngineName = Field(
         "embedded",
-        description="The engine. embedded: our own, on CPU or GPU; on one machine it reads the trainer's own weights. "
-        "vllm: vLLM, started by the run and sent new weights after each step; only with [cluster].",
+        description=f"{ENGINES.describe()} Only the first two can train: embedded reads the trainer's own weights on "
+        "one machine; vllm is started by the run and sent new weights after each step, only with [cluster].",
+    )
+    base_url: str | None = Field(
+        None,
+        min_length=1,
+        description="Address of a running server with its /v1, for openai and vllm. The model's name is then one of "
+        "the server's. Not for training.",
+    )
+    api_key_env: str | None = Field(
+        None,
+        min_length=1,
+        description="Name of the environment variable that holds the server's key. Only with base_url.",
+    )
+    tokenizer: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder of the tokenizer of the server's model. With it prompts and answers are token ids, and "
+        "traces are exact. vllm needs it only if the server's model is no folder of this machine. Only with base_url.",
+    )
+    script: str | None = Field(
+        None,
+        min_length=1,
+        description="Text file of replies, one for each turn, separated by lines of `===`. Only with scripted.",
     )
     kv_cache_tokens: int | None = Field(
         None,
@@ -47,10 +69,8 @@ class EngineSection(Section):
 class AgentSection(Section):
     """`[agent]`: how one conversation between the model and its tool goes."""
 
-    tool: Literal["execute_python_code_with_standard_io", "jupyter_code"] = Field(
-        "execute_python_code_with_standard_io",
-        description="The tool that the model may call. The first is the report's: a fresh program with its stdin at "
-        "each call. jupyter_code is a notebook that keeps its variables between calls.",
+    tool: ToolName = Field(
+        "execute_python_code_with_standard_io", description=f"The tool that the model may call. {TOOLS.describe()}"
     )
     template: Literal["model", "qwen"] = Field(
         "model",

@@ -68,7 +68,8 @@ class ModelSection(Section):
         min_length=1,
         examples=["smollm2-135m"],
         description="A name that `rstar2 models` knows, a local Hugging Face folder (of a model, or of adapters), "
-        "OWNER/NAME[@REVISION] on the hub, or tiny:llama or tiny:qwen3 for a small model built from nothing.",
+        "OWNER/NAME[@REVISION] on the hub, or tiny:llama or tiny:qwen3 for a small model built from nothing. Where "
+        "nothing is trained, auto is the only model of a server, or the agent that comes with rstar2.",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",

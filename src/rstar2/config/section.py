@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from rstar2.extensions import ADVANTAGES, POLICIES, SELECTIONS
+from rstar2.extensions import ADVANTAGES, ENGINES, POLICIES, SELECTIONS, TOOLS
 
 
 class Section(BaseModel):
@@ -19,4 +19,6 @@ class Section(BaseModel):
 
 SelectionName: TypeAlias = Annotated[str, AfterValidator(SELECTIONS.check), SELECTIONS]
 AdvantageName: TypeAlias = Annotated[str, AfterValidator(ADVANTAGES.check), ADVANTAGES]
+ToolName: TypeAlias = Annotated[str, AfterValidator(TOOLS.check), TOOLS]
+EngineName: TypeAlias = Annotated[str, AfterValidator(ENGINES.check), ENGINES]
 PolicyName: TypeAlias = Annotated[str, AfterValidator(POLICIES.check), POLICIES]

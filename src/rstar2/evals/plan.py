@@ -59,14 +59,15 @@ class EvalPlan:
             return self
         return replace(self, settings=replace(self.settings, max_response_tokens=num_tokens))
 
-    def load(self) -> list[Benchmark]:
-        """Every benchmark with its problems. A UserError says how to get one that is missing."""
-        return [self._load(name) for name in self.benchmarks]
+    def load(self, own: Mapping[str, tuple[Problem, ...]] | None = None) -> list[Benchmark]:
+        """Every benchmark with its problems; a UserError says how to get one that is not here. `own` are sets of the
+        caller's, by the names that `benchmarks` has for them."""
+        return [self._load(name, (own or {}).get(name)) for name in self.benchmarks]
 
-    def _load(self, name: str) -> Benchmark:
+    def _load(self, name: str, own: tuple[Problem, ...] | None) -> Benchmark:
         folder = Path(self.data_dir) if self.data_dir else None
-        problems = load_any_problems(name, folder, num_generated=self.num_generated, seed=self.seed)
-        grading, num_all = grading_of(name), len(problems)
+        problems = own or load_any_problems(name, folder, num_generated=self.num_generated, seed=self.seed)
+        grading, num_all = Grading.ANSWER if own else grading_of(name), len(problems)
         if grading is Grading.CALLS:
             problems = tuple(problem for problem in problems if is_answerable(FunctionCallTask.of(problem)))
         elif grading is Grading.MULTI_TURN_CALLS:

@@ -6,7 +6,18 @@ May import: records, sandbox, engine, grading, algo, config, models, agent, roll
 extra.
 """
 
+from rstar2.train.learning.sft_examples import Example, conversation_texts, render_conversation
 from rstar2.train.reporting.observer import Observer, Observers
 from rstar2.train.run import Prepared, prepare_new, prepare_resumed, train
 
-__all__ = ["Observer", "Observers", "Prepared", "prepare_new", "prepare_resumed", "train"]
+__all__ = [
+    "Example",
+    "Observer",
+    "Observers",
+    "Prepared",
+    "conversation_texts",
+    "prepare_new",
+    "prepare_resumed",
+    "render_conversation",
+    "train",
+]

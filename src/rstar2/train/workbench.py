@@ -13,15 +13,16 @@ from typing import Protocol
 
 import torch
 
-from rstar2.agent import PYTHON_TOOLS, ChatFormat, Transcript
+from rstar2.agent import ChatFormat, Transcript
 from rstar2.config import Recipe
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.engine.embedded.options import choose_device
 from rstar2.engine.process.shared import SharedEngine
+from rstar2.extensions import TOOLS
 from rstar2.records import Problem
 from rstar2.rollout.farm import RollerFarm
-from rstar2.rollout.of_recipe import open_roller, open_shared_roller
 from rstar2.rollout.request import RollsInSteps
+from rstar2.rollout.setup import open_roller, open_shared_roller
 from rstar2.sandbox.local import usable_cores
 from rstar2.train.learning.learner import Learner, SoloLearner
 from rstar2.train.learning.rank import LearnerRank
@@ -155,7 +156,7 @@ async def _open_farm(
         return rank, engine
 
     def count_prompt_tokens(problem: Problem) -> int:
-        return len(Transcript.start(chat, problem.problem, [PYTHON_TOOLS[recipe.agent.tool].schema]).prompt_ids)
+        return len(Transcript.start(chat, problem.problem, [TOOLS.load(recipe.agent.tool).schema]).prompt_ids)
 
     make = partial(open_shared_roller, recipe, folder, num_workers)
     opening = RollerFarm.opened(make, [ours for ours, _ in pairs], count_prompt_tokens)

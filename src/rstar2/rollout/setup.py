@@ -1,15 +1,20 @@
-"""What rolls out in training: the recipe's agent, with its tool and its judge in a sandbox, on the driver's engines."""
+"""From a recipe to the parts that roll out: sandbox, tools, limits, driver and roller.
+
+Training, evaluation, `solve`, `chat` and the playground make them here. `engines.py` opens the model and its engine.
+"""
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rstar2.agent import ChatFormat, JupyterTool, PythonTool, Tool, load_chat
+from rstar2.agent import ChatFormat, Tool, load_chat
 from rstar2.config import Recipe
 from rstar2.engine import Engine
 from rstar2.errors import InfrastructureError, UserError
+from rstar2.extensions import TOOLS
 from rstar2.grading import Grader
 from rstar2.records import Trace
 from rstar2.rollout import EngineSpeed, make_policy
@@ -17,13 +22,16 @@ from rstar2.rollout.driver import Driver
 from rstar2.rollout.judge import answer_judge
 from rstar2.rollout.roller import Roller
 from rstar2.sandbox import Executor, Limits, LocalExecutor
-from rstar2.sandbox.client import RemoteExecutor
 from rstar2.sandbox.executor import Request
 from rstar2.sandbox.local import LocalConfig
 
-ENGINE_NAME = "embedded"
+if TYPE_CHECKING:
+    from rstar2.sandbox.client import RemoteExecutor
+
 ENGINE_SPEED = EngineSpeed(prefill_token_s=1e-5, step_s=1e-2, cached_token_s=1e-8)
 """Prices moves between engines; with a single engine there is nowhere to move to."""
+UNKNOWN_CACHE_TOKENS = 1 << 30
+"""For servers and scripts, which do not report the size of their cache and queue requests themselves."""
 PROBE_DEADLINE_S = 120.0
 """How long the first program may wait for the sandbox to start."""
 
@@ -56,10 +64,16 @@ async def _open_executor(recipe: Recipe, num_sharers: int = 1) -> AsyncIterator[
 
 
 def _roller_on(engine: Engine, recipe: Recipe, executor: Executor, chat: ChatFormat, num_sharers: int = 1) -> Roller:
+    return make_roller(recipe, driver_on(engine, recipe, num_sharers), executor, chat)
+
+
+def driver_on(engine: Engine, recipe: Recipe, num_sharers: int = 1) -> Driver[Trace]:
+    """A driver of this one engine, of which it may use one part in `num_sharers`."""
     driver = make_driver(recipe, num_sharers)
     load = engine.load()
-    driver.add_engine(ENGINE_NAME, engine, ENGINE_SPEED, load.num_blocks * load.block_size // num_sharers)
-    return make_roller(recipe, driver, executor, chat)
+    num_cache_tokens = load.num_blocks * load.block_size or UNKNOWN_CACHE_TOKENS
+    driver.add_engine(recipe.engine.kind, engine, ENGINE_SPEED, num_cache_tokens // num_sharers)
+    return driver
 
 
 def make_driver(recipe: Recipe, num_sharers: int = 1, patience_s: float = 0.0) -> Driver[Trace]:
@@ -71,12 +85,9 @@ def make_driver(recipe: Recipe, num_sharers: int = 1, patience_s: float = 0.0) -
 
 def make_roller(recipe: Recipe, driver: Driver[Trace], executor: Executor, chat: ChatFormat) -> Roller:
     """The recipe's agent, with its tool and its judge in the sandbox, on the driver's engines."""
-    limits = Limits(**recipe.sandbox.limits.model_dump())
 
     def make_tools() -> Sequence[Tool]:
-        if recipe.agent.tool == JupyterTool.schema.name:
-            return (JupyterTool(executor, limits),)
-        return (PythonTool(executor, limits, recipe.sandbox.queue_s),)
+        return (TOOLS.load(recipe.agent.tool).of(recipe, executor),)
 
     return Roller(driver, chat, make_tools, answer_judge(Grader(executor, evaluated_only=True)), recipe.model.name)
 
@@ -88,14 +99,20 @@ async def require_working(executor: Executor) -> None:
         raise InfrastructureError(f"the sandbox does not work: {probe.message or probe.stderr or probe.status}")
 
 
-def make_executor(recipe: Recipe, num_sharers: int = 1) -> Executor:
+def make_executor(recipe: Recipe, num_sharers: int = 1) -> "LocalExecutor | RemoteExecutor":
     sandbox = recipe.sandbox
     if sandbox.base_url is not None:
-        token = None
-        if sandbox.token_env is not None:
-            token = os.environ.get(sandbox.token_env)
-            if not token:
-                raise UserError(f"sandbox.token_env: the environment variable {sandbox.token_env} is not set")
+        from rstar2.sandbox.client import RemoteExecutor
+
+        token = None if sandbox.token_env is None else secret("sandbox.token_env", sandbox.token_env)
         return RemoteExecutor(sandbox.base_url, token)
     config = LocalConfig() if sandbox.num_slots is None else LocalConfig(num_young=sandbox.num_slots)
     return LocalExecutor(replace(config, num_young=max(2, config.num_young // num_sharers)))
+
+
+def secret(key: str, variable: str) -> str:
+    """What an environment variable holds that the recipe names under `key`."""
+    value = os.environ.get(variable)
+    if not value:
+        raise UserError(f"{key}: the environment variable {variable} is not set")
+    return value

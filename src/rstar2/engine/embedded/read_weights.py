@@ -1,0 +1,123 @@
+"""The weights of a plain model folder, without the seconds that it takes to import `transformers`' model classes.
+
+Plain is a Llama, Qwen2 or Qwen3 model in one file, with ordinary rotary embeddings, whose tensors are exactly those
+that its config.json announces. Everything else, damaged folders included, is left to `load_model`. What is read is bit
+for bit what `load_model` and `share_weights` give.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rstar2.engine.embedded.weights import SUPPORTED_ARCHITECTURES, LayerWeights, Linear, Shape, Weights
+
+_UNUSUAL = ("quantization_config", "rope_scaling", "partial_rotary_factor", "attention_bias", "mlp_bias")
+"""Fields that, if they say anything, leave the folder to `load_model`."""
+
+
+def read_weights(folder: Path, device: torch.device, dtype: torch.dtype) -> Weights | None:
+    """None if the folder is not plain."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        theta = _rope_theta(config)
+        expected = _expected_shapes(config)
+        if theta is None or len(list(folder.glob("*.safetensors"))) != 1:
+            return None
+        tensors = load_file(folder / "model.safetensors")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
+        return None
+    if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != expected:
+        return None
+    return _weights(config, theta, {name: tensor.to(device, dtype) for name, tensor in tensors.items()})
+
+
+def _rope_theta(config: dict[str, Any]) -> float | None:
+    """None if anything about the model is not plain."""
+    rope = dict(config.get("rope_parameters") or {})
+    theta = rope.pop("rope_theta", config.get("rope_theta"))
+    has_plain_rope = rope.pop("rope_type", "default") == "default" and not rope and theta is not None
+    has_full_attention = not config.get("use_sliding_window") and all(
+        kind == "full_attention" for kind in config.get("layer_types") or ()
+    )
+    is_known = config["model_type"] in SUPPORTED_ARCHITECTURES and config["hidden_act"] == "silu"
+    is_plain = has_plain_rope and has_full_attention and is_known and not any(config.get(key) for key in _UNUSUAL)
+    return float(theta) if is_plain else None
+
+
+def _expected_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    head_dim = _head_dim(config)
+    num_q, num_kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (num_q, hidden),
+        "self_attn.k_proj.weight": (num_kv, hidden),
+        "self_attn.v_proj.weight": (num_kv, hidden),
+        "self_attn.o_proj.weight": (hidden, num_q),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    if config["model_type"] == "qwen2":
+        layer |= {f"self_attn.{name}_proj.bias": (num_q if name == "q" else num_kv,) for name in "qkv"}
+    if config["model_type"] == "qwen3":
+        layer |= {f"self_attn.{name}_norm.weight": (head_dim,) for name in "qk"}
+    embedding = (config["vocab_size"], hidden)
+    whole: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": embedding, "model.norm.weight": (hidden,)}
+    if not config["tie_word_embeddings"]:
+        whole["lm_head.weight"] = embedding
+    for index in range(config["num_hidden_layers"]):
+        whole |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    return whole
+
+
+def _head_dim(config: dict[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def _weights(config: dict[str, Any], theta: float, tensors: dict[str, Tensor]) -> Weights:
+    embedding, head_dim = tensors["model.embed_tokens.weight"], _head_dim(config)
+    # As `transformers` computes them, on the CPU, to the last bit.
+    powers = torch.arange(0, head_dim, 2, dtype=torch.int64).to(dtype=torch.float) / head_dim
+    return Weights(
+        shape=Shape(
+            num_heads=config["num_attention_heads"],
+            num_kv_heads=config["num_key_value_heads"],
+            head_dim=head_dim,
+            vocab_size=config["vocab_size"],
+            context_tokens=config["max_position_embeddings"],
+            norm_eps=config["rms_norm_eps"],
+        ),
+        embedding=embedding,
+        layers=tuple(_layer(tensors, f"model.layers.{index}.") for index in range(config["num_hidden_layers"])),
+        final_norm=tensors["model.norm.weight"],
+        head=Linear(tensors.get("lm_head.weight", embedding), None),
+        inverse_frequencies=(1.0 / (theta**powers)).to(embedding.device),
+        rope_scaling=1.0,
+        model=None,
+        addresses=(),
+    )
+
+
+def _layer(tensors: dict[str, Tensor], prefix: str) -> LayerWeights:
+    def linear(*names: str) -> Linear:
+        weights = [tensors[f"{prefix}{name}_proj.weight"] for name in names]
+        biases = [tensors[key] for name in names if (key := f"{prefix}{name}_proj.bias") in tensors]
+        return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
+
+    return LayerWeights(
+        input_norm=tensors[f"{prefix}input_layernorm.weight"],
+        qkv=linear("self_attn.q", "self_attn.k", "self_attn.v"),
+        q_norm=tensors.get(f"{prefix}self_attn.q_norm.weight"),
+        k_norm=tensors.get(f"{prefix}self_attn.k_norm.weight"),
+        attention_out=linear("self_attn.o"),
+        mlp_norm=tensors[f"{prefix}post_attention_layernorm.weight"],
+        gate_up=linear("mlp.gate", "mlp.up"),
+        down=linear("mlp.down"),
+    )

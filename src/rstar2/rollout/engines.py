@@ -1,0 +1,188 @@
+"""From a recipe to a model that can be asked: its engine and its chat format, wherever its tokens are made.
+
+Training does not come this way: its engine runs on the weights that it trains.
+"""
+
+import asyncio
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar2.agent import ChatFormat, load_chat
+from rstar2.config import Recipe
+from rstar2.engine import Engine
+from rstar2.engine.plain_text import PlainTextTokenizer
+from rstar2.errors import UserError
+from rstar2.extensions import ENGINES
+from rstar2.models import resolve
+from rstar2.rollout.setup import secret
+
+DEFAULT_MODEL = "smollm2-135m-agent"
+UNNAMED = "auto"
+"""As `model.name`: the only model of a server, no model beside a script, and else `DEFAULT_MODEL`."""
+_OPTIONS = {
+    "kv_cache_tokens": "kv_cache_tokens",
+    "gpu_memory_share": "gpu_memory_share",
+    "max_batch": "max_running",
+    "prefill_chunk_tokens": "max_prefill_tokens",
+}
+"""What an engine calls the fields of `[engine]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    engine: Engine
+    chat: ChatFormat
+    name: str
+    folder: Path | None = None
+    """The folder of the model or of its tokenizer, where it is known."""
+    context_tokens: int | None = None
+    """The longest sequence, for a model that this process runs."""
+
+
+async def open_model(recipe: Recipe) -> OpenedModel:
+    """The model that the recipe names, on the engine that it names. The caller closes the engine.
+
+    An engine is a function of the table `ENGINES`: from a recipe to an opened model. A field of `[engine]` that is not
+    given leaves the choice to the engine, which knows its device."""
+    opened: OpenedModel = await ENGINES.load(recipe.engine.kind)(recipe)
+    return opened
+
+
+async def open_embedded(recipe: Recipe) -> OpenedModel:
+    name, folder = _local_model(recipe)
+    # In threads, so that a sandbox can start meanwhile.
+    chat = await asyncio.to_thread(_chat, recipe, folder)
+    engine = await asyncio.to_thread(_embedded, recipe, folder)
+    return OpenedModel(engine, chat, name, folder, _context_tokens(recipe, folder))
+
+
+async def open_vllm(recipe: Recipe) -> OpenedModel:
+    """A server at `base_url`, else vLLM in this process."""
+    if recipe.engine.base_url is not None:
+        return await _vllm_server(recipe, recipe.engine.base_url)
+    name, folder = _local_model(recipe)
+    chat = await asyncio.to_thread(_chat, recipe, folder)
+    # vLLM wants the event loop's own thread.
+    return OpenedModel(_vllm_in_process(recipe, folder), chat, name, folder, _context_tokens(recipe, folder))
+
+
+def _local_model(recipe: Recipe) -> tuple[str, Path]:
+    name = DEFAULT_MODEL if recipe.model.name == UNNAMED else recipe.model.name
+    return name, resolve(name)
+
+
+def _chat(recipe: Recipe, folder: Path) -> ChatFormat:
+    return load_chat(folder, recipe.agent.template, recipe.agent.system_text, recipe.agent.tool_tags)
+
+
+def _plain_chat(recipe: Recipe) -> ChatFormat:
+    """For a model whose tokenizer is not known: a server applies its own."""
+    words = recipe.agent.system_text
+    return ChatFormat.of(PlainTextTokenizer()) if words is None else ChatFormat.of(PlainTextTokenizer(), words)
+
+
+def _context_tokens(recipe: Recipe, folder: Path) -> int | None:
+    """The shorter of what the model was made for and what the recipe says. The default of a recipe says nothing."""
+    try:
+        own = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
+    except (ValueError, AttributeError):
+        own = None  # whoever loads the weights says what is wrong with the file
+    given = recipe.model.context_tokens if "context_tokens" in recipe.model.model_fields_set else None
+    return min((tokens for tokens in (own, given) if isinstance(tokens, int)), default=None)
+
+
+def _options(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    engine, given = recipe.engine, recipe.engine.model_fields_set
+    options = {theirs: getattr(engine, ours) for ours, theirs in _OPTIONS.items() if ours in given}
+    if "context_tokens" in recipe.model.model_fields_set:
+        options["max_context_tokens"] = _context_tokens(recipe, folder)
+    return {"seed": recipe.seed, **options}
+
+
+def _embedded(recipe: Recipe, folder: Path) -> Engine:
+    try:
+        import torch
+
+        from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
+        from rstar2.engine.embedded.options import choose_device
+        from rstar2.engine.embedded.read_weights import read_weights
+        from rstar2.engine.embedded.weights import load_model, share_weights
+    except ImportError as error:
+        raise UserError(f"the embedded engine needs {error.name}: run `pip install 'rstar2[train]'`") from None
+    device = choose_device(recipe.model.device)
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    dtype = dtypes.get(recipe.model.dtype) or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+    weights = read_weights(folder, device, dtype) or share_weights(load_model(folder, device, dtype))
+    return EmbeddedEngine(weights, EmbeddedOptions(**_options(recipe, folder)))
+
+
+def _vllm_in_process(recipe: Recipe, folder: Path) -> Engine:
+    from rstar2.engine.vllm import VllmInProcessEngine, VllmOptions
+
+    # Standard output is for the solution, and vLLM would log there.
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    return VllmInProcessEngine.from_folder(folder, VllmOptions(**_options(recipe, folder)))
+
+
+async def open_scripted(recipe: Recipe) -> OpenedModel:
+    from rstar2.engine.scripted import ScriptedEngine, read_script
+
+    assert recipe.engine.script is not None
+    script = Path(recipe.engine.script)
+    policy = read_script(script)
+    folder = None if recipe.model.name == UNNAMED else resolve(recipe.model.name)
+    chat = _plain_chat(recipe) if folder is None else _chat(recipe, folder)
+    return OpenedModel(ScriptedEngine(policy, chat.tokenizer, chat.end_of_turn_id), chat, script.name, folder)
+
+
+async def open_openai(recipe: Recipe) -> OpenedModel:
+    from rstar2.engine.openai import OpenAIEngine, offered_models
+    from rstar2.engine.openai_wire import TextWire, TokenWire
+
+    base_url, key = recipe.engine.base_url, _api_key(recipe)
+    assert base_url is not None
+    model = recipe.model.name
+    if model == UNNAMED:
+        model = _only_one(await offered_models(base_url, key), base_url)
+    if recipe.engine.tokenizer is None:
+        return OpenedModel(OpenAIEngine(base_url, model, TextWire(), key), _plain_chat(recipe), model)
+    folder = Path(recipe.engine.tokenizer)
+    chat = _chat(recipe, folder)
+    return OpenedModel(OpenAIEngine(base_url, model, TokenWire(), key), chat, model, folder)
+
+
+async def _vllm_server(recipe: Recipe, base_url: str) -> OpenedModel:
+    from rstar2.engine.openai import offered_models
+    from rstar2.engine.vllm import VllmServerEngine, root_of
+
+    key = _api_key(recipe)
+    model = recipe.model.name
+    if model == UNNAMED:
+        model = _only_one(await offered_models(f"{root_of(base_url)}/v1", key), base_url)
+    folder = _folder_of(model) if recipe.engine.tokenizer is None else Path(recipe.engine.tokenizer)
+    chat = _chat(recipe, folder)
+    return OpenedModel(await VllmServerEngine.connect(base_url, model, key), chat, model, folder)
+
+
+def _folder_of(model: str) -> Path:
+    """vLLM calls a model by the folder that it was loaded from, unless it was given another name."""
+    try:
+        return resolve(model)
+    except UserError as error:
+        raise UserError(f"--tokenizer is needed, the folder of the server's model: {error}") from None
+
+
+def _api_key(recipe: Recipe) -> str | None:
+    variable = recipe.engine.api_key_env
+    return None if variable is None else secret("--api-key-env", variable)
+
+
+def _only_one(models: list[str], base_url: str) -> str:
+    if len(models) == 1:
+        return models[0]
+    choice = f"it has {', '.join(models[:10])}" if models else "it does not say which it has"
+    raise UserError(f"--model is needed: which of the models of {base_url}? ({choice})")
