@@ -13,7 +13,7 @@ TESTS := tests/unit tests/property tests/integration
 STARVING := tests/integration/test_sandbox_starvation.py
 SOURCES_OF_INSTALL := pyproject.toml setup.py src/rstar2/sandbox/slots/_fork.c
 
-.PHONY: help quickstart test test-cluster test-vllm lint types contracts tests docs wheel format clean browser
+.PHONY: help quickstart test test-cluster test-vllm lint types contracts tests coverage docs wheel format clean browser
 
 help:
 	@echo "make quickstart   install into .venv and train a tiny agent from nothing (at most ten minutes after installation)"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-cluster install into .venv and run the tests on a Ray of several machines (under fifteen minutes)"
 	@echo "make test-vllm    install vLLM for CPUs into .venv-vllm (3.5 GB) and test the vLLM engine with a real one"
 	@echo "make docs         install MkDocs into .venv-docs and build the site into site/"
+	@echo "make coverage     run the tests once more, and print which lines none of them runs"
 	@echo "make wheel        build a manylinux wheel and an sdist into dist/"
 	@echo "make format       format the code"
 	@echo "make clean        remove .venv, .venv-vllm, .venv-docs, the site and caches"
@@ -63,9 +64,13 @@ browser:
 # Only tests that measure real time (marker `timing`) are tried again on a busy machine: tests/conftest.py.
 tests: $(VENV)/.dev browser
 	@echo "== tests (pytest)"
-	@$(VENV)/bin/pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered -q $(TESTS) --ignore $(STARVING)
+	@$(VENV)/bin/pytest -n 2 --dist loadfile -q $(TESTS) --ignore $(STARVING)
 	@echo "== programs that are starved of CPU (pytest): alone, because they take the cores from everybody"
 	@$(VENV)/bin/pytest -q $(STARVING)
+
+# Apart from `make test`: the tracer of coverage takes a lock that a garbage collection inside it can wait for, forever.
+coverage: $(VENV)/.dev browser
+	@$(VENV)/bin/pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered -q $(TESTS) --ignore $(STARVING)
 
 # Processes are killed and hung in the middle of steps; each test has a cluster of its own size.
 test-cluster: $(VENV)/.dev
@@ -96,6 +101,7 @@ $(DOCS_VENV)/.docs: $(SOURCES_OF_INSTALL) scripts/install.py
 docs: $(DOCS_VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 	@echo "the site: site/index.html (with search: $(DOCS_VENV)/bin/python -m http.server --directory site)"
+
 wheel: $(VENV)/.dev
 	@echo "== a manylinux wheel and an sdist, into dist/"
 	@$(PY) scripts/build_wheel.py dist
