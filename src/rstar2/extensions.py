@@ -125,10 +125,10 @@ ENGINES = Table(
 POLICIES = Table(
     "scheduling policy",
     {
-        "kv-aware": ("rstar2.rollout.policies.kv_aware:KvAware", "by expected KV need, moves rollouts where it pays"),
-        "least-requests": ("rstar2.rollout.policies.sticky:LeastRequests", "to the engine with the fewest"),
-        "worst-case": ("rstar2.rollout.policies.worst_case:WorstCase", "reserves the longest possible response"),
-        "round-robin": ("rstar2.rollout.policies.sticky:RoundRobin", "to the engines in turn"),
         "static": ("rstar2.rollout.policies.static:Static", "an even split up front, turns wait for the longest"),
+        "round-robin": ("rstar2.rollout.policies.sticky:RoundRobin", "to the engines in turn"),
+        "least-requests": ("rstar2.rollout.policies.sticky:LeastRequests", "to the engine with the fewest requests"),
+        "worst-case": ("rstar2.rollout.policies.worst_case:WorstCase", "reserves the longest possible response"),
+        "kv-aware": ("rstar2.rollout.policies.kv_aware:KvAware", "by expected KV need, moves rollouts where it pays"),
     },
 )

@@ -54,7 +54,7 @@ def test_the_table_names_the_bound_and_the_chart_is_written(tmp_path: Path) -> N
     ("arguments", "sentence"),
     [
         (["--workload", "tall"], "there is no workload 'tall'"),
-        (["--policy", "fair"], "there is no policy 'fair'"),
+        (["--policy", "fair"], "must be the name of a scheduling policy"),
         (["--hardware", "abacus"], "--hardware abacus: known are mi300x, h100, h200"),
         (["--hardware", "h100", "--memory-fraction", "0.3"], "leaves no cache"),
         (["--replay", "nowhere", "--workload", "default"], "exclude each other"),

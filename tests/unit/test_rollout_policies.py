@@ -160,5 +160,5 @@ def test_losing_the_last_engine_is_said() -> None:
 
 
 def test_an_unknown_policy_is_a_users_mistake() -> None:
-    with pytest.raises(UserError, match=r"must be the name of a scheduling policy \(kv-aware, .*static\)"):
+    with pytest.raises(UserError, match=r"must be the name of a scheduling policy \(static, .*kv-aware\)"):
         make_policy("fair")

@@ -102,7 +102,7 @@ class RolloutSection(Section):
 
     scheduler: PolicyName = Field(
         "kv-aware",
-        description=f"How rollouts are placed on engines. {POLICIES.describe()} The others are baselines.",
+        description=f"How rollouts are placed on engines. {POLICIES.describe()} All but kv-aware are baselines.",
     )
     max_concurrent: int | None = Field(
         None,
