@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer on the task of benchmarks/vs_trl.py, in a process of its own: it can be killed, and it may need
+"""TRL's GRPOTrainer on the task of benchmarks/vs_trl.py, in a separate process: it can be killed, and it may need
 another Python.
 
     python trl_contender.py TASK_FILE RESULT_FILE
@@ -40,7 +40,7 @@ TURNS = r"""
   {%- endif -%}
 {%- endfor -%}
 """
-"""Of a conversation that begins with a rendered prompt."""
+"""The chat template of a conversation that begins with a rendered prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Outcome:
     step_s: list[float]
     """Wall clock of each, from the end of the step before to its own."""
     generate_s: float
-    """Of that, until the rollouts were there and graded, tools included."""
+    """The part of that until the rollouts were complete and graded, tools included."""
     num_trained: int
     """Rollouts that were generated, graded and trained on."""
     num_generated: int
@@ -166,7 +166,7 @@ class Bench:
         self.executor = LocalExecutor()
         self.limits = Limits()
         self.response_tokens: list[int] = []
-        """Of each batch of rollouts."""
+        """The response tokens of each batch of rollouts."""
         self._faults: list[str] = []
         self._grader = Grader(self.executor, evaluated_only=True)
         self._chat = chat
@@ -195,7 +195,7 @@ class Bench:
         environments: Sequence[Any] = (),
         **_: Any,
     ) -> list[float]:
-        # TRL shows the model whatever a tool raises and goes on; without a sandbox there is nothing to measure.
+        # TRL shows the model whatever a tool raises and continues; without a sandbox there is nothing to measure.
         assert not self._faults, f"the sandbox failed: {self._faults[0]}"
         self.response_tokens.append(sum(map(len, completion_ids)))
         await asyncio.gather(*(environment._close() for environment in environments))

@@ -1,7 +1,7 @@
 """Pack a run directory as the demo that `rstar2 view --demo` shows: `python scripts/pack_demo_run.py RUN`.
 
-Curves and events are kept whole; of the rollouts, whole groups of a few steps, as many as the size allows. What would
-name the machine that made the run is taken out. Log-probabilities and entropies are rounded to what a page can show.
+All curves and events are kept; of the rollouts, complete groups of a few steps, as many as the size allows. Names of
+the machine that made the run are removed. Log-probabilities and entropies are rounded to what a page can show.
 """
 
 import json

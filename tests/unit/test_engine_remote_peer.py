@@ -53,7 +53,7 @@ async def test_answers_come_under_their_numbers_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("last", "error", "message"),
     [
-        (None, InfrastructureError, "it is gone"),
+        (None, InfrastructureError, "it has disconnected"),
         ({"bad": True}, OSError, "the disk is full"),
         ("silence", InfrastructureError, "not been heard of for 0.01 s"),
     ],

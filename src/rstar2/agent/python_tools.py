@@ -49,7 +49,7 @@ def _text_of(execution: Execution) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PythonTool:
-    """Satisfies `Tool`: each call is a program of its own."""
+    """Satisfies `Tool`: each call is a separate program."""
 
     executor: Executor
     limits: Limits = field(default_factory=Limits)

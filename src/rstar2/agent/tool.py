@@ -1,6 +1,6 @@
 """The seam between the agent and what it may call: a schema for the model, an async call that returns a typed result.
 
-A tool object serves one rollout, and may keep state for it; whoever made it closes it. What a call is given has been
+A tool object serves one rollout, and may keep state for it; its maker closes it. The arguments of a call have been
 checked against the schema. What fails through no fault of the call is raised, as InfrastructureError or whatever it is:
 it is retried, and if it stays ends the rollout without a score; the model never sees it.
 """

@@ -15,7 +15,7 @@ from rstar2.records import Fault, Outcome, ToolCall, ToolResult, ToolStatus, Tra
 NEARLY_SAME = 0.9
 """Two codes are nearly the same from this similarity on: 2 M / (A + B), for M of their A and B tokens in common."""
 MAX_COMPARED_TOKENS = 2000
-"""Of each code; comparing is quadratic, and 2,000 tokens are some 200 lines."""
+"""The compared part of each code. Comparing is quadratic, and 2,000 tokens are some 200 lines."""
 
 
 class Reaction(StrEnum):
@@ -37,7 +37,7 @@ class ErrorReaction:
     turn: int
     """Whose call failed, from 0."""
     status: ToolStatus
-    """Of the first call of the turn that failed."""
+    """The status of the turn's first failed call."""
     reaction: Reaction
 
 

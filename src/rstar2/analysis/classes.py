@@ -13,7 +13,7 @@ from itertools import groupby
 from rstar2.records import ANSWER_CLOSE, ANSWER_OPEN, StopReason, Turn, answer_blocks
 
 NUM_FIRST_TOKENS = 16
-"""So many tokens from the start of a turn count as the first after a tool response: a sentence, more or less."""
+"""The first tokens of a turn after a tool response, this many: a sentence, more or less."""
 
 
 class TokenClass(StrEnum):
@@ -110,7 +110,7 @@ def _classes_of_chars(text: str, raw_calls: Sequence[str]) -> list[TokenClass]:
 
 
 def _calls(text: str, raw_calls: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
-    """Of each call: where its block starts, its content starts and ends, its block ends."""
+    """For each call: where its block starts, its content starts and ends, its block ends."""
     num_seen, block_end = 0, 0
     while (block_start := text.find(_CALL_OPEN, block_end)) >= 0:
         start = block_start + len(_CALL_OPEN)

@@ -24,7 +24,7 @@ class Measure(StrEnum):
     """What the number is, in nats."""
 
     ENTROPY = "entropy"
-    """Of the distribution that the token was drawn from."""
+    """The entropy of the distribution that the token was drawn from."""
     SURPRISAL = "surprisal"
     """Minus the log-probability of the token that was drawn. Its mean is the entropy, a single value is not: it
     says that an unlikely token came, not that many were likely. Only for runs that recorded no entropies."""
@@ -130,5 +130,5 @@ def _read(turn: Turn, pieces: Sequence[str], values: Floats, is_high: Bools, fol
 
 
 def _same(first: str, second: str) -> bool:
-    """Up to spaces at the ends and bytes that are no text, which decoders treat in ways of their own."""
+    """Up to spaces at the ends and bytes that are no text, which decoders treat differently."""
     return first.replace("\ufffd", "").strip() == second.replace("\ufffd", "").strip()

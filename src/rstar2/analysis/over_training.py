@@ -38,7 +38,7 @@ class StepErrors:
 
 
 def is_right(trace: Trace) -> bool | None:
-    """By its reward; without one, by its verdict. None if nobody judged it."""
+    """By its reward; without one, by its verdict. None if it was not judged."""
     if trace.reward is not None:
         return trace.reward > 0
     if trace.verdict is None or trace.verdict is Verdict.UNDECIDED:

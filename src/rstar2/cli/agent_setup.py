@@ -37,7 +37,7 @@ class ReadyAgent:
     executor: "Executor"
     """Where its programs run: shared by all conversations."""
     make_tools: "Callable[[], list[Tool]]"
-    """For one conversation; whoever makes them closes them."""
+    """For one conversation; the caller closes them."""
 
     @asynccontextmanager
     async def tools(self) -> "AsyncIterator[list[Tool]]":
@@ -80,8 +80,9 @@ async def ready_agent(asked: Asked, progress: "Console") -> AsyncIterator[ReadyA
 
 @asynccontextmanager
 async def open_executor(recipe: "Recipe", *, at_once: bool = False) -> "AsyncIterator[Executor]":
-    """A service that cannot be reached is an error here and now. A sandbox of this machine starts in the background
-    if it is wanted `at_once`, and else with the first program; whoever runs one waits for it, or gets its error."""
+    """A service that cannot be reached is an error here and now. A sandbox of this machine starts in the background if
+    it is wanted `at_once`, and else with the first program. Each call of the executor waits for the start, or gets its
+    error."""
     from rstar2.rollout.setup import make_executor
     from rstar2.sandbox.local import LocalExecutor
 

@@ -58,7 +58,7 @@ def eval_command(
     ] = None,
     num_problems: Annotated[
         int | None,
-        _measure("--problems", metavar="N", min=1, help="At most so many problems of a benchmark, drawn by the seed."),
+        _measure("--problems", metavar="N", min=1, help="At most N problems of a benchmark, drawn by the seed."),
     ] = None,
     has_tools: Annotated[bool, _measure("--tools/--no-tools", help="Without tools: plain chain of thought.")] = True,
     entropies: Annotated[

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rstar2.sandbox import Executor
 
 PROMPT_SHARE = 8
-"""Of the cache, one part in so many is for the prompt of a conversation."""
+"""The prompt of a conversation gets one part in this many of the cache."""
 _judge = in_panel("Judge of Arena-Hard")
 
 

@@ -20,7 +20,7 @@ def minutes(seconds: float) -> str:
 
 @contextmanager
 def every_so_often(tick: Callable[[], None], period_s: float = LINE_PERIOD_S) -> Iterator[None]:
-    """Calls `tick` from a thread of its own while the block runs, however busy the block is."""
+    """Calls `tick` from a separate thread while the block runs, however busy the block is."""
     ended = threading.Event()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: cells wrap between words, and columns that have no room go below, never away."""
+"""Tables that fit the terminal: cells wrap, and columns that do not fit go below the row. Nothing is cut."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

@@ -6,8 +6,8 @@ from collections.abc import MutableMapping
 from rstar2.errors import UserError
 
 SPIN_COUNT = 1000
-"""A few microseconds. GNU's OpenMP spins for milliseconds where nobody says otherwise: two runs on the same cores then
-keep each other from running."""
+"""A few microseconds. GNU's OpenMP spins for milliseconds by default: two runs on the same cores then keep each other
+from running."""
 
 
 def bound_spinning(environment: MutableMapping[str, str] = os.environ) -> None:

@@ -1,8 +1,8 @@
-"""Data files of a hub repository, kept in the data home: at one commit, whole, and the same bytes ever after.
+"""Data files of a hub repository, kept in the data home: complete, at one commit, and never changed afterwards.
 
 Invariant: a repository's folder holds a lock file (`rstar2-lock.json`) that says the commit and the SHA-256 of every
 file it lists; it is written after the files are complete and checked. What differs from the lock is refused, whether it
-was changed here or by the hub. A transfer that was broken off goes on where it stopped.
+was changed here or by the hub. An interrupted transfer resumes where it stopped.
 """
 
 import json
@@ -203,7 +203,7 @@ def _transfer(repo: str, commit: str, file: HubFile, place: Path, scratch: Path,
     partial = scratch / f"{commit[:12]}-{file.path.replace('/', '--')}"
     scratch.mkdir(exist_ok=True)
     place.parent.mkdir(parents=True, exist_ok=True)
-    # Compressed on the way, a file has no offset to go on from.
+    # A compressed transfer has no offset to resume from.
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     try:
         with partial.open("ab") as stream, following_size(scratch, advance):

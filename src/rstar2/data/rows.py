@@ -1,4 +1,4 @@
-"""Rows of a data file, one after the other, each with the words that lead a person to it.
+"""Rows of a data file in order, each with a text that says where it is.
 
 JSON Lines, a JSON array, CSV (each of them plain or gzipped) and Parquet. A file that is not what its name says, and a
 line that is not a row, are user errors that name the file and the line. No line is skipped without one.
@@ -63,7 +63,7 @@ def _text_rows(path: Path, on_mistake: OnMistake) -> Iterator[Row]:
             else:
                 yield from _json_lines(path, file, on_mistake)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path} is not a whole gzip file ({error}): get it again") from error
+        raise UserError(f"{path} is not a complete gzip file ({error}): get it again") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{_undecodable(path)}: not UTF-8 text; convert the file") from error
     except OSError as error:

@@ -96,6 +96,6 @@ def _decided(answer: str, other: str) -> bool | None:
 
 
 def _in_order(answer: str, other: str) -> tuple[str, str]:
-    """The plainer one is the gold: a decimal may stand for a value, and a printed float for a shorter number."""
+    """The plainer one is the gold: a decimal may approximate a value, and a printed float a shorter number."""
     gold, answer = sorted((answer, other), key=lambda text: ("." in text, len(text), text))
     return answer, gold

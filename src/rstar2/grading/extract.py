@@ -12,7 +12,7 @@ from enum import StrEnum
 from rstar2.records import ANSWER_CLOSE, ANSWER_OPEN, answer_blocks
 
 MAX_SEARCHED_CHARS = 1 << 18
-"""Boxes are looked for in the last so many characters of a block or turn: about twice a response of 30K tokens, while
+"""Boxes are searched in the last this many characters of a block or turn: about twice a response of 30K tokens, while
 10 MB of braces cost 0.04 s instead of 1.4 s."""
 
 _BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)

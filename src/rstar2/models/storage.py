@@ -81,7 +81,7 @@ def _lock(path: Path) -> int | None:
 def staged(folder: Path) -> Iterator[Path]:
     """A scratch sibling of `folder`, removed at the end however it ends; call under `exclusive`.
 
-    What a killed process left behind is removed first: nobody else can be using it, as we hold the lock.
+    Files that a killed process left are removed first: the lock is held, so no other process can be using them.
     """
     prefix, suffix = f".{folder.name}.", ".partial"
     for leftover in folder.parent.glob(f"{prefix}*{suffix}"):

@@ -16,9 +16,9 @@ class Sharing(StrEnum):
     TURNS = "turns"
     """The engine sleeps while training: its weights and cache leave the device."""
     SIDE_BY_SIDE = "side by side"
-    """The engine keeps weights and cache of its own while training."""
+    """The engine keeps its own weights and cache while training."""
     APART = "apart"
-    """Trainer ranks and engines have devices of their own."""
+    """Trainer ranks and engines have separate devices."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ class RunDirectory:
         self._groups.append(group.step, group)
 
     def write_step_record(self, record: StepRecord) -> None:
-        """What the engines did, to the file of its own step."""
+        """Write what the engines did to the file of its step."""
         self._schedule.append(record.step, record)
 
     def sync(self) -> None:
@@ -209,7 +209,7 @@ def _is_barely_begun(path: Path) -> bool:
     folders = {folder for folder in layout.folders if folder.is_dir() and not any(folder.iterdir())}
     empty_files = {file for file in (layout.events, layout.metrics) if file.is_file() and not file.stat().st_size}
     unfinished = {entry for entry in entries if entry.name.startswith(".") and entry.suffix == ".tmp"}
-    # The events are there before the recipe: a recipe without them is somebody's own.
+    # The events are there before the recipe: a recipe without them is a user's file.
     return layout.events in empty_files and entries <= {*folders, *empty_files, *unfinished, layout.recipe}
 
 

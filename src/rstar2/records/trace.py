@@ -142,12 +142,12 @@ class Trace:
 
     @property
     def turn_texts(self) -> tuple[str, ...]:
-        """The model's own words alone, turn by turn: what answers are looked for in."""
+        """The model's own text alone, turn by turn. Graders look for the answer in it."""
         return tuple(turn.text for turn in self.turns)
 
     @property
     def response_text(self) -> str:
-        """The model's own words alone, one turn after the other."""
+        """The model's own text alone, all turns joined."""
         return "".join(self.turn_texts)
 
     @property

@@ -133,7 +133,7 @@ class StepRecorder:
         self._change_turns(engine, 1, now_s)
 
     def send(self, engine: str, num_new_tokens: int, prompt_of: str | None = None) -> None:
-        """A turn begins there, with so many tokens that no engine has seen: a tool's response, or the prompt of a
+        """A turn begins there, with `num_new_tokens` that no engine has seen: a tool's response, or the prompt of a
         problem, which counts once for all siblings."""
         account = self._engines.get(engine)
         if account is None or prompt_of in account.prompts:

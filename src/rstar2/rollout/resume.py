@@ -73,7 +73,7 @@ class RememberingRoller:
         return [finished[request.trace_id] for request in requests]
 
     def _recall(self, requests: Sequence[RolloutRequest], weights: str) -> list[Trace]:
-        """Of the requests, those that are known."""
+        """The recorded traces of the requests that have one."""
         found = []
         for request in requests:
             trace = self._traces.pop(request.trace_id, None)

@@ -60,7 +60,7 @@ def prepare_new(recipe: Recipe, folder: Path, check: Callable[[Recipe], None] = 
 
 
 def prepare_resumed(folder: Path, check: Callable[[Recipe], None] = check_solo) -> Prepared:
-    """What a run was started with stands in its own recipe.toml."""
+    """A run's own recipe.toml holds the recipe that it was started with."""
     view = RunView(folder)
     if view.info.verb != VERB:
         raise UserError(f"{folder} holds a run of `rstar2 {view.info.verb}`; `rstar2 train` cannot resume it")
@@ -121,7 +121,7 @@ def _model_folder(recipe: Recipe, conversations: Sequence[Conversation], run: Ru
     if recipe.model.tiny is None:
         return resolve(recipe.model.name)
     if not conversations:
-        raise UserError(f"{recipe.model.name} is built from nothing and learns its words from [sft]: give it data")
+        raise UserError(f"{recipe.model.name} is built from nothing and builds its vocabulary from [sft]: give it data")
     folder, tiny = tiny_folder(run.layout), recipe.model.tiny
     sizes = TinySizes(
         num_layers=tiny.num_layers,

@@ -1,4 +1,4 @@
-"""Where a training run stands: all that is not a tensor. A frozen value, stored as JSON beside the tensors."""
+"""The progress of a training run: all that is not a tensor. A frozen value, stored as JSON beside the tensors."""
 
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self

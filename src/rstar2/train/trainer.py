@@ -78,7 +78,7 @@ class Trainer:
         self._checkpoints = CheckpointFolder(run.checkpoints, recipe.train.num_checkpoints_kept)
         self._state = self._saved_state = TrainState()
         self._mark: Mark | None = None
-        """Of the state; None while the weights are between two states."""
+        """The mark of the current state; None while the weights are between two states."""
 
     async def train(self, checkpoint: Checkpoint | None = None, finished: Mapping[str, Trace] | None = None) -> None:
         """From the checkpoint, or from the start, to the end of the recipe. Rollouts that had finished after the
@@ -110,7 +110,7 @@ class Trainer:
         await self._evaluate_if_due()
 
     async def export(self, source: Path) -> Path:
-        """The trained model as a folder that `rstar2 solve --model` and everybody else can read."""
+        """The trained model as a Hugging Face folder, for `rstar2 solve --model` and other programs."""
         target = self._layout.path / "final"
         with agent_folder(target, source, self._chat, self._recipe.agent.tool) as unfinished:
             await self._learner.export(unfinished)
@@ -289,7 +289,7 @@ class Trainer:
             )
 
     async def _problems_of(self, stage: StageSection) -> tuple[Problem, ...]:
-        """Of the stage, without those that its difficulty filter drops."""
+        """The problems of the stage, without those that its difficulty filter drops."""
         problems = self._curriculum.stages[self._state.stage_index]
         if stage.difficulty_filter is None:
             return problems
@@ -395,8 +395,8 @@ class Trainer:
 
 
 async def uninterrupted(work: Coroutine[Any, Any, Result], on_interrupt: Callable[[], object] = lambda: None) -> Result:
-    """To its end, even if whoever waits for it is cancelled meanwhile: then `on_interrupt` is called, and the
-    cancellation is raised when the work is done."""
+    """Runs to its end, even if the caller is cancelled meanwhile: then `on_interrupt` is called, and the cancellation
+    is raised when the work is done."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -33,7 +33,7 @@ def assets() -> dict[str, Asset]:
 
 @cache
 def bundled_script() -> str:
-    """All modules in one script, each as a function of its own, after those that it imports."""
+    """All modules in one script, each as a separate function, after those that it imports."""
     parts: dict[str, str] = {}
 
     def add(name: str, above: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ from rstar2.errors import UserError
 
 
 def _byte_of_letter() -> dict[str, int]:
-    """The alphabet of byte-level vocabularies: printable Latin-1 stands for itself, the rest is moved up from 256."""
+    """The alphabet of byte-level vocabularies: printable Latin-1 is unchanged, the rest is mapped to 256 and above."""
     itself = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     moved = [byte for byte in range(256) if byte not in itself]
     return {chr(byte): byte for byte in itself} | {chr(256 + n): byte for n, byte in enumerate(moved)}
@@ -31,7 +31,7 @@ class Vocabulary:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Of a `tokenizer.json`, or of the folder that holds one."""
+        """Read a `tokenizer.json`, or the folder that holds one."""
         file = path / "tokenizer.json" if path.is_dir() else path
         try:
             document = json.loads(file.read_text(encoding="utf-8"))
@@ -45,8 +45,8 @@ class Vocabulary:
 
     @classmethod
     def of_run(cls, path: Path) -> Self | None:
-        """Of the tokenizer that the run brought along; None if there is none that can be shown, because a run can be
-        looked at without the text of single tokens."""
+        """The vocabulary of the run's own tokenizer. None if there is none that can be shown: the viewer also works
+        without the text of single tokens."""
         try:
             return cls.read(path / "tokenizer")
         except UserError:

@@ -34,8 +34,8 @@ _Item = Chunk | BaseException
 _MANY_SEQUENCES = 64
 _MIN_CHUNK_TOKENS = 32
 _CHUNKS_PER_STEP = 8
-"""With many running sequences each gets many tokens in one chunk, so that about so many chunks are handed over in each
-step: waking event loops costs more than the tokens."""
+"""With many running sequences each gets many tokens in one chunk, so that about this many chunks are handed over in
+each step: waking event loops costs more than the tokens."""
 _SWITCH_INTERVAL_S = 2e-4
 """Each call of the GPU's driver releases the interpreter lock, and gets it back from a busy event loop only after this:
 with Python's 5 ms, a run of steps would wait longer for the lock than for the GPU."""
@@ -223,7 +223,7 @@ class EmbeddedEngine:
                 self._wakeup.notify_all()
 
     def _await_pause(self) -> None:
-        """Returns also when nobody pauses any more, because the one who did was cancelled."""
+        """Returns also when the pause has ended because its caller was cancelled."""
         with self._wakeup:
             is_over = self._wakeup.wait_for(lambda: not (self._is_working and self._num_pauses), PAUSE_DEADLINE_S)
         if not is_over:
@@ -247,12 +247,13 @@ class EmbeddedEngine:
             self._load = self._measure_load()
 
     def warm_up(self, num_sequences: int) -> None:
-        """Records the GPU's decode steps for up to so many sequences now; nothing to do on a CPU."""
+        """Records the GPU's decode steps for up to `num_sequences` now; nothing to do on a CPU."""
         with self.paused():
             self._runner.warm_up(range(1, num_sequences + 1))
 
     def _release_workers(self) -> None:
-        """Of the thread that will not compute for now, so that the other thread has all cores."""
+        """Release the OpenMP workers of the thread that will not compute for now: the other thread then has all
+        cores."""
         if not self._runner.is_asynchronous:
             openmp.release_workers()
 

@@ -32,7 +32,7 @@ from rstar2.engine.embedded.options import EngineLimits
 from rstar2.engine.embedded.weights import LayerWeights, Weights
 
 _SHARE_ELEMENTS = 32768
-"""PyTorch gives a thread at least so many elements; fewer are not split."""
+"""PyTorch gives a thread at least this many elements; fewer are not split."""
 
 
 @dataclass(frozen=True, slots=True)

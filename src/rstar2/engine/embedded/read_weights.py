@@ -69,12 +69,12 @@ def _expected_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     if config["model_type"] == "qwen3":
         layer |= {f"self_attn.{name}_norm.weight": (head_dim,) for name in "qk"}
     embedding = (config["vocab_size"], hidden)
-    whole: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": embedding, "model.norm.weight": (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": embedding, "model.norm.weight": (hidden,)}
     if not config["tie_word_embeddings"]:
-        whole["lm_head.weight"] = embedding
+        shapes["lm_head.weight"] = embedding
     for index in range(config["num_hidden_layers"]):
-        whole |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
-    return whole
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    return shapes
 
 
 def _head_dim(config: dict[str, Any]) -> int:

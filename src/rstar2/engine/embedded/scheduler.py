@@ -53,7 +53,7 @@ class EngineSequence:
         return self.slot >= 0
 
     def num_tokens_after(self, num_steps: int) -> int:
-        """Tokens with keys and values after so many decode steps beyond those in flight, at most."""
+        """Tokens with keys and values after `num_steps` decode steps beyond those in flight, at most."""
         return min(len(self.token_ids) - 1 + self.num_steps_in_flight + num_steps, self.max_total_tokens - 1)
 
     @property

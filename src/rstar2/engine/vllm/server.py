@@ -55,7 +55,7 @@ class _Reader:
 
     def read(self, choice: Mapping[str, Any]) -> Chunk:
         if choice.get("finish_reason") == "error":
-            raise InfrastructureError("vLLM ended a request with an error of its own: its log says more")
+            raise InfrastructureError("vLLM ended a request with an internal error: its log says more")
         return self.tokens.read(choice)
 
 

@@ -45,7 +45,7 @@ class ServedWeights:
 
 
 def with_head(weights: ServedWeights) -> ServedWeights:
-    """Adds an output head of its own, for vLLM on a CPU: see `checkpoint`."""
+    """Adds a separate output head, for vLLM on a CPU: see `checkpoint`."""
     if HEAD in weights.shapes:
         return weights
     shapes: dict[str, tuple[int, ...]] = {}

@@ -43,7 +43,7 @@ class Cache:
         return prompt + num_own_tokens <= self.num_available
 
     def hold(self, rollout: str, problem: str, num_prompt_tokens: int, num_own_tokens: int) -> None:
-        """A rollout starts to run with so many own tokens, some of which may be cached here."""
+        """A rollout starts to run with `num_own_tokens`, some of which may be cached here."""
         self.num_kept -= self._kept.pop(rollout, 0)
         if rollout not in self._problem_of:
             self._problem_of[rollout] = problem
@@ -55,7 +55,7 @@ class Cache:
         self.grow(num_own_tokens)
 
     def grow(self, num_tokens: int) -> None:
-        """Running rollouts take so many more tokens; what was left behind is evicted."""
+        """Running rollouts take `num_tokens` more; tokens of ended turns are evicted."""
         self.num_held += num_tokens
         excess = self.num_used - self.num_tokens
         while excess > 0:

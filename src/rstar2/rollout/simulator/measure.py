@@ -29,9 +29,9 @@ class MeasurePlan:
     """The trials. Contexts that the cache cannot hold are left out."""
 
     max_num_seqs: int
-    """Of the engine: turns that it decodes at a time."""
+    """How many turns the engine decodes at a time."""
     max_num_batched_tokens: int
-    """Of the engine: prompt tokens that it computes between two decoding steps."""
+    """How many prompt tokens the engine computes between two decode steps."""
     max_context_tokens: int
     vocab_size: int
     num_decode_steps: int = 64
@@ -104,7 +104,7 @@ class _Trials:
         self._num_turns = 0
 
     async def decode(self, num_seqs: int, num_prompt_tokens: int) -> float:
-        """Seconds of one step, while so many sequences decode."""
+        """Seconds of one step, while this many sequences decode."""
         return statistics.median(
             [await self._decode(num_seqs, num_prompt_tokens) for _ in range(self.plan.num_repeats)]
         )

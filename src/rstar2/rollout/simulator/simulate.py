@@ -59,7 +59,7 @@ class SimulationResult:
     num_moves: int
     num_evictions: int
     idle_share: float
-    """Of all engines' time up to the makespan."""
+    """The idle share of all engines' time up to the makespan."""
     num_ended: int
     timelines: tuple[EngineTimeline, ...] = field(repr=False)
 

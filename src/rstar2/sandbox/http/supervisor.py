@@ -50,7 +50,7 @@ class _Server:
     started_at: float = field(default_factory=time.monotonic)
 
     def send(self, content: dict[str, object], fds: list[int] | None = None) -> None:
-        with contextlib.suppress(OSError):  # if it is gone, its end is noticed on its own
+        with contextlib.suppress(OSError):  # if it has exited, the supervisor notices that elsewhere
             socket.send_fds(self.channel, [json.dumps(content).encode()], fds or [])
 
 

@@ -73,8 +73,8 @@ class PoolExecutor:
         return await self.table.finish_leaving(node, deadline_s)
 
     def lose_node(self, name: str) -> None:
-        """It is gone now: its calls are rerun elsewhere. If it has a probe, it is taken back when it answers."""
-        self.table.lose(self._known(name), "it was reported as gone")
+        """Mark the node as lost and rerun its calls elsewhere. A node with a probe is used again when it answers."""
+        self.table.lose(self._known(name), "it was reported as lost")
 
     def nodes(self) -> Sequence[NodeInfo]:
         return [node.info() for node in self.table]
@@ -263,8 +263,8 @@ class PoolExecutor:
         _settle(call, fault)
 
     def _abandon(self, call: PoolCall) -> None:
-        """The caller has its answer, or is gone. A call that nobody waits for is cancelled: at once if it is alone,
-        else with the last of its group."""
+        """The caller has its answer, or has left. A call without a caller is cancelled: at once if it is alone, else
+        with the last of its group."""
         if call.future.done() and not call.future.cancelled():
             return
         call.future.cancel()

@@ -75,7 +75,8 @@ class WallClock:
 
 
 def tasks_below(pid: int, proc: Path = _PROC) -> list[Task]:
-    """Of all descendants of `pid` that can be read and are not stopped, as the parked states of a session are."""
+    """The tasks of all descendants of `pid` that can be read and are not stopped, as the parked states of a session
+    are."""
     found = []
     for child in _children(pid, proc):
         with suppress(OSError):  # it may end while we look
@@ -121,7 +122,7 @@ def _read(folder: Path) -> Task:
 
 
 def _stat(folder: Path) -> list[str]:
-    """Of a process or a task; its name, which may hold anything, is left out."""
+    """The fields of a process or a task, without its name, which may contain any character."""
     return (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
 
 

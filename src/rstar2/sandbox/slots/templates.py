@@ -112,7 +112,7 @@ class Template:
         self.is_alive = True
 
     def fork_slot(self, kind: int, uid: int, fds: list[int], on_answer: Callable[[int], None]) -> None:
-        """Ask for a slot. `on_answer` gets its process id, or minus an errno. OSError if the template is gone."""
+        """Ask for a slot. `on_answer` gets its process id, or minus an errno. OSError if the template has exited."""
         self._serial = (self._serial + 1) & 0xFFFFFFFF
         message = wire.SLOT_MESSAGE.pack(kind, uid, self._serial)
         rights = array.array("i", fds).tobytes()
@@ -136,7 +136,7 @@ class Template:
             on_answer(pid)
 
     def detach(self) -> None:
-        """Stop listening; the socket belongs to whoever gave it."""
+        """Stop listening; the caller that gave the socket closes it."""
         if self.is_alive:
             self.is_alive = False
             self._loop.remove_reader(self._control.fileno())

@@ -1,4 +1,4 @@
-"""The trained model as a Hugging Face folder; and what adapters learnt, as a small folder of its own."""
+"""The trained model as a Hugging Face folder; and trained adapters as a separate, small folder."""
 
 import shutil
 from collections.abc import Iterator

@@ -22,7 +22,7 @@ class Reference:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The policy is the reference, without dropout; whoever shares its tensors must be paused."""
+        """The policy is the reference, without dropout; engines that share its tensors must be paused."""
         modes = [(module, module.training) for module in self._policy.network.modules()]
         self._swap()
         self._policy.network.eval()

@@ -36,7 +36,7 @@ class Rollout:
     token_ids: tuple[int, ...]
     mask: tuple[bool, ...]
     engine_log_probs: tuple[float, ...]
-    """Of the sampled tokens alone, in order."""
+    """The log-probabilities of the sampled tokens alone, in order."""
     advantage: float
 
     @property
@@ -213,6 +213,6 @@ def _backward(
 
 
 def _log_probs(policy: Policy, part: _Part, settings: UpdateSettings) -> list[Tensor]:
-    """Of the sampled tokens of each micro-batch, without gradient."""
+    """The log-probabilities of the sampled tokens of each micro-batch, without gradient."""
     with torch.no_grad():
         return [policy.token_log_probs(batch.pack, temperature=settings.temperature)[0] for batch in part.micro_batches]

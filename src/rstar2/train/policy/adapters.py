@@ -35,7 +35,7 @@ def add_adapters(network: Any, recipe: Recipe) -> Any:
 
 
 def adapter_settings(recipe: Recipe) -> Any:
-    """The recipe's adapters in peft's words."""
+    """The recipe's adapters as a peft config."""
     from peft import LoraConfig
 
     lora = recipe.model.lora

@@ -39,7 +39,7 @@ class AdaptedLinear(torch.autograd.Function):
 
 
 class Adapters:
-    """Of projections that read the same input, and whose outputs lie side by side.
+    """Adapters of projections that read the same input, and whose outputs are adjacent.
 
     Suffixes: T tokens, I inputs, O outputs of one projection, R rank.
     """
@@ -47,7 +47,7 @@ class Adapters:
     def __init__(self, modules: Sequence[Any], weights: Sequence[Tensor]) -> None:
         self._modules = modules
         self._weights = weights
-        """Of each module, merged: written by `merge`."""
+        """The merged weight of each module, written by `merge`."""
         ends = torch.tensor([len(weight) for weight in weights]).cumsum(0).tolist()
         self._columns = [slice(end - len(weight), end) for end, weight in zip(ends, weights, strict=True)]
         self._downs = [module.lora_A[ADAPTER].weight for module in modules if is_adapted(module)]
@@ -72,7 +72,7 @@ class Adapters:
         self._merged_version = version
 
     def gradients(self, x_TI: Tensor, gradient_TO: Tensor) -> tuple[Tensor, ...]:
-        """Of `parameters`, in float32."""
+        """The gradients of `parameters`, in float32."""
         adapted = [
             (columns, module.scaling[ADAPTER])
             for columns, module in zip(self._columns, self._modules, strict=True)

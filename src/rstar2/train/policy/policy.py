@@ -40,7 +40,7 @@ class Policy:
     dtype: torch.dtype
     """What it computes with, and what engines get."""
     adapters: Any = None
-    """Their settings, where it has some, in peft's words."""
+    """The peft config of the adapters, if it has some."""
     shares_prefixes: bool = False
     """Whether sequences of a pack that begin alike have what they share computed once."""
     _forward: Forward = field(default=token_log_probs)
@@ -52,7 +52,7 @@ class Policy:
         return {name: parameter for name, parameter in self.network.named_parameters() if parameter.requires_grad}
 
     def token_log_probs(self, pack: Pack, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Of each target its log-probability, with gradient, and the entropy of its distribution, without."""
+        """For each target its log-probability, with gradient, and the entropy of its distribution, without."""
         return self._forward(self.network, pack, temperature=temperature)
 
     def publish(self) -> None:
@@ -79,7 +79,7 @@ def load_policy(folder: Path, recipe: Recipe) -> Policy:
 
 
 def make_policy(network: Any, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> Policy:
-    """Of a model that is loaded."""
+    """The policy of a loaded model."""
     if recipe.model.lora is not None:
         return _adapted_policy(network, recipe, device, dtype)
     if device.type == "cuda" and dtype is torch.bfloat16:

@@ -1,7 +1,7 @@
 """How busy the GPU was: the share of the time in which at least one kernel ran, as its driver counts it.
 
-The driver's library is asked directly, from a thread, ten times a second: a tool in a process of its own would cost
-more than what it measures. Where there is no NVIDIA driver there is nothing to say.
+The driver's library is asked directly, from a thread, ten times a second: a tool in a separate process would cost more
+than what it measures. Where there is no NVIDIA driver there is nothing to say.
 """
 
 import ctypes
