@@ -20,9 +20,9 @@ order. They train for `--steps` steps of its first stage. PLAN below says what i
 
 Each run is `rstar2 train` in a separate process with a deadline. One that fails is reported with the last lines that it
 printed, and leaves the others alone; the exit code is then 1. Runs go seed by seed, `--then` after all others: where
-time is short, complete seeds are missing. The JSON is written anew whenever a run ends, and a run that is in it already
-is not made again. Warm-ups that `--folder` holds are used again. `--from` shows such files again without a run, several
-of the same settings as one.
+time is short, complete seeds are missing. The JSON is rewritten whenever a run ends, and a run that is in it already is
+not made again. Warm-ups that `--folder` holds are used again. `--from` shows such files again without a run, several of
+the same settings as one.
 """
 
 import argparse

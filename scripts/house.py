@@ -281,7 +281,7 @@ def measure_step(folder: Path) -> dict[str, Any]:
         asyncio.run(run(watch))
     for target, chain in step.chains.items():
         if not chain:
-            sys.exit(f"the step {STEP} never came to {target}: mend the names at the top of this file")
+            sys.exit(f"the step {STEP} never came to {target}: correct the names at the top of this file")
     counted = {place for place in step.entered if not place.startswith(NOT_COUNTED)}
     return {
         "from_problem_to_gradient": {**_ways(step.on_the_way), "entered": sorted(step.on_the_way)},

@@ -55,7 +55,7 @@ async def test_answers_come_under_their_numbers_in_any_order() -> None:
     [
         (None, InfrastructureError, "it has disconnected"),
         ({"bad": True}, OSError, "the disk is full"),
-        ("silence", InfrastructureError, "not been heard of for 0.01 s"),
+        ("silence", InfrastructureError, "has sent nothing for 0.01 s"),
     ],
 )
 async def test_who_waits_hears_why_there_is_none(last: Any, error: type[Exception], message: str) -> None:

@@ -1,4 +1,4 @@
-"""The seam between the agent and what it may call: a schema for the model, an async call that returns a typed result.
+"""The interface of tools that the agent may call: a schema for the model, an async call that returns a typed result.
 
 A tool object serves one rollout, and may keep state for it; its maker closes it. The arguments of a call have been
 checked against the schema. What fails through no fault of the call is raised, as InfrastructureError or whatever it is:

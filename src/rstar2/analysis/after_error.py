@@ -1,6 +1,6 @@
 """What the model does after a failed tool call. Pure; from typed results, never from words in the model's text.
 
-An error is a turn of which at least one call failed by the model's own doing; the calls of one turn are written before
+An error is a turn of which at least one call failed through the model's fault; the calls of one turn are written before
 any of their results are seen, so they are one attempt. The reaction is read from the next turn that calls again.
 """
 

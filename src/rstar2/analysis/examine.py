@@ -59,7 +59,7 @@ class Response(StrEnum):
 
     SUCCESSFUL = "successful"
     FAILED = "failed"
-    """At least one of them failed by the model's own doing."""
+    """At least one of them failed through the model's fault."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -32,7 +32,7 @@ REACTION_LABELS = {
 }
 _REACTION_COLOURS = dict(zip(Reaction, "ebcdf", strict=True))
 _BAR_OPACITY = 0.45
-"""So that text is readable upon the colour."""
+"""The colour is light enough for text on it."""
 _RESPONSE_COLOURS = {Response.SUCCESSFUL: "a", Response.FAILED: "b"}
 
 

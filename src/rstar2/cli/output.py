@@ -32,7 +32,7 @@ _WRONG_PATH = frozenset(
         *(errno.EROFS, errno.EEXIST, errno.ENOTEMPTY),
     )
 )
-"""Failures of the system that another path, or other rights to it, would mend. All others are the machine's."""
+"""System errors that the user can fix by another path or other permissions. All others are the machine's."""
 
 
 def print_json(value: Any) -> None:

@@ -40,7 +40,7 @@ class Wait:
     num_ended: int = 0
 
     def step_ended(self) -> None:
-        """Rollouts that a later step has begun by now are still under way."""
+        """Rollouts that a later step has begun are still running."""
         self.num_begun = max(0, self.num_begun - self.num_ended)
         self.num_ended = 0
 
@@ -240,7 +240,7 @@ def render(progress: Progress) -> "RenderableType":
 
 
 class LiveView:
-    """Draws itself anew four times a second, from whatever `progress` says."""
+    """Redraws itself four times a second, from the values of `progress`."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

@@ -31,7 +31,7 @@ REPLACEMENT_S = 1800.0
 async def train_on_cluster(
     prepared: Prepared, observer: Observer, argv: Sequence[str] | None = None, silence_s: float = SILENCE_S
 ) -> None:
-    """To the end of the recipe, on the Ray that this process is connected to."""
+    """Train to the end of the recipe, on the Ray that this process is connected to."""
     num_losses, last_seen = 0, -1
 
     def open_workbench(recipe: Recipe, folder: Path, chat: ChatFormat) -> AbstractAsyncContextManager[Workbench]:

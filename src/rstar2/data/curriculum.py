@@ -63,7 +63,7 @@ def load_curriculum(recipe: Recipe) -> Curriculum:
     conversations = tuple(conversation for conversation in found if not _asks(conversation, held_out))
     with mistakes.noted():
         if found and not conversations:
-            raise UserError(f"sft.data: every one of its {len(found)} conversations asks what is evaluated on")
+            raise UserError(f"sft.data: every one of its {len(found)} conversations asks a question of a benchmark")
     mistakes.raise_any()
     return Curriculum(conversations, tuple(stages), benchmarks, num_held_out, len(found) - len(conversations))
 

@@ -256,7 +256,7 @@ def _read_lock(folder: Path) -> Lock | None:
         return None
     except OSError as error:
         raise UserError(
-            f"cannot read {folder / LOCK_NAME} ({error.strerror}): mend it, or set RSTAR2_HOME to another folder"
+            f"cannot read {folder / LOCK_NAME} ({error.strerror}): correct it, or set RSTAR2_HOME to another folder"
         ) from error
     except (ValueError, TypeError) as error:
         raise UserError(

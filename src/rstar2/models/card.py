@@ -72,7 +72,7 @@ def claimed_name(folder: Path) -> str | None:
         return None
     except OSError as error:
         raise UserError(
-            f"cannot read {folder / CARD_NAME} ({error.strerror}): mend it, or choose another folder"
+            f"cannot read {folder / CARD_NAME} ({error.strerror}): correct it, or choose another folder"
         ) from error
     name = document.get("name") if isinstance(document, dict) else None
     return name if isinstance(name, str) else None

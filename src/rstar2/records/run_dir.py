@@ -138,11 +138,11 @@ class RunDirectory:
         self._events.append(Event(time=self._clock(), kind=kind, message=message, data=dict(data or {})))
 
     def write_trace(self, trace: Trace) -> None:
-        """To the file of the trace's own step."""
+        """Write the trace to the file of its step."""
         self._traces.append(trace.step, trace)
 
     def write_group(self, group: Group) -> None:
-        """To the file of the group's own step."""
+        """Write the group to the file of its step."""
         self._groups.append(group.step, group)
 
     def write_step_record(self, record: StepRecord) -> None:

@@ -175,7 +175,7 @@ class Trace:
 
     @property
     def num_tool_errors(self) -> int:
-        """Calls that failed by the policy's own doing."""
+        """Calls that failed through the policy's fault."""
         return self.own_calls[1]
 
 

@@ -2,7 +2,7 @@
 
 Invariant: a group is complete or absent; the problems of a step come from the cursor in order, replacements for dropped
 groups included; a rollout lost to an infrastructure fault is sampled again, under a new id. Ids name the stage: a step
-that was sampled ahead of a stage's end is dropped and collected anew by the next stage.
+that was sampled ahead of a stage's end is dropped, and the next stage collects it again.
 """
 
 import asyncio

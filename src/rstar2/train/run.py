@@ -81,7 +81,7 @@ async def train(
     argv: Sequence[str] | None = None,
     open_workbench: OpenWorkbench = open_solo_workbench,
 ) -> None:
-    """To the end of the recipe. Whatever ends it early is in the run directory, which can be resumed."""
+    """Train to the end of the recipe. A run that ends early records why in its run directory, and can be resumed."""
     with _open_run(prepared, observer, argv) as run:
         recipe = prepared.recipe
         observer.waits_for("the model, the engine and the sandbox to start")
@@ -117,7 +117,7 @@ def _finished_rollouts(prepared: Prepared) -> dict[str, Trace]:
 
 
 def _model_folder(recipe: Recipe, conversations: Sequence[Conversation], run: RunDirectory) -> Path:
-    """A tiny model is built anew from the seed, so a run that was killed while it was built builds it again."""
+    """A tiny model is rebuilt from the seed, so a run that was killed during the build can resume."""
     if recipe.model.tiny is None:
         return resolve(recipe.model.name)
     if not conversations:

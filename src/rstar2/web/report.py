@@ -26,7 +26,7 @@ MAX_SAMPLE_BYTES = 4 << 20
 """Bytes of traces, as stored on disk: the file becomes a few megabytes, which browsers and mail accept."""
 MAX_ROW_PAGES = 16
 NUM_DIGITS = 4
-"""The significant digits of log-probabilities and entropies: enough for a reader."""
+"""The decimals of log-probabilities and entropies: enough for a reader."""
 
 
 def render_report(run: Path, *, tokenizer: Path | None = None) -> str:

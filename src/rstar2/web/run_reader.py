@@ -44,7 +44,7 @@ class RunReader:
 
     @property
     def num_bytes_read(self) -> int:
-        """So far, of all files; what the promise of bounded answers is measured by."""
+        """Bytes read so far from all files. Tests of the bounds on each answer read it."""
         return self.num_row_bytes_read + self._closed_bytes + sum(step.num_bytes_read for step in self._steps.values())
 
     def overview(self) -> dict[str, Any]:

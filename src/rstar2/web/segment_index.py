@@ -70,7 +70,7 @@ class SegmentIndex:
             if self._inode not in (None, status.st_ino) or status.st_size < self._line_start:
                 self._reset()
             if self.is_complete:
-                # The unfinished tail may have been cut off and written anew since.
+                # The unfinished tail may have been cut off and rewritten since.
                 self._scanned, self._head = self._line_start, b""
             self._inode, self.total_bytes = status.st_ino, status.st_size
             file.seek(self._scanned)

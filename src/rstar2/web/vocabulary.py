@@ -37,7 +37,7 @@ class Vocabulary:
             document = json.loads(file.read_text(encoding="utf-8"))
             vocabulary = _ids_by_token(document["model"]["vocab"])
             control = {int(token["id"]): str(token["content"]) for token in document.get("added_tokens", ())}
-            is_byte_level = _is_byte_level(document)
+            is_byte_level = '"ByteLevel"' in json.dumps([document.get("pre_tokenizer"), document.get("decoder")])
             texts = {number: _text(token, is_byte_level) for token, number in vocabulary.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{file} is not a tokenizer that can be shown: {error}") from error
@@ -61,10 +61,6 @@ def _ids_by_token(vocabulary: dict[str, int] | list[list[Any]]) -> dict[str, int
     if isinstance(vocabulary, dict):
         return vocabulary
     return {str(token): number for number, (token, _) in enumerate(vocabulary)}
-
-
-def _is_byte_level(document: dict[str, object]) -> bool:
-    return '"ByteLevel"' in json.dumps([document.get("pre_tokenizer"), document.get("decoder")])
 
 
 def _text(token: str, is_byte_level: bool) -> str:

@@ -67,7 +67,7 @@ class MultiTurnCallTask:
 
 
 def multi_turn_call_problems(rows: Iterable[Row], source: str) -> Iterator[Problem]:
-    """Rows of other categories are passed over. As with single turns, golds may be in separate rows."""
+    """Rows of other categories are skipped. As with single turns, golds may be in separate rows."""
     questions: list[tuple[str, str, Row]] = []
     golds: dict[str, Any] = {}
     for row in rows:

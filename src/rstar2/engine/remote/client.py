@@ -102,7 +102,7 @@ class Peer:
                 self._take(frame)
             reason = f"{self._name} has disconnected"
         except TimeoutError:
-            reason = f"{self._name} has not been heard of for {self._silence_s:g} s"
+            reason = f"{self._name} has sent nothing for {self._silence_s:g} s"
         except Exception as error:
             # Handling a frame may fail, on a full disk: the caller that awaits an answer must get that error.
             reason = f"a frame of {self._name} could not be handled: {error}"

@@ -55,7 +55,7 @@ class WorkloadShape:
     spread_between: float
     """Standard deviation of the logarithm of the length, between problems."""
     spread_within: float
-    """And between the rollouts of one problem."""
+    """The spread between the rollouts of one problem."""
     max_response_tokens: int
     mean_tool_s: float
     tool_spread: float = 1.0

@@ -99,7 +99,7 @@ class _Part:
     micro_batches: list["_MicroBatch"]
     """This rank's; an empty one is run through the model like any other, because the other ranks run theirs."""
     num_tokens: int
-    """To be learnt, of all ranks."""
+    """Tokens to learn from, over all ranks."""
 
     @classmethod
     def of(cls, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings, ranks: Ranks, policy: Policy) -> "_Part":
