@@ -72,7 +72,7 @@ class Contender:
         return Outcome(**self._answer())
 
     def close(self) -> None:
-        """With its children; what it was doing does not matter any more."""
+        """Kill it with its children, whatever it was doing."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -140,7 +140,7 @@ def python_for(name: str, options: argparse.Namespace) -> str:
 
 @contextmanager
 def model_folder(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
-    """Where the weights are, and the size of the vocabulary."""
+    """The folder of the weights, and the size of the vocabulary."""
     if options.model:
         yield options.model, json.loads((Path(options.model) / "config.json").read_text())["vocab_size"]
         return

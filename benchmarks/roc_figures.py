@@ -134,7 +134,7 @@ def seconds_to_levels(runs: Mapping[str, Learnt]) -> dict[str, float]:
 
 
 def moving_means(values: Sequence[float], width: int) -> list[float]:
-    """Those of fewer steps at the start included."""
+    """The moving means, with those of fewer steps at the start."""
     return [fmean(values[max(0, end - width) : end]) for end in range(1, len(values) + 1)]
 
 
@@ -149,7 +149,7 @@ def values_of(found: Found, measure: str) -> dict[str, dict[str, float]]:
 
 
 def compare_arms(found: Found, measure: str, contrasts: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Difference]:
-    """Those contrasts of which there are pairs enough."""
+    """The differences of the contrasts that have enough pairs."""
     values = values_of(found, measure)
     compared = {}
     for one, other in contrasts:

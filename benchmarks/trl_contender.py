@@ -80,7 +80,7 @@ class Outcome:
 
 
 def config_of(task: Any) -> dict[str, Any]:
-    """The settings of GRPOConfig. What is not the task itself is the fastest that was found."""
+    """The settings of GRPOConfig. Settings that are not part of the task are the fastest that were found."""
     on_gpu = task.device == "cuda"
     num_samples = task.prompts_per_step * task.group_size
     config: dict[str, Any] = {
@@ -211,7 +211,7 @@ class Bench:
 
 
 def tools_of(task: Any, bench: Bench) -> dict[str, Any]:
-    """As TRL takes them: a function, or, for a tool that remembers, an object for each rollout."""
+    """The tools as TRL takes them: a function, or an object for each rollout if the tool has state."""
     from rstar2.agent import JupyterTool, PythonTool
 
     async def execute_python_code_with_standard_io(code: str, input: str):  # type: ignore[no-untyped-def]

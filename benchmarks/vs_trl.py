@@ -335,7 +335,7 @@ def ratio(outcomes: dict[str, Outcome]) -> float | None:
 
 
 def differences(outcomes: dict[str, Outcome]) -> list[str]:
-    """Where a TRL did other work than rstar2."""
+    """Sentences on where TRL did other work than rstar2."""
     notes: list[str] = []
     ours = outcomes.get("rstar2")
     for name, theirs in outcomes.items():

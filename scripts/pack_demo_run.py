@@ -62,7 +62,7 @@ def files_of(view: RunView, groups_per_step: int) -> dict[str, bytes]:
 
 
 def refuse_paths(files: dict[str, bytes], run: Path) -> None:
-    """What was taken out by hand above is all that may name this machine; a recipe or an event that does must go."""
+    """Only the values removed above may name this machine. A recipe or an event that does is an error."""
     for name, content in files.items():
         for path in {str(run.resolve().parent), str(Path.home()), str(Path.cwd())}:
             if path.encode() in content:

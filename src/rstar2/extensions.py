@@ -121,7 +121,7 @@ ENGINES = Table(
         "scripted": ("rstar2.rollout.engines:open_scripted", "the replies of a file"),
     },
 )
-"""Only the first two can train."""
+"""The engines; only the first two can train."""
 POLICIES = Table(
     "scheduling policy",
     {

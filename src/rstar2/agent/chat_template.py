@@ -102,7 +102,7 @@ class ChatFormat:
     before_end: str
     """What the template writes between an assistant's text and its end of turn: mostly nothing."""
     before_user: str
-    """From an assistant's end of turn to the user's text."""
+    """The text from an assistant's end of turn to the user's text."""
     before_assistant: str
     """The text from the end of the user's message to where the assistant continues."""
     system_text: str

@@ -112,7 +112,7 @@ class Agent:
         return transcript.with_turn(answered if end is None else turn), end
 
     def _calls_of(self, turn: Turn, tools: Mapping[str, Tool]) -> tuple[ParsedCall, ...]:
-        """None of a turn that was cut off: a call that could not be finished is no malformed call."""
+        """The calls of the turn. A turn that was cut off has none: an unfinished call is not a malformed one."""
         if turn.stop_reason is not StopReason.END_OF_TURN:
             return ()
         text = turn.text.removesuffix(self.chat.end_of_turn)

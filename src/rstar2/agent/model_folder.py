@@ -17,9 +17,9 @@ from rstar2.errors import UserError
 
 FORMAT_FILE = "agent_format.json"
 TEMPLATE_FILE = "chat_template.jinja"
-"""Where `transformers` looks for it first."""
+"""The file in which `transformers` looks for a chat template first."""
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-"""Where it looked in earlier versions."""
+"""The file of the chat template in earlier versions of `transformers`."""
 GENERATION_FILE = "generation_config.json"
 
 

@@ -110,7 +110,7 @@ def code_of(call: ToolCall) -> str:
 
 
 def are_nearly_same(first: str, second: str) -> bool:
-    """By names, numbers and signs; spaces and line breaks do not count."""
+    """Compares names, numbers and signs; spaces and line breaks do not count."""
     old, new = (_CODE_TOKEN.findall(code)[:MAX_COMPARED_TOKENS] for code in (first, second))
     matcher = difflib.SequenceMatcher[str](None, old, new, autojunk=False)
     # The first two are cheap upper bounds of the third: most pairs are far apart.

@@ -79,7 +79,7 @@ def spread(steps: Sequence[int], max_steps: int) -> list[int]:
 
 
 MAX_TRACES = 64
-"""As many as the report looks at."""
+"""The number of traces that the report analyses."""
 MAX_CURVE_STEPS = 100
 
 

@@ -97,14 +97,14 @@ class TraceTokens:
 
 
 def response_of(turn: Turn) -> Response | None:
-    """None if no result came back to the model."""
+    """The response to the turn's calls; None if no result came back to the model."""
     if not turn.results:
         return None
     return Response.FAILED if any(result.status.is_tool_error for result in turn.results) else Response.SUCCESSFUL
 
 
 def examine(trace: Trace, token_texts: TokenTexts | None, measure: Measure = Measure.ENTROPY) -> TraceTokens | None:
-    """None if the trace has no token, or not the measure of each."""
+    """The tokens of a trace; None if it has no token, or lacks the measure of some."""
     values = trace_values(trace, measure)
     if values is None:
         return None

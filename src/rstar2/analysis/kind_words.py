@@ -16,7 +16,7 @@ class WordCount:
     count: int
     """How often it occurs with a token of the list's kind."""
     num_occurrences: int | None
-    """In all prose of the sample; not counted of phrases."""
+    """How often it occurs in all prose of the sample; None for phrases."""
     mean_value: float
     """Over the counted occurrences, of the highest value among such tokens of each."""
 

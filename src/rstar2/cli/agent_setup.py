@@ -1,4 +1,4 @@
-"""From a recipe to an agent that is ready to be asked. What was opened is closed."""
+"""From a recipe to an agent that is ready for questions. Everything that is opened is closed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a command line says: a recipe, and what no recipe can say."""
+    """A command line's request: a recipe, and values that no recipe has."""
 
     recipe: "Recipe"
     tools: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class ReadyAgent:
     agent: "Agent"
     model: "OpenedModel"
     executor: "Executor"
-    """Where its programs run: shared by all conversations."""
+    """Runs its programs; shared by all conversations."""
     make_tools: "Callable[[], list[Tool]]"
     """For one conversation; the caller closes them."""
 
@@ -102,7 +102,7 @@ async def open_executor(recipe: "Recipe", *, at_once: bool = False) -> "AsyncIte
 
 
 def _tool_names(asked: Asked, model: "OpenedModel") -> Sequence[str]:
-    """Those asked for, else the recipe's, else the one that the model was trained with."""
+    """The tools of the command line, else the recipe's, else the one that the model was trained with."""
     from rstar2.agent import read_format
 
     trained = None if model.folder is None else read_format(model.folder).tool

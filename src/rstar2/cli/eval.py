@@ -150,7 +150,7 @@ def _split(bench: str) -> list[str]:
 
 
 def _check(plan: "EvalPlan", asked: "Asked", judge: JudgeFlags) -> None:
-    """What can be found out before a run folder is made."""
+    """Checks that need no run folder."""
     if asked.tools and not plan.settings.has_tools:
         raise UserError("--tool and --no-tools exclude each other: give one of them")
     judges = make_judges(plan, judge, executor=None)

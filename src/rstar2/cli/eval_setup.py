@@ -73,7 +73,7 @@ def keep_tokenizer(model: "OpenedModel", target: Path) -> None:
 
 
 def load_benchmarks(plan: "EvalPlan", recipe: "Recipe") -> "list[Benchmark]":
-    """Those of the plan. A set of the recipe's own [data] goes by its name there."""
+    """The benchmarks of the plan. A set of the recipe's [data] is named as there."""
     from rstar2.data import load_problems
 
     own = {name: load_problems(name, recipe.data[name], recipe.seed) for name in plan.benchmarks if name in recipe.data}

@@ -25,7 +25,7 @@ def check_threads(num_threads: int | None) -> None:
 
 
 def use_threads(num_threads: int | None) -> None:
-    """As many threads as asked for, or as there are cores for this process. Loads torch."""
+    """Use `num_threads`, or as many as this process has cores. Loads torch."""
     import torch
 
     from rstar2.sandbox.local import usable_cores

@@ -125,7 +125,7 @@ def resources() -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Where an actor runs: what is needed to kill one that hangs."""
+    """The process of an actor, so that one that hangs can be killed."""
 
     machine: str
     pid: int
@@ -146,7 +146,7 @@ def kill(actor: Any, process: Process | None = None) -> None:
 
 @ray.remote
 def _end_process(pid: int) -> None:
-    """Only if it is still an actor of Ray: its pid may have been reused."""
+    """Kill the process if it is still an actor of Ray: its pid may have been reused."""
     with suppress(OSError):
         if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
             os.kill(pid, signal.SIGKILL)

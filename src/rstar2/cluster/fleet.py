@@ -31,7 +31,7 @@ TURN_S = 600.0
 """Timeout for an engine to sleep or to wake."""
 REPLACE_PAUSE_S = 1.0
 MAX_FAILED_STARTS = 5
-"""In a row, of one place: a machine on which no engine starts is given up."""
+"""After this many failed starts in a row, a place of the placement group stays empty."""
 
 
 class EngineFleet:

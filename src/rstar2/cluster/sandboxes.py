@@ -73,7 +73,7 @@ class SandboxCluster:
 
     @property
     def actors(self) -> dict[str, Any]:
-        """By machine id."""
+        """The actors by machine id."""
         return dict(self._actors)
 
     async def start(self) -> None:

@@ -1,8 +1,8 @@
 """Combinations of fields that cannot work, each with a message of one sentence.
 
-Pure: a recipe whose fields are all valid one by one goes in, what is impossible about it comes out, all of it. Each
-finding names the fields that it was concluded from, so that a reader of a faulty file can leave out conclusions from
-values that are themselves in doubt.
+Pure: takes a recipe whose single fields are valid, and yields everything that is impossible about it. Each finding
+names the fields that it was concluded from, so that a reader of a faulty file can leave out conclusions from values
+that are themselves in doubt.
 """
 
 import difflib

@@ -30,7 +30,7 @@ class Place:
     path: Path
     field: FieldInfo | None
     type: Any
-    """None if the path leads nowhere."""
+    """The type of the field; None if there is no such field."""
 
 
 def place_of(path: Path) -> Place:

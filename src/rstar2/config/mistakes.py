@@ -1,7 +1,7 @@
 """Everything that is wrong with a parsed recipe, in sentences.
 
 A faulty value is reported and replaced by its default or example, and checking continues, so that one mistake does not
-hide the next. What would only follow from a replaced value is not reported.
+hide the next. Mistakes that only follow from a replaced value are not reported.
 """
 
 import copy

@@ -17,7 +17,7 @@ PAUSES_S = (1.0, 5.0, 30.0)
 
 
 class EngineAwayError(Exception):
-    """Not an InfrastructureError, which would end only the rollout that met it."""
+    """The engine does not answer. Not an InfrastructureError, which would end only one rollout."""
 
 
 @dataclass(slots=True)

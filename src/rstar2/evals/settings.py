@@ -26,7 +26,7 @@ class EvalSettings:
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
-        """As a recipe evaluates while it trains."""
+        """The settings with which a recipe evaluates during training."""
         return pick(cls, recipe.eval, recipe.agent, recipe.rollout, has_tools=True, entropies=False)
 
     def __post_init__(self) -> None:

@@ -90,7 +90,7 @@ async def _pooled(counts: Counter[str], same: Same | None) -> list[int] | None:
 
 
 def _decided(answer: str, other: str) -> bool | None:
-    """None if only computer algebra can decide."""
+    """Whether the answers are equal; None if only computer algebra can decide."""
     decided = decide(*_in_order(answer, other))
     return decided.verdict is Verdict.RIGHT if isinstance(decided, Grade) else None
 

@@ -20,10 +20,10 @@ _PLAIN, _BOX = 0, 1
 
 
 class AnswerPlace(StrEnum):
-    """Where the box is looked for."""
+    """The place in which the box is searched."""
 
     ANSWER_BLOCK = "answer_block"
-    """In the last `<answer>` block: what an agent is asked for."""
+    """The last `<answer>` block, which an agent is asked to write."""
     ANYWHERE = "anywhere"
     """Anywhere in the text: for models that were not trained on answer blocks."""
 

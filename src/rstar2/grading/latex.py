@@ -112,7 +112,7 @@ def with_both_signs(tidied: str) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """At the commas outside brackets."""
+    """Split at the commas outside brackets."""
     pieces, start, depth = list[str](), 0, 0
     for token in _NESTING.finditer(text):
         if token[0] == "," and depth == 0:

@@ -15,7 +15,7 @@ CARD_SCHEMA_VERSION = 1
 
 
 class Source(StrEnum):
-    """Where a model was taken from."""
+    """The source of a model."""
 
     HUB = "hub"
     """The Hugging Face hub, at the catalog's commit."""
@@ -42,7 +42,7 @@ class ModelCard:
     pin: str
     licence: str
     quantization: str | None
-    """None where the weights are the original ones."""
+    """The quantization of the source; None if the weights are the original ones."""
     verification: Verification
     fetched_at: str
     """UTC, ISO 8601."""

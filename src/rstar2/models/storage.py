@@ -94,7 +94,7 @@ def staged(folder: Path) -> Iterator[Path]:
 
 
 def put_in_place(finished: Path, folder: Path, scratch: Path) -> None:
-    """Renames `finished` to `folder`. What was there goes to `scratch`, and comes back if the rename fails."""
+    """Renames `finished` to `folder`. The old content moves to `scratch`, and is restored if the rename fails."""
     replaced = scratch / "replaced"
     if folder.exists():
         folder.rename(replaced)

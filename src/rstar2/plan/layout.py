@@ -32,7 +32,7 @@ class Layout:
     """Ranks that together hold one copy of the model."""
     sharing: Sharing
     is_sharded: bool
-    """By FSDP2; in one process there is nothing to shard."""
+    """Whether FSDP2 shards the model; with one process it does not."""
     is_offloaded: bool = False
     runs_ahead: bool = False
     """Whether a step is generated while an earlier one is trained on (off-policy)."""

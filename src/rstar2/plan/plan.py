@@ -95,7 +95,7 @@ class RecipePlan:
     run_time: RunTime | None
     """None if the cache cannot hold a single rollout of full length: there is nothing to simulate."""
     week: WeekComparison | None
-    """Only for the report's own run."""
+    """The comparison with the report, only for the report's own run."""
     problems: tuple[str, ...]
 
     @property

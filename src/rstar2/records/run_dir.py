@@ -101,7 +101,7 @@ class RunDirectory:
         clock: Callable[[], float] = time.time,
         before_writing: Callable[[], None] = lambda: None,
     ) -> Self:
-        """Continue a run, however it ended. What a kill left unfinished is cut off and reported.
+        """Continue a run, however it ended. Records that a kill left unfinished are cut off and reported.
         `before_writing` is called when the run is ours alone and before its records are opened."""
         info = RunView(path).info
         if info.verb != verb:

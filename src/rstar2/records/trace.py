@@ -82,7 +82,7 @@ class Turn:
 
 
 GOLD_KEY = "gold"
-"""In a trace's metadata: the answer that its problem wants, for people who read the trace."""
+"""The key of the gold answer in a trace's metadata, for people who read the trace."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ REFRESH_EVERY = 32
 """Endings between two updates of the estimates; or a 64th of all endings so far, if that is more."""
 NEWTON_STEPS = 3
 MOST_UPDATES = 8
-"""In one call: by then Newton's method has converged."""
+"""The most updates in one call: by then Newton's method has converged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Rolls(Protocol):
 
 
 class RollsInSteps(Rolls, Protocol):
-    """As training needs it."""
+    """The interface that training needs."""
 
     @property
     def is_here(self) -> bool:

@@ -68,7 +68,7 @@ class EngineReported:
 
 @dataclass(frozen=True, slots=True)
 class RolloutsSubmitted:
-    """In the preferred order of their starts, the siblings of a problem adjacent."""
+    """New rollouts in the preferred order of their starts; siblings of a problem are adjacent."""
 
     at_s: float
     rollouts: tuple[RolloutSpec, ...]

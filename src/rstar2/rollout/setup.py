@@ -38,7 +38,7 @@ PROBE_DEADLINE_S = 120.0
 
 @asynccontextmanager
 async def open_roller(recipe: Recipe, chat: ChatFormat, engine: Engine) -> AsyncIterator[Roller]:
-    """On a single engine of this process's own."""
+    """A roller on a single engine of this process."""
     async with _open_executor(recipe) as executor:
         yield _roller_on(engine, recipe, executor, chat)
 

@@ -77,7 +77,7 @@ class StepBatch:
 
 class Collector:
     """An async iterator over the steps of a stage, which samples ahead as far as `max_staleness` allows. Used as a
-    context: what was sampled too far ahead is cancelled at its end.
+    context: rollouts sampled too far ahead are cancelled at its end.
 
     Invariant: step s is sampled only after steps up to s - 1 - `max_staleness` were learnt from, and steps are sampled
     in sequence, so their problems are those of an on-policy run.

@@ -111,7 +111,7 @@ def _open_run(prepared: Prepared, observer: Observer, argv: Sequence[str] | None
 
 
 def _finished_rollouts(prepared: Prepared) -> dict[str, Trace]:
-    """What had been rolled out when the run was stopped, after its last checkpoint."""
+    """The rollouts that had finished after the last checkpoint when the run was stopped."""
     step = prepared.checkpoint.state.step if prepared.checkpoint else 0
     return superseded_traces(RunLayout(prepared.folder), step)
 
@@ -138,7 +138,7 @@ def _model_folder(recipe: Recipe, conversations: Sequence[Conversation], run: Ru
 
 
 def tiny_folder(layout: RunLayout) -> Path:
-    """Where a run has the tiny model that it started from."""
+    """The folder of the tiny model that a run started from."""
     return layout.path / "model"
 
 

@@ -18,7 +18,7 @@ class TrainState:
     stage_step: int = 0
     """Training steps of the stage that are done."""
     steps_since_reset: int = 0
-    """Since the optimizer was fresh: the warm-up of the learning rate counts from there."""
+    """Steps since the optimizer was reset: the warm-up of the learning rate counts from there."""
     step: int = 0
     """Training steps of all stages that are done."""
     cursor: Cursor = field(default_factory=Cursor)

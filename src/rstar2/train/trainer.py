@@ -52,7 +52,7 @@ INTERRUPT_S = 10.0
 of another policy. Slurm and Kubernetes grant 30 s in all."""
 SFT_STEPS_PER_REPORT = 10
 SFT_CHECKPOINT_PERIOD_S = 120.0
-"""Steps of the warm-up are short, so what a kill may cost is bounded in time and not in steps."""
+"""Steps of the warm-up are short, so the loss by a kill is bounded in time and not in steps."""
 
 Result = TypeVar("Result")
 
@@ -208,7 +208,7 @@ class Trainer:
     async def _learn_step(
         self, batch: StepBatch, stage: StageSection, collector: Collector, started_s: float
     ) -> dict[str, float]:
-        """From one batch to the next state: all of it, or nothing."""
+        """Go from one batch to the next state: all of it, or nothing."""
         num_older = self._recipe.train.max_staleness
         older_weights = (*self._state.older_weights, self._bench.weights)[-num_older:] if num_older else ()
         self._mark = None

@@ -60,7 +60,7 @@ class Workbench(Protocol):
 
 
 OpenWorkbench = Callable[[Recipe, Path, ChatFormat], AbstractAsyncContextManager[Workbench]]
-"""From a recipe, the folder of its model and its chat format."""
+"""Opens a workbench from a recipe, the folder of its model and its chat format."""
 
 
 class SoloWorkbench:

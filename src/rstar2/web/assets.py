@@ -22,7 +22,7 @@ class Asset:
 
 @cache
 def assets() -> dict[str, Asset]:
-    """By name. A name that is not here does not exist: no path is ever built from a request."""
+    """All assets by name. Other names do not exist: no path is ever built from a request."""
     folder = resources.files("rstar2.web") / "static"
     return {
         file.name: Asset(file.read_bytes(), CONTENT_TYPES[file.name.rpartition(".")[2]])

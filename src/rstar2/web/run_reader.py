@@ -153,7 +153,7 @@ class RunReader:
             return {**tool_call_statistics(rows), "is_end": is_end, **_progress(reader)}
 
     def schedule(self, step: int) -> dict[str, Any]:
-        """As the step was run last."""
+        """The schedule of the step's last run."""
         records = list(self.view.step_records(step))
         if not records:
             raise UserError(f"{self.view.path.name} has no complete record of the engines of step {step} yet")
@@ -217,7 +217,7 @@ def open_runs(paths: Sequence[Path], tokenizer: Path | None = None) -> list[RunR
 
 
 def _traces_without_group(reader: StepReader) -> dict[str, list[str]]:
-    """By problem, the ids of its traces that are in no group."""
+    """The ids of the traces that are in no group, by problem."""
     traces: dict[str, list[str]] = {}
     for entry in reader.index.entries:
         if entry.id not in reader.table.place_of:

@@ -47,7 +47,7 @@ class SegmentIndex:
     def _reset(self) -> None:
         self.entries: list[Entry] = []
         self.number_of: dict[str, int] = {}
-        """By trace id; of several with one id, the last."""
+        """The line of each trace id; the last one if several lines have the same id."""
         self.total_bytes = 0
         self._inode: int | None = None
         self._scanned = 0

@@ -107,7 +107,7 @@ class StepReader:
         return self._questions[problem_id]
 
     def traces_of(self, trace_ids: Iterable[str]) -> tuple[list[tuple[int, Trace]], bool]:
-        """Those that were found, with their offsets, and whether looking further could find more."""
+        """The traces that were found, with their offsets, and whether a further search could find more."""
         wanted = list(trace_ids)
         self.find_lines()
         numbers = [self.index.number_of[trace_id] for trace_id in wanted if trace_id in self.index.number_of]

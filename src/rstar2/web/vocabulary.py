@@ -24,7 +24,7 @@ _BYTES = _byte_of_letter()
 
 
 class Vocabulary:
-    """From ids to texts; an id that the vocabulary does not have is shown by its number."""
+    """Maps ids to texts. An unknown id is shown as its number."""
 
     def __init__(self, texts: dict[int, str]) -> None:
         self._texts = texts

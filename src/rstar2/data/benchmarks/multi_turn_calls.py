@@ -34,7 +34,7 @@ class MultiTurnCallTask:
     services: tuple[str, ...]
     initial_config: dict[str, Any]
     missed_functions: dict[int, tuple[str, ...]]
-    """By the turn in which they come to light."""
+    """The functions that are withheld at first, by the turn in which they are offered."""
     ground_truth: tuple[tuple[str, ...], ...]
 
     @property

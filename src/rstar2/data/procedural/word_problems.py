@@ -32,7 +32,7 @@ class Step:
 
 
 Next = Callable[[random.Random, int], Step | None]
-"""From how much there is to the next step; None where it would not come out even."""
+"""Makes the next step from the current amount; None if the result would not be an integer."""
 
 
 def make_word_problem(rng: random.Random, num_steps: int) -> tuple[str, int]:

@@ -100,7 +100,7 @@ class EmbeddedEngine:
         self._seeds = random.Random(options.seed)
         self._turns: dict[EngineSequence, _Turn] = {}
         self._kept: dict[str, list[int]] = {}
-        """By session: the cached content that is evicted last, because the session may continue."""
+        """The cached content of each session that is evicted last, because the session may continue."""
         self._in_flight: _Run | None = None
         self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[_Turn, _Item]]] = defaultdict(list)
         self._num_generated_tokens = 0
@@ -123,7 +123,7 @@ class EmbeddedEngine:
 
     @classmethod
     def from_folder(cls, folder: Path, options: EmbeddedOptions | None = None, *, device: str = "auto") -> Self:
-        """On a Hugging Face model folder: float32 on a CPU, bfloat16 on a GPU."""
+        """An engine on a Hugging Face model folder: float32 on a CPU, bfloat16 on a GPU."""
         chosen = choose_device(device)
         dtype = torch.bfloat16 if chosen.type == "cuda" else torch.float32
         return cls.on_model(load_model(folder, chosen, dtype), options)

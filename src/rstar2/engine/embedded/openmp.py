@@ -24,7 +24,7 @@ def release_workers() -> None:
 
 @cache
 def _libraries() -> tuple[ctypes.CDLL, ...]:
-    """As loaded into this process: PyTorch brings its own."""
+    """The OpenMP libraries that this process has loaded: PyTorch brings its own."""
     if sys.platform != "linux":
         return ()
     lines = Path("/proc/self/maps").read_text().splitlines()

@@ -21,7 +21,7 @@ _UNUSUAL = ("quantization_config", "rope_scaling", "partial_rotary_factor", "att
 
 
 def read_weights(folder: Path, device: torch.device, dtype: torch.dtype) -> Weights | None:
-    """None if the folder is not plain."""
+    """The weights; None if the folder is not plain."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         theta = _rope_theta(config)
@@ -37,7 +37,7 @@ def read_weights(folder: Path, device: torch.device, dtype: torch.dtype) -> Weig
 
 
 def _rope_theta(config: dict[str, Any]) -> float | None:
-    """None if anything about the model is not plain."""
+    """The base of the rotary embedding; None if anything about the model is not plain."""
     rope = dict(config.get("rope_parameters") or {})
     theta = rope.pop("rope_theta", config.get("rope_theta"))
     has_plain_rope = rope.pop("rope_type", "default") == "default" and not rope and theta is not None

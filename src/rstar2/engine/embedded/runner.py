@@ -53,7 +53,7 @@ class DecodeHandle:
     num_rows: int
     output_3AB: Tensor
     event: Any
-    """None where the steps ran synchronously."""
+    """The event at the end of the steps; None if they ran synchronously."""
 
     def wait(self) -> Sampled:
         if self.event is not None:

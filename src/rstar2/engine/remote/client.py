@@ -45,7 +45,7 @@ class Peer:
 
     @property
     def is_alive(self) -> bool:
-        """As far as this end knows."""
+        """Whether the other end is alive, as far as this end knows."""
         return self._end is None
 
     async def lost(self) -> InfrastructureError:
@@ -143,7 +143,7 @@ class RemoteEngine(Peer):
                 self._tell("leave", {}, number)
 
     def load(self) -> EngineLoad:
-        """As of the host's last frame, some hundredths of a second ago."""
+        """The load in the host's last frame, some hundredths of a second ago."""
         self._check_alive()
         return self._load
 

@@ -1,9 +1,9 @@
 """Weights as a folder that vLLM can reload, always with a separate output head.
 
-Invariant: what is written here has `lm_head.weight`. A model whose head is tied to its embedding has no such tensor in
-its checkpoint, and vLLM on a CPU then keeps the head that it packed when it started: a part of the model stays old,
-silently. A model that was started untied takes the head from every checkpoint, and one that was started
-tied skips it, so an untied checkpoint is right for both.
+Invariant: every folder written here has `lm_head.weight`. A model whose head is tied to its embedding has no such
+tensor in its checkpoint, and vLLM on a CPU then keeps the head that it packed when it started: a part of the model
+stays old, silently. A model that was started untied takes the head from every checkpoint, and one that was started tied
+skips it, so an untied checkpoint is right for both.
 
     python -m rstar2.engine.vllm.checkpoint FOLDER TARGET      # what `vllm serve TARGET` needs on a CPU
 """

@@ -120,7 +120,7 @@ class VllmInProcessEngine(VllmEngine):
         llm = self._in_process.llm
         with _classified_faults():
             if hasattr(llm, "shutdown_weight_transfer_engine"):
-                # What it holds of an earlier connection would stay in the GPU's memory. vLLM 0.25 cannot release it.
+                # Buffers of an earlier connection would stay in the GPU's memory. vLLM 0.25 cannot release them.
                 await llm.shutdown_weight_transfer_engine()
             await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info))
 
@@ -278,7 +278,7 @@ def _engine_arguments(options: VllmOptions, *, is_cpu: bool) -> dict[str, Any]:
 
 
 def _plain(update_info: dict[str, Any]) -> dict[str, Any]:
-    """As vLLM can pass it to its workers: memory handles as text."""
+    """The same in a form that vLLM can pass to its workers: memory handles as text."""
     handles = update_info.get("ipc_handles")
     if handles is None:
         return update_info

@@ -106,7 +106,7 @@ class VllmServerEngine(VllmEngine):
         return cls(completions, control, load, max_context_tokens, scratch)
 
     def load(self) -> EngineLoad:
-        """As of at most `PERIOD_S` ago, as long as the server answers."""
+        """The load at most `PERIOD_S` ago, as long as the server answers."""
         if self._lost is not None:
             raise self._lost
         return self._load

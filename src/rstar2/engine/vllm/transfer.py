@@ -34,7 +34,7 @@ class ServedWeights:
     """All weights of an engine, under the names of the checkpoint, without holding any of them."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """In the order of `tensors`."""
+    """The shapes, in the order of `tensors`."""
     dtype: torch.dtype
     tensors: Callable[[], Iterator[tuple[str, Tensor]]]
     """Yields full tensors, one at a time, on every rank."""

@@ -84,7 +84,7 @@ class RollerFarm:
         return [finished[request.trace_id] for request in requests]
 
     def _alive(self) -> "list[Worker]":
-        """At least one; without any, nothing can be rolled out any more."""
+        """The workers that are alive; InfrastructureError if there is none."""
         alive = [worker for worker in self._workers if worker.is_alive]
         if not alive:
             raise InfrastructureError(f"all {len(self._workers)} rollout processes have disconnected")

@@ -62,7 +62,7 @@ class _Desk:
         self._owner = owner
         self._roller = roller
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        """By the number of what was asked."""
+        """The running tasks by the number of their frame."""
 
     async def serve(self) -> None:
         heartbeat = asyncio.create_task(self._say_that_it_is_there())

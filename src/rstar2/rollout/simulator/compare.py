@@ -15,7 +15,7 @@ class PolicyComparison:
     workload: str
     lower_bound_s: float
     results: dict[str, SimulationResult]
-    """By policy."""
+    """The result of each policy."""
 
     def as_json(self) -> dict[str, object]:
         return {

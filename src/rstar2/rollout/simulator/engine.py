@@ -36,7 +36,7 @@ class EngineTimeline:
 
 
 BLOCK_SIZE = 16
-"""Only for reported loads; the simulation counts tokens."""
+"""Used only for reported loads; the simulation counts tokens."""
 
 
 @dataclass(slots=True)

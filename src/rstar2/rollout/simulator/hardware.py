@@ -70,7 +70,7 @@ class EngineModel:
     cached_token_s: float
     """Reading one token of a running rollout's cache."""
     attention_pair_s: float
-    """In a prefill: one token attends to one other."""
+    """The time in which one token attends to one other, in a prefill."""
     overhead_s: float = 0.001
     """Launching and scheduling, every step."""
     sampled_token_s: float = 0.0

@@ -1,9 +1,9 @@
 """How fast a real engine is, measured through its public interface: for any `Engine`, the embedded one or a server's.
 
-Decoding: the time of a step at several numbers of sequences n and context tokens c is fitted as
-`base + n * sequence_s + c * cached_token_s`. Prefill: the time of several prompts at once at several lengths is fitted
-as `fixed + tokens * token_s + pairs * attention_pair_s`. What is measured is what a client sees, so it
-includes the engine's own scheduling and the transport of tokens.
+Decoding: the time of a step at several numbers of sequences n and context tokens c is fitted as `base + n * sequence_s
++ c * cached_token_s`. Prefill: the time of several prompts at once at several lengths is fitted as `fixed + tokens *
+token_s + pairs * attention_pair_s`. The measurement is from a client's view, so it includes the engine's own scheduling
+and the transport of tokens.
 """
 
 import asyncio
@@ -119,7 +119,7 @@ class _Trials:
         return statistics.median(times_s)
 
     async def _decode(self, num_seqs: int, num_prompt_tokens: int) -> float:
-        """From the moment when every sequence has a token to the last token of all."""
+        """The time from the moment when every sequence has a token to the last token of all."""
         begin_s, num_begun, num_tokens, num_tokens_at_begin = 0.0, 0, 0, 0
 
         def see(num_new: int, is_first: bool) -> None:

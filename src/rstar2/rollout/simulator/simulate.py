@@ -55,7 +55,7 @@ class SimulationResult:
     generated_tokens: int
     recomputed_tokens: int
     preemptions: int
-    """By the engines, and turns that the policy cancelled."""
+    """Preemptions by the engines, and turns that the policy cancelled."""
     num_moves: int
     num_evictions: int
     idle_share: float

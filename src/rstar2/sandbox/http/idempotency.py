@@ -1,8 +1,8 @@
 """Once per key: while it runs and for a while after, the same key with the same body gives the one result.
 
 Invariants: an execution starts at most once per key that is remembered; one whose callers have all left is cancelled
-(unless it changes state that outlives it); what failed by our fault is forgotten, so that asking again tries again;
-memory is bounded by entries and by bytes, oldest result out first.
+(unless it changes state that outlives it); infrastructure failures are forgotten, so that a repeated request is tried
+again; memory is bounded by entries and by bytes, oldest result out first.
 """
 
 import asyncio

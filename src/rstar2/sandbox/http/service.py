@@ -114,7 +114,7 @@ class Service:
         self._executor_load = load
 
     def load(self) -> Load:
-        """As the executor reports it; without a report, everything in flight counts as queued."""
+        """The load that the executor reports. Without a report, all requests in flight count as queued."""
         return self._executor_load() if self._executor_load else Load(0, 0, self.num_in_flight)
 
     @contextmanager

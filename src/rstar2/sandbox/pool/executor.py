@@ -160,7 +160,7 @@ class PoolExecutor:
                 self._queue.push_front(call.flow, call)
                 break
             node.num_outstanding += 1
-            # What failed once is sent alone: if it was the cause, it must not fail others.
+            # A call that failed once is sent alone: if it was the cause, it must not fail others.
             if call.num_failed_tries:
                 self._give(node, [call])
             else:

@@ -49,7 +49,7 @@ _carried_flags = 0
 
 
 def prepare() -> None:
-    """In the template, last: streams, a fresh `__main__`, and a rehearsal of what programs do."""
+    """The template's last step: streams, a fresh `__main__`, and a rehearsal of typical programs."""
     global _num_inherited_exit_handlers, _num_inherited_log_handlers, _num_first_names
     # Handlers that the libraries registered need not run for a program that registers none, and a rehearsal
     # that ran them would shut the libraries' thread pools down.

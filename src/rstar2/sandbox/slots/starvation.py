@@ -28,7 +28,7 @@ _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MAX_SLEEPS_PER_S = 10
 _STATE, _PARENT, _USER_TICKS, _SYSTEM_TICKS, _START_TICKS = 0, 1, 11, 12, 19
-"""In /proc/PID/stat, after the name."""
+"""Indices of fields in /proc/PID/stat, after the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class WallClock:
         self.had_s = 0.0
         """The time that it has used, at the last look."""
         self.is_starved = False
-        """At the last look; stays true where the bound then ended it."""
+        """Whether it was starved at the last check. It stays true if the bound then ended the program."""
 
     def more_s(self, elapsed_s: float, tasks: Iterable[Task]) -> float:
         """How much longer it may run before the next look; 0: stop it."""
@@ -87,7 +87,7 @@ def tasks_below(pid: int, proc: Path = _PROC) -> list[Task]:
 
 
 def _children(pid: int, proc: Path) -> list[int]:
-    """From one file where the kernel has it; else by reading every process's parent."""
+    """Read from one file if the kernel has it, else from every process's parent."""
     threads = proc / str(pid) / "task"
     with suppress(OSError):
         return [int(word) for thread in threads.iterdir() for word in (thread / "children").read_text().split()]

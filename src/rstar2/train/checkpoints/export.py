@@ -68,7 +68,7 @@ def write_model(folder: Path, policy: Policy, *, is_writer: bool = True) -> None
 
 
 def write_adapter(folder: Path, policy: Policy, *, is_writer: bool = True) -> None:
-    """As peft reads it, in the precision that engines compute with. Every rank calls it."""
+    """Write the adapter as peft reads it, in the precision of the engines. Every rank must call it."""
     from safetensors.torch import save_file
 
     state = {}

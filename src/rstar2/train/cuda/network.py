@@ -106,7 +106,7 @@ class CudaNetwork:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """As the engine's `LayerWeights`, with parameters in place of their values."""
+    """Like the engine's `LayerWeights`, with parameters in place of their values."""
 
     input_norm: Tensor
     qkv: Projection

@@ -104,7 +104,7 @@ class Pack:
 
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[bool]], device: torch.device) -> "Pack":
-        """Nothing is shared."""
+        """A pack without shared prefixes."""
         alone = [Family([ids], [mask]) for ids, mask in zip(sequences, masks, strict=True)]
         return cls.of_families(alone, device)
 
@@ -165,7 +165,7 @@ def _round(family: Family, number: int, num_rounds: int) -> list[tuple[Family, i
 def _targets(
     families: Sequence[Family], prefix_starts: Mapping[int, int], own_starts: Mapping[tuple[int, int], int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each token to learn is predicted from, and the tokens."""
+    """The positions from which the tokens to learn are predicted, and these tokens."""
     places, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for family in families:
         for number, (sequence, mask) in enumerate(zip(family.sequences, family.masks, strict=True)):
@@ -226,7 +226,7 @@ def in_pieces(
 
 
 def kernel_head(head: Any, hidden_SH: Tensor, targets_S: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """On a GPU: a quarter of the time of `plain_head` (benchmarks/update_head.py)."""
+    """The head on a GPU: a quarter of the time of `plain_head` (benchmarks/update_head.py)."""
     from rstar2.train.cuda.operations import LogProbs
 
     log_prob_S, entropy_S = LogProbs.apply(head(hidden_SH), targets_S, temperature)  # type: ignore[no-untyped-call]

@@ -36,7 +36,7 @@ class Learner(Protocol):
     async def reset_optimizer(self) -> None: ...
 
     async def weights_id(self) -> str:
-        """Which weights it has now: the same for the same bits, and another for any others."""
+        """The id of its weights: the same for the same bits, and another for any others."""
         ...
 
     async def save(self, folder: Path) -> None:

@@ -15,7 +15,7 @@ from rstar2.train.policy.policy import Policy
 
 class Reference:
     def __init__(self, policy: Policy) -> None:
-        """As the policy is now."""
+        """The reference is the policy as it is now."""
         self._policy = policy
         self.state = {name: parameter.detach().clone() for name, parameter in policy.parameters().items()}
         """May be overwritten with another one's."""

@@ -1,8 +1,8 @@
 """A conversation to the ids that it is learnt from, written piece by piece exactly as the agent's rollouts are.
 
-Invariant: what the mask covers is all and only what the assistant says, its end of turn included; the opening of its
-turn is the environment's, as it is in a rollout. Each piece is tokenized alone, so what is learnt here are the very
-ids that the agent sees and samples.
+Invariant: the mask covers exactly the assistant's text, its end of turn included; the opening of its turn is the
+environment's, as it is in a rollout. Each piece is tokenized alone, so what is learnt here are the very ids that the
+agent sees and samples.
 """
 
 import json

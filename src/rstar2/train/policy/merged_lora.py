@@ -4,7 +4,7 @@ Adapters beside a layer read and write all of its activations once more, and rou
 what engines serve. Here a pass multiplies by the merged weights. Their gradient is never made: that of an adapter needs
 two narrow products. The weights are merged again when the adapters have changed, not with every pass.
 
-Invariant: what a layer multiplies by in training is, to the bit, what `served_state` gives to the engines.
+Invariant: a layer's weights in training equal, to the bit, those that `served_state` gives to the engines.
 """
 
 import copy
@@ -58,7 +58,7 @@ class Adapters:
         self._up_OR: list[Tensor] = []
 
     def merge(self) -> None:
-        """Nothing is done if nothing has changed."""
+        """Merge the adapters, if they have changed."""
         version = tuple(parameter._version for parameter in self.parameters)
         if version == self._merged_version:
             return
@@ -90,7 +90,7 @@ class Adapters:
 
 
 def _product(first: Tensor, second: Tensor) -> Tensor:
-    """In float32: a sum over all tokens of a pack."""
+    """The product in float32: it is a sum over all tokens of a pack."""
     if first.is_cuda and first.dtype is not torch.float32:
         return torch.mm(first, second, out_dtype=torch.float32)
     return first.float() @ second.float()

@@ -36,7 +36,7 @@ class Policy:
     """The model whose tensors the engine reads: `network` itself, or its copy with the adapters added. None where the
     network is sharded."""
     device: torch.device
-    """Where it computes."""
+    """The device on which it computes."""
     dtype: torch.dtype
     """What it computes with, and what engines get."""
     adapters: Any = None
@@ -61,7 +61,7 @@ class Policy:
             self._publish()
 
     def settle(self) -> None:
-        """Let go of what a pass without gradient may have gathered, before the parameters are changed."""
+        """Release the shards that a pass without gradient may have gathered, before the parameters change."""
         self._settle()
 
     def served_state(self) -> Iterator[tuple[str, Tensor]]:
@@ -101,7 +101,7 @@ def _adapted_policy(base: Any, recipe: Recipe, device: torch.device, dtype: torc
         forward = _on_cuda(merged.model, recipe, merged, network)
     else:
         merged.adapt_each(network)
-        # What is dropped at random cannot be merged: such adapters learn beside their layers, as peft has it.
+        # Adapters with dropout cannot be merged: they learn beside their layers, as in peft.
         forward = _merged_forward(merged) if not lora.dropout else token_log_probs
         runs = network if lora.dropout else merged.model
         use_packed_attention(runs)

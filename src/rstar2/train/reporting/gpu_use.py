@@ -38,7 +38,7 @@ class GpuWatch:
             self._thread.join()
 
     def share(self) -> float | None:
-        """Since it was last asked."""
+        """The busy share since the last call."""
         samples, self._samples = self._samples, []
         return sum(samples) / (100 * len(samples)) if samples else None
 

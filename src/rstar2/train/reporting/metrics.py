@@ -69,7 +69,7 @@ def watch_schedule(record: StepRecord | None) -> dict[str, float]:
 
 
 def window_mean(rewards: Sequence[float]) -> float | None:
-    """None until there are enough of them."""
+    """The mean of the last rewards; None until there are enough of them."""
     return fmean(rewards[-WINDOW:]) if len(rewards) >= WINDOW else None
 
 

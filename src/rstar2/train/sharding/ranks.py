@@ -48,7 +48,7 @@ class Ranks:
         return tuple(gathered)
 
     def wait(self) -> None:
-        """Until all ranks are here."""
+        """Wait until all ranks have called this."""
         self.total({"here": 1.0})
 
 
