@@ -35,14 +35,14 @@ async def generate_turn(
     max_retries: int,
     clock: Callable[[], float],
     waited_s: Callable[[], float],
-    tells_text: bool = True,
+    reports_text: bool = True,
 ) -> Turn:
     """InfrastructureError if the engine still fails after `max_retries` retries. `waited_s` says how long the turn that
     just ended had waited for an engine."""
     observer(TurnStarted(request.turn, ASSISTANT_OPENING))
     try:
         return await with_retries(
-            lambda: _attempt(generate, chat, request, observer if tells_text else None, clock, waited_s),
+            lambda: _attempt(generate, chat, request, observer if reports_text else None, clock, waited_s),
             max_retries,
             on_retry=lambda error: observer(TurnRestarted(request.turn, str(error))),
         )

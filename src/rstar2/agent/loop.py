@@ -35,7 +35,7 @@ class Agent:
     clock: Callable[[], float] = time.monotonic
     waited_s: Callable[[], float] = lambda: 0.0
     """How long the turn that just ended waited in a scheduler's queue, if there is one."""
-    tells_text: bool = True
+    reports_text: bool = True
     """Whether observers get the text as it comes, which has to be decoded for them chunk by chunk."""
 
     async def rollout(
@@ -93,7 +93,7 @@ class Agent:
                 max_retries=self.limits.max_fault_retries,
                 clock=self.clock,
                 waited_s=self.waited_s,
-                tells_text=self.tells_text,
+                reports_text=self.reports_text,
             )
         except InfrastructureError as error:
             return transcript, End(Outcome.INFRASTRUCTURE_FAULT, f"the engine failed: {error}")

@@ -67,7 +67,7 @@ class Speaker:
             max_retries=self.max_retries,
             clock=self.clock,
             waited_s=lambda: self.placed.waited_s,
-            tells_text=False,
+            reports_text=False,
         )
 
 

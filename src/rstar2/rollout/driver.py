@@ -88,7 +88,7 @@ class Driver(Generic[Result]):
         self.recorder.engine_joined(name, load)
         num_tokens = load.num_blocks * load.block_size if num_cache_tokens is None else num_cache_tokens
         self.tell(EngineJoined(self.clock(), name, num_tokens, speed))
-        self._tell_last_loss()
+        self._report_last_loss()
 
     def lose_engine(self, name: str) -> None:
         """An engine is lost; its rollouts continue elsewhere. Idempotent."""
@@ -110,7 +110,7 @@ class Driver(Generic[Result]):
         for handle in self._handles.values():
             handle.fail(InfrastructureError(f"engine {self._last_lost} was the last one, and it is lost"))
 
-    def _tell_last_loss(self) -> None:
+    def _report_last_loss(self) -> None:
         if self._engine_timer is not None:
             self._engine_timer.cancel()
             self._engine_timer = None
@@ -284,9 +284,9 @@ class Driver(Generic[Result]):
             loads = self._loads()
             self.recorder.sample(loads)
             if self._scheduler.wants_reports:
-                self._tell_progress(loads)
+                self._report_progress(loads)
 
-    def _tell_progress(self, loads: Mapping[str, EngineLoad]) -> None:
+    def _report_progress(self, loads: Mapping[str, EngineLoad]) -> None:
         now_s = self.clock()
         for handle in list(self._handles.values()):
             if handle.is_generating:

@@ -9,7 +9,7 @@ from rstar2.records import Outcome, Problem, StepRecord, Trace, Verdict
 from rstar2.rollout.request import OnTrace, RolloutRequest, RollsInSteps
 
 
-class RememberingRoller:
+class ResumingRoller:
     """Satisfies `RollsInSteps`, by another that does.
 
     Invariant: every trace says which weights sampled all of it, or nothing where they changed meanwhile; a rollout of

@@ -94,7 +94,7 @@ class Roller:
             limits,
             replace(sampling, seed=request.seed),
             waited_s=lambda: placed.waited_s,
-            tells_text=False,
+            reports_text=False,
         )
         tools = self._make_tools()
         try:

@@ -23,7 +23,7 @@ from rstar2.errors import UserError
 from rstar2.evals import EvalSettings, evaluate
 from rstar2.records import Problem, RunDirectory, Trace
 from rstar2.records.rewind import Mark
-from rstar2.rollout.resume import RememberingRoller
+from rstar2.rollout.resume import ResumingRoller
 from rstar2.train.checkpoints.checkpoint import Checkpoint, CheckpointFolder
 from rstar2.train.checkpoints.export import agent_folder
 from rstar2.train.checkpoints.resume import run_digest
@@ -74,7 +74,7 @@ class Trainer:
         self._learner = bench.learner
         self._layout = run.layout
         self._records = RunRecords(run, observer, hold_s=HOLD_S if bench.roller.is_here else 0.0)
-        self._roller = RememberingRoller(bench.roller, lambda: bench.weights)
+        self._roller = ResumingRoller(bench.roller, lambda: bench.weights)
         self._checkpoints = CheckpointFolder(run.checkpoints, recipe.train.num_checkpoints_kept)
         self._state = self._saved_state = TrainState()
         self._mark: Mark | None = None

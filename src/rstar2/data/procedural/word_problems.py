@@ -208,11 +208,11 @@ def making(rng: random.Random, num_steps: int) -> tuple[str, int]:
         days = rng.randint(2, 7)
         return Step(f"This happens on each of {days} days.", value * days)
 
-    def sets_aside(rng: random.Random, value: int) -> Step:
+    def keeps_back(rng: random.Random, value: int) -> Step:
         fewer = rng.randint(2, 30)
         return Step(f"Then {fewer} are kept back.", value - fewer)
 
-    texts, value = _walk(rng, hourly * hours, (breaks, every_day, sets_aside), max(0, num_steps - 2))
+    texts, value = _walk(rng, hourly * hours, (breaks, every_day, keeps_back), max(0, num_steps - 2))
     opening = f"{place} makes {hourly} {what} an hour, {hours} hours a day."
     price = rng.randint(2, 12)
     asked = [

@@ -49,7 +49,7 @@ async def _work(connection: socket.socket, engine_connection: socket.socket, ope
         async with open_roller(joining) as roller:
             make_garbage_collection_rare()
             owner.send({"error": None})
-            await _Desk(owner, roller).serve()
+            await _FrameServer(owner, roller).serve()
         await (await joining).close()
     except (UserError, InfrastructureError) as error:
         joining.cancel()
@@ -57,7 +57,7 @@ async def _work(connection: socket.socket, engine_connection: socket.socket, ope
         await owner.drain()
 
 
-class _Desk:
+class _FrameServer:
     def __init__(self, owner: SocketChannel, roller: RollsInSteps) -> None:
         self._owner = owner
         self._roller = roller
@@ -65,7 +65,7 @@ class _Desk:
         """The running tasks by the number of their frame."""
 
     async def serve(self) -> None:
-        heartbeat = asyncio.create_task(self._say_that_it_is_there())
+        heartbeat = asyncio.create_task(self._send_heartbeats())
         while (frame := await self._owner.receive()) is not None:
             if frame["ask"] == "begin_step":
                 self._roller.begin_step(frame["step"])
@@ -81,7 +81,7 @@ class _Desk:
         task = self._tasks[number] = asyncio.create_task(self._answer(frame))
         task.add_done_callback(lambda _: self._tasks.pop(number))
 
-    async def _say_that_it_is_there(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             self._owner.send({})

@@ -191,7 +191,7 @@ class PoolExecutor:
                 async for index, execution in node.executor.run_many(requests):
                     self._take_answer(group, index, execution)
         except Overloaded as full:
-            self._let_rest(group, full.retry_after_s)
+            self._back_off(group, full.retry_after_s)
         except (InfrastructureError, UserError) as error:
             group.error = error
         except Exception as error:
@@ -243,7 +243,7 @@ class PoolExecutor:
             for call in calls:
                 self._rerun(call, node, error)
 
-    def _let_rest(self, group: CallGroup, retry_after_s: float) -> None:
+    def _back_off(self, group: CallGroup, retry_after_s: float) -> None:
         """The node has no room: it did not fail, and its calls wait here, where any node can take them."""
         group.node.rests_until = time.monotonic() + retry_after_s
         group.node.wake.set()

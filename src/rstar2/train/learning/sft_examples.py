@@ -54,7 +54,7 @@ def conversation_texts(conversations: Sequence[Conversation]) -> Iterator[str]:
 def _opening(before: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]], chat: ChatFormat) -> str:
     has_own = bool(before) and _role(before[0]) == "system"
     system_text = str(before[0]["content"]) if has_own else chat.system_text
-    return chat.opening_text(system_text, functions, _heard(before[1:] if has_own else before))
+    return chat.opening_text(system_text, functions, _environment_text(before[1:] if has_own else before))
 
 
 def _turns(messages: Sequence[Mapping[str, Any]], conversation_id: str) -> Iterator[tuple[str, bool]]:
@@ -69,13 +69,13 @@ def _turns(messages: Sequence[Mapping[str, Any]], conversation_id: str) -> Itera
         if was_assistant:
             raise UserError(f"conversation {conversation_id!r} has two assistant turns in a row: join them")
         if pending:
-            yield _heard(pending), False
+            yield _environment_text(pending), False
             pending = []
         yield _said(message), True
         was_assistant = True
 
 
-def _heard(messages: Sequence[Mapping[str, Any]]) -> str:
+def _environment_text(messages: Sequence[Mapping[str, Any]]) -> str:
     """What is said to the assistant between two of its turns, or before the first, as one turn of the user's."""
     return "\n".join(map(_said, messages))
 

@@ -24,7 +24,7 @@ _AS_INTEGERS = {2: torch.int16, 4: torch.int32}
 def weights_id(parameters: Mapping[str, Tensor], ranks: Ranks = ALONE) -> str:
     """The id of all trained weights. If they are sharded, all ranks must call this, and get the same id. Another number
     of ranks gives another id."""
-    digest = hashlib.sha256("".join(ranks.all_told(_digest(parameters))).encode())
+    digest = hashlib.sha256("".join(ranks.gather_texts(_digest(parameters))).encode())
     return digest.hexdigest()[:16]
 
 

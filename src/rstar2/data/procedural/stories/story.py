@@ -45,7 +45,7 @@ _RANGE = re.compile(r"(?P<least>\d+)\.\.(?P<most>\d+)(?: (?P<sign>[*+]) (?P<base
 _STEP = re.compile(r"(?P<name>[a-z][a-z_]+) = (?P<sum>.+)")
 _NUMBER_NAME = re.compile(r"\b[a-h]\b")
 _NUMBER = re.compile(r"\b(?:[a-h]|\d+)\b")
-_TOLD_NUMBER = re.compile(r"(?<=\{)[a-h](?=[:}])|\b\d+\b")
+_WRITTEN_NUMBER = re.compile(r"(?<=\{)[a-h](?=[:}])|\b\d+\b")
 _SENTENCE_END = re.compile(r"(?<=[.?!])(?<!Mr\.)(?<!Mrs\.)(?<!Ms\.)(?<!Dr\.)(?<!St\.)(?<!\.m\.) +")
 
 
@@ -83,7 +83,7 @@ class Story:
         sentences = _SENTENCE_END.split(self.text)
         told_at: dict[str, int] = {}
         for index, sentence in enumerate(sentences):
-            for number in _numbers_told(sentence):
+            for number in _numbers_in(sentence):
                 told_at.setdefault(number, index)
         num_read, read = 0, []
         for step in self.steps:
@@ -116,10 +116,10 @@ def all_stories() -> tuple[Story, ...]:
     return tuple(stories)
 
 
-def _numbers_told(sentence: str) -> set[str]:
+def _numbers_in(sentence: str) -> set[str]:
     """Names of drawn ones, and others as a program writes them, whether the text has digits or words."""
     words = re.findall(r"[a-z]+", sentence.lower())
-    return {*_TOLD_NUMBER.findall(sentence), *(_IN_WORDS[word] for word in words if word in _IN_WORDS)}
+    return {*_WRITTEN_NUMBER.findall(sentence), *(_IN_WORDS[word] for word in words if word in _IN_WORDS)}
 
 
 def _people(rng: random.Random) -> dict[str, str]:
