@@ -10,7 +10,7 @@ rollout's own length is shown as `made`. Wall time, prefill included, the middle
 warm up; the prefix cache starts empty each time. The repeats of the engines are interleaved, so that a noisy machine is
 noisy for all of them.
 
-Each engine is a process of its own (engine_contenders.py) with a deadline: one that fails or hangs is reported as such.
+Each engine is a separate process (engine_contenders.py) with a deadline: one that fails or hangs is reported as such.
 vLLM is run by `--vllm-python`, since it brings its own versions of much; left out, by this Python if it has vLLM.
 """
 
@@ -72,7 +72,7 @@ class Contender:
         return Outcome(**self._answer())
 
     def close(self) -> None:
-        """With its children; what it was doing does not matter any more."""
+        """Kill it with its children, whatever it was doing."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -140,7 +140,7 @@ def python_for(name: str, options: argparse.Namespace) -> str:
 
 @contextmanager
 def model_folder(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
-    """Where the weights are, and the size of the vocabulary."""
+    """The folder of the weights, and the size of the vocabulary."""
     if options.model:
         yield options.model, json.loads((Path(options.model) / "config.json").read_text())["vocab_size"]
         return
@@ -225,7 +225,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, nargs=2, help="shortest and longest")
     parser.add_argument("--answer-tokens", type=int, nargs=2, help="shortest and longest")
     parser.add_argument("--transformers-batch", type=int, help="256 on a GPU, 32 on a CPU")
-    parser.add_argument("--transformers-rollouts", type=int, help="only the first so many; 256 on a GPU")
+    parser.add_argument("--transformers-rollouts", type=int, help="only the first N; 256 on a GPU")
     parser.add_argument("--no-warm-up", action="store_true", help="of transformers, which is slow enough")
     parser.add_argument("--num-repeats", type=int, default=3)
     parser.add_argument("--num-threads", type=int, help="of a CPU")

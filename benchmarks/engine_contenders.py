@@ -1,4 +1,4 @@
-"""One contender of benchmarks/engine.py, in a process of its own: it can be killed, and it may need another Python.
+"""One contender of benchmarks/engine.py, in a separate process: it can be killed, and it may need another Python.
 
     python engine_contenders.py NAME RESULT_FD OPTIONS_AS_JSON
 
@@ -179,7 +179,7 @@ def continuous_batching(options: Any, rollouts: Sequence[Rollout]) -> tuple[Call
 
     @torch.no_grad()
     def run() -> Outcome:
-        # A manager of its own for each run: the blocks of the last one hold its prefixes.
+        # A new manager for each run: the blocks of the last one hold its prefixes.
         manager = model.init_continuous_batching(
             generation_config=generation, continuous_batching_config=ContinuousBatchingConfig(**batching)
         )

@@ -37,7 +37,7 @@ STEPS_AHEAD = 8
 
 @dataclass(frozen=True)
 class Due:
-    """As the engine uses a CUDA event."""
+    """Stands in for a CUDA event of the engine."""
 
     at_s: float
 
@@ -46,7 +46,7 @@ class Due:
 
 
 class FreeRunner:
-    """As the engine uses a `Runner`; the bookkeeping of slots is the real one's."""
+    """Stands in for the engine's `Runner`; the bookkeeping of slots is the real one's."""
 
     is_asynchronous = True
 

@@ -18,9 +18,9 @@ With G the recipe's group size, of 2G samples of each problem (`algo.oversample_
 All arms of a seed start from the same model, the recipe's after its warm-up, and meet the same problems in the same
 order. They train for `--steps` steps of its first stage. PLAN below says what is tested and was fixed before the runs.
 
-Each run is `rstar2 train` in a process of its own with a deadline. One that fails is told with the last lines that it
+Each run is `rstar2 train` in a separate process with a deadline. One that fails is reported with the last lines that it
 printed, and leaves the others alone; the exit code is then 1. Runs go seed by seed, `--then` after all others: where
-time is short, whole seeds are missing. The JSON is written anew whenever a run ends, and a run that is in it already is
+time is short, complete seeds are missing. The JSON is rewritten whenever a run ends, and a run that is in it already is
 not made again. Warm-ups that `--folder` holds are used again. `--from` shows such files again without a run, several of
 the same settings as one.
 """
@@ -73,7 +73,7 @@ Test: paired differences by seed; mean with a 95% t-interval; exact two-sided si
   Neither: not shown here; the interval says how large an effect is ruled out.
   One above 0: against the report.
 
-Secondary outcomes, each a family of its own (Holm over its contrasts): the primary one for paper - off_g, paper -
+Secondary outcomes, each a separate family (Holm over its contrasts): the primary one for paper - off_g, paper -
 off_2g and quotas - random; and for these and the two above: held-out accuracy (three sets), accuracy in training,
 response tokens in training and held out, failing calls in right held-out rollouts, calls and trivial calls per right
 rollout, and seconds of training until the mean accuracy of three steps reaches the highest that all
@@ -129,8 +129,8 @@ def arm_recipe(recipe: Recipe, arm: str, seed: int, steps: int, model: Path | No
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
-    """Where runs are made: so many at a time, each to its end or to its deadline."""
+class RunPool:
+    """Makes runs, a few at a time, each to its end or to its deadline."""
 
     folder: Path
     places: asyncio.Semaphore
@@ -267,8 +267,8 @@ def is_trivial(program: str) -> bool:
     return True
 
 
-def ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def ratio(part: float, total: float) -> float:
+    return part / total if total else 0.0
 
 
 def rounded(value: float) -> float:
@@ -278,7 +278,7 @@ def rounded(value: float) -> float:
 
 async def compare(options: argparse.Namespace, recipe: Recipe, found: Found, folder: Path) -> None:
     """Fills `found` with what could be learnt."""
-    shop = Workshop(folder, asyncio.Semaphore(options.jobs), options.deadline_s, options.threads)
+    pool = RunPool(folder, asyncio.Semaphore(options.jobs), options.deadline_s, options.threads)
     wanted = [(arm, seed) for arms in (options.arms, options.then) for seed in options.all_seeds for arm in arms]
     missing = [(arm, seed) for arm, seed in wanted if str(seed) not in found["arms"][arm]]
 
@@ -286,14 +286,14 @@ async def compare(options: argparse.Namespace, recipe: Recipe, found: Found, fol
         model = folder / f"warm-up-{seed}" / "final"
         if recipe.sft is None or model.is_dir():
             return model
-        return model if await shop.train(f"warm-up-{seed}", warm_up_recipe(recipe, seed)) else None
+        return model if await pool.train(f"warm-up-{seed}", warm_up_recipe(recipe, seed)) else None
 
     async def learn(arm: str, seed: int) -> None:
         model = await warm[seed]
         if model is None:
             return
         start = model if recipe.sft is not None else None
-        run = await shop.train(f"{arm}-{seed}", arm_recipe(recipe, arm, seed, options.steps, start))
+        run = await pool.train(f"{arm}-{seed}", arm_recipe(recipe, arm, seed, options.steps, start))
         if run is None:
             return
         try:

@@ -16,7 +16,7 @@ from rstar2.analysis.svg import PALETTE, Plot, band, dot, label_at, legend, line
 HELD_OUT = "held_out/"
 """Before a benchmark's name: its accuracy at the end."""
 LAST_SHARE = 0.25
-"""Of an arm's steps: those that its numbers at the end are means of."""
+"""The share of an arm's steps, the last ones, whose mean is its final number."""
 PRIMARY = "tool_error_share_right"
 TO_LEVEL = "seconds_to_level"
 LABELS = {
@@ -33,7 +33,7 @@ LABELS = {
     "seconds": "seconds of all steps",
 }
 COSTS = ("trained_rollouts", "sampled_tokens", "seconds")
-"""Of a whole run: said, not tested."""
+"""Totals of a full run: reported, not tested."""
 STEP_MEASURES = (PRIMARY, "response_tokens_mean", "accuracy", "step_s", "sampled_tokens")
 PANELS: dict[str, Callable[[float], str]] = {
     "accuracy": lambda share: f"{100 * share:g}%",
@@ -55,7 +55,7 @@ class Learnt(TypedDict):
     """What one run came to."""
 
     final: dict[str, float]
-    """Held-out accuracies at the end; of every other measure, the mean of its last steps, or the whole run's total."""
+    """Held-out accuracies at the end; of every other measure, the mean of its last steps, or the run's total."""
     steps: dict[str, list[float]]
 
 
@@ -77,7 +77,7 @@ def num_last(num_steps: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Of two arms in one measure, paired by seed."""
+    """The difference of two arms in one measure, paired by seed."""
 
     num_pairs: int
     mean: float
@@ -110,7 +110,7 @@ def sign_flip_p(differences: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted for being one of so many tests (Holm, 1979), in the order given."""
+    """Adjusted for the number of tests (Holm, 1979), in the order given."""
     adjusted = [0.0] * len(p_values)
     largest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
@@ -120,7 +120,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def seconds_to_levels(runs: Mapping[str, Learnt]) -> dict[str, float]:
-    """Of the runs of one seed: when each first had the mean accuracy that all of them came to at some time."""
+    """When each run of a seed first reached the highest mean accuracy that all of them reached."""
     means = {arm: moving_means(run["steps"]["accuracy"], LEVEL_WINDOW) for arm, run in runs.items()}
     level = min(map(max, means.values()))
     return {
@@ -134,12 +134,12 @@ def seconds_to_levels(runs: Mapping[str, Learnt]) -> dict[str, float]:
 
 
 def moving_means(values: Sequence[float], width: int) -> list[float]:
-    """Those of fewer steps at the start included."""
+    """The moving means, with those of fewer steps at the start."""
     return [fmean(values[max(0, end - width) : end]) for end in range(1, len(values) + 1)]
 
 
 def values_of(found: Found, measure: str) -> dict[str, dict[str, float]]:
-    """Of each arm and seed."""
+    """The values of each arm and seed."""
     if measure != TO_LEVEL:
         return {arm: {seed: run["final"][measure] for seed, run in runs.items()} for arm, runs in found["arms"].items()}
     main = {arm: runs for arm, runs in found["arms"].items() if arm in MAIN_ARMS and runs}
@@ -149,7 +149,7 @@ def values_of(found: Found, measure: str) -> dict[str, dict[str, float]]:
 
 
 def compare_arms(found: Found, measure: str, contrasts: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Difference]:
-    """Those contrasts of which there are pairs enough."""
+    """The differences of the contrasts that have enough pairs."""
     values = values_of(found, measure)
     compared = {}
     for one, other in contrasts:
@@ -171,39 +171,39 @@ def labels_of(found: Found) -> dict[str, str]:
 def draw_table(found: Found) -> str:
     arms = {arm: list(runs.values()) for arm, runs in found["arms"].items() if runs}
     rows = [["", *(f"`{arm}`" for arm in arms)], ["seeds", *(str(len(runs)) for runs in arms.values())]]
-    for name, words in labels_of(found).items():
+    for name, label in labels_of(found).items():
         spreads = [mean_and_spread([run["final"][name] for run in runs]) for runs in arms.values()]
-        rows.append([words, *(f"{number(mean)} ± {number(spread, mean)}" for mean, spread in spreads)])
+        rows.append([label, *(f"{number(mean)} ± {number(spread, mean)}" for mean, spread in spreads)])
     return markdown(rows)
 
 
 def draw_tests(found: Found) -> str:
-    """The primary family first; then each secondary measure, a family of its own."""
+    """The primary family first; then each secondary measure, a separate family."""
     primary = compare_arms(found, PRIMARY, PRIMARY_CONTRASTS)
     lines = ["Primary:", "", tests_table({LABELS[PRIMARY]: primary}), "", "Secondary:", ""]
     contrasts = (*PRIMARY_CONTRASTS, *SECONDARY_CONTRASTS)
-    measures = {name: words for name, words in labels_of(found).items() if name not in COSTS}
+    measures = {name: label for name, label in labels_of(found).items() if name not in COSTS}
     families = {
-        words: compare_arms(found, name, SECONDARY_CONTRASTS if name == PRIMARY else contrasts)
-        for name, words in {**measures, TO_LEVEL: "seconds to the seed's common accuracy"}.items()
+        label: compare_arms(found, name, SECONDARY_CONTRASTS if name == PRIMARY else contrasts)
+        for name, label in {**measures, TO_LEVEL: "seconds to the seed's common accuracy"}.items()
     }
     lines += [tests_table(families)]
     others = [("paper", arm) for arm in found["arms"] if arm not in MAIN_ARMS]
-    if described := {words: compare_arms(found, name, others) for name, words in measures.items() if others}:
+    if described := {label: compare_arms(found, name, others) for name, label in measures.items() if others}:
         lines += ["", "Other arms, not tested for:", "", tests_table(described)]
     return "\n".join(lines)
 
 
 def tests_table(families: Mapping[str, Mapping[tuple[str, str], Difference]]) -> str:
     rows = [["measure", "difference", "seeds", "mean", "95% interval", "p", "p, Holm"]]
-    for words, compared in families.items():
+    for label, compared in families.items():
         adjusted = holm([found.p for found in compared.values()])
         for ((one, other), found), p in zip(compared.items(), adjusted, strict=True):
             size = max(abs(found.low), abs(found.high))
             mean = number(found.mean, size)
             rows.append(
                 [
-                    words,
+                    label,
                     f"`{one}` − `{other}`",
                     str(found.num_pairs),
                     f"**{mean}**" if p < SIGNIFICANT else mean,
@@ -212,7 +212,7 @@ def tests_table(families: Mapping[str, Mapping[tuple[str, str], Difference]]) ->
                     f"{p:.3f}",
                 ]
             )
-            words = ""
+            label = ""
     return markdown(rows)
 
 
@@ -260,7 +260,7 @@ def draw_figure(found: Found) -> str:
 def differences(
     found: Found, measure: str, contrasts: Sequence[tuple[str, str]]
 ) -> dict[str, tuple[list[float], Difference]]:
-    """Of each contrast: its seeds' differences, and their mean with its interval."""
+    """For each contrast: its seeds' differences, and their mean with its interval."""
     values = values_of(found, measure)
     return {
         f"{one} − {other}": (
@@ -278,9 +278,9 @@ def forest(rows: Mapping[str, tuple[Sequence[float], Difference]], top: float, l
     plot = Plot(180, top, 650, ROW_HEIGHT * len(rows), (-100 * most, 100 * most), (0, len(rows)))
     parts = [line(plot.x(0), top, plot.x(0), top + plot.height, "axis", dashed=True)]
     parts += plot.axes(f"{label}: difference in points; dot: a seed; line: 95% interval", "", lambda _: "")
-    for index, (words, (dots, mean)) in enumerate(rows.items()):
+    for index, (label, (dots, mean)) in enumerate(rows.items()):
         y = top + ROW_HEIGHT * (index + 0.5)
-        parts.append(label_at(170, y + 4, words, anchor="end"))
+        parts.append(label_at(170, y + 4, label, anchor="end"))
         parts += [dot(plot.x(100 * value), y, "f") for value in sorted(dots)]
         parts.append(polyline([(plot.x(100 * mean.low), y), (plot.x(100 * mean.high), y)], "a"))
         parts.append(dot(plot.x(100 * mean.mean), y, "b", 4))

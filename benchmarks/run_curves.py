@@ -34,10 +34,10 @@ def main() -> None:
 
 def draw(rows: list[StepMetrics]) -> str:
     colours = dict(zip((ALL, RIGHT), PALETTE, strict=False))
-    parts = legend(80, 78, [(colour, words) for words, colour in colours.items()])
+    parts = legend(80, 78, [(colour, label) for label, colour in colours.items()])
     for number, (name, show) in enumerate(PANELS.items()):
         curves = {
-            words: curve([[row.values[measure] or 0.0 for row in rows]]) for words, measure in CURVES[name].items()
+            label: curve([[row.values[measure] or 0.0 for row in rows]]) for label, measure in CURVES[name].items()
         }
         parts += panel(curves, colours, TOP + PANEL_PITCH * number, LABELS[name], show)
     first_steps: dict[str, int] = {}

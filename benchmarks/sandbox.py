@@ -39,7 +39,7 @@ NUM_IN_FLIGHT = 45_000
 
 
 async def measure_512_singles(bench: BenchRun) -> list[BenchRow]:
-    """512 requests, each on a connection of its own, all at once."""
+    """512 requests, each on a separate connection, all at once."""
     body = {"code": PRINT}
     connector = aiohttp.TCPConnector(limit=0)
 

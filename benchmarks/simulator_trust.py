@@ -7,7 +7,7 @@ sandbox that runs the tools. The simulator gets the tools' measured delays, and 
 samples in the step's record. A ratio near 1 is a simulator that is right.
 
 Cores that other processes use are no device of a steady speed, and two engines on them slow each other down, as no two
-accelerators do. So the engines are paced: a step takes as long as it would on a device of its own.
+accelerators do. So the engines are paced: a step takes as long as it would on a separate device.
 """
 
 import argparse
@@ -58,7 +58,8 @@ OPTIONS = EmbeddedOptions(kv_cache_tokens=2048, max_running=32, max_context_toke
 NUM_PROMPT_TOKENS, NUM_APPENDED_TOKENS, MAX_RESPONSE_TOKENS = 33, 12, 256
 VOCAB_SIZE = 128
 MEDIAN_TOKENS = (200, 170, 140, 120, 70, 60, 50, 45)
-"""Of each problem's responses, hard problems first, as a curriculum has them: an even split up front is uneven work."""
+"""The median response of each problem, hard problems first as in a curriculum: an even split in advance is uneven
+work."""
 REPORT_PERIOD_S = 0.05
 ROUGH_SPEED = EngineSpeed(prefill_token_s=1.2e-3, step_s=1.2e-2, cached_token_s=1e-6)
 
@@ -176,19 +177,19 @@ async def run_live(planned: Workload, policy: str, engines: Sequence[RemoteEngin
     for number, engine in enumerate(engines):
         driver.add_engine(f"engine-{number:03d}", engine, ROUGH_SPEED)
 
-    async def rollout(seat: PlacedRollout) -> None:
-        plan = plans[seat.spec.rollout]
-        tokens = random.Random(named_seed(SEED, seat.spec.problem)).choices(range(VOCAB_SIZE), k=NUM_PROMPT_TOKENS)
+    async def rollout(placed: PlacedRollout) -> None:
+        plan = plans[placed.spec.rollout]
+        tokens = random.Random(named_seed(SEED, placed.spec.problem)).choices(range(VOCAB_SIZE), k=NUM_PROMPT_TOKENS)
         for number, turn in enumerate(plan.turns):
-            sampling = Sampling(seed=named_seed(SEED, seat.spec.rollout, number))
-            async for chunk in seat.generate(tokens, sampling, turn.num_sampled_tokens):
+            sampling = Sampling(seed=named_seed(SEED, placed.spec.rollout, number))
+            async for chunk in placed.generate(tokens, sampling, turn.num_sampled_tokens):
                 tokens += chunk.token_ids
             if number < len(plan.turns) - 1:
-                seat.calls_tool()
+                placed.calls_tool()
                 begin_s = time.monotonic()
                 execution = await sandbox.run(Request(f"import time; time.sleep({turn.tool_s}); print('done')"))
                 assert execution.stdout == "done\n"
-                delays_s[seat.spec.rollout].append(time.monotonic() - begin_s)
+                delays_s[placed.spec.rollout].append(time.monotonic() - begin_s)
                 tokens += [1] * turn.num_appended_tokens
 
     driver.begin_step(0)

@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer on the task of benchmarks/vs_trl.py, in a process of its own: it can be killed, and it may need
+"""TRL's GRPOTrainer on the task of benchmarks/vs_trl.py, in a separate process: it can be killed, and it may need
 another Python.
 
     python trl_contender.py TASK_FILE RESULT_FILE
@@ -40,7 +40,7 @@ TURNS = r"""
   {%- endif -%}
 {%- endfor -%}
 """
-"""Of a conversation that begins with a rendered prompt."""
+"""The chat template of a conversation that begins with a rendered prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Outcome:
     step_s: list[float]
     """Wall clock of each, from the end of the step before to its own."""
     generate_s: float
-    """Of that, until the rollouts were there and graded, tools included."""
+    """The part of that until the rollouts were complete and graded, tools included."""
     num_trained: int
     """Rollouts that were generated, graded and trained on."""
     num_generated: int
@@ -80,7 +80,7 @@ class Outcome:
 
 
 def config_of(task: Any) -> dict[str, Any]:
-    """The settings of GRPOConfig. What is not the task itself is the fastest that was found."""
+    """The settings of GRPOConfig. Settings that are not part of the task are the fastest that were found."""
     on_gpu = task.device == "cuda"
     num_samples = task.prompts_per_step * task.group_size
     config: dict[str, Any] = {
@@ -166,7 +166,7 @@ class Bench:
         self.executor = LocalExecutor()
         self.limits = Limits()
         self.response_tokens: list[int] = []
-        """Of each batch of rollouts."""
+        """The response tokens of each batch of rollouts."""
         self._faults: list[str] = []
         self._grader = Grader(self.executor, evaluated_only=True)
         self._chat = chat
@@ -195,7 +195,7 @@ class Bench:
         environments: Sequence[Any] = (),
         **_: Any,
     ) -> list[float]:
-        # TRL shows the model whatever a tool raises and goes on; without a sandbox there is nothing to measure.
+        # TRL shows the model whatever a tool raises and continues; without a sandbox there is nothing to measure.
         assert not self._faults, f"the sandbox failed: {self._faults[0]}"
         self.response_tokens.append(sum(map(len, completion_ids)))
         await asyncio.gather(*(environment._close() for environment in environments))
@@ -211,7 +211,7 @@ class Bench:
 
 
 def tools_of(task: Any, bench: Bench) -> dict[str, Any]:
-    """As TRL takes them: a function, or, for a tool that remembers, an object for each rollout."""
+    """The tools as TRL takes them: a function, or an object for each rollout if the tool has state."""
     from rstar2.agent import JupyterTool, PythonTool
 
     async def execute_python_code_with_standard_io(code: str, input: str):  # type: ignore[no-untyped-def]

@@ -4,7 +4,7 @@
         [--forms ours unshared transformers] [--micro-batch-tokens 16384] [--profile] [--json]
 
 Random weights in the shapes of a real model, `--prompts` problems with `--samples` rollouts each, all of them trained
-on in one optimizer step. The forms, each in a process of its own:
+on in one optimizer step. The forms, each in a separate process:
 
     ours          as `rstar2 train` runs it; on a GPU prompts are computed once for all rollouts of a problem
     unshared      the same, with every prompt computed for every rollout
@@ -184,7 +184,7 @@ def draw_groups(options: argparse.Namespace) -> list[list[Rollout]]:
 
 
 def count_flop(policy: Policy, groups: list[list[Rollout]], *, is_shared: bool, is_full: bool) -> float:
-    """Of the products with weights and of attention, forward and backward."""
+    """The operations of the products with weights and of attention, forward and backward."""
     config = policy.network.config
     names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     num_weights = sum(

@@ -2,8 +2,8 @@
 
     python benchmarks/update_head.py [--tokens 65536] [--hidden 576] [--vocabulary 49152] [--repeats 5]
 
-Both as an update uses them, in pieces whose logits are computed again for the gradient. Time and peak memory include
-the product with the head's weights, which is the same in both. The defaults are SmolLM2-135M's.
+Both as an update uses them, in pieces whose logits are recomputed for the gradient (gradient checkpointing). Time and
+peak memory include the product with the head's weights, which is the same in both. The defaults are SmolLM2-135M's.
 """
 
 import argparse

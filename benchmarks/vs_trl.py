@@ -11,11 +11,11 @@ float32 on a CPU; all groups are trained on, those of equal rewards too. rstar2 
 TRL runs as installed, with the settings of `config_of` in trl_contender.py, which are printed: batched
 `transformers.generate`; where asked for, continuous batching (`trl-continuous`) and vLLM in its process (`trl-vllm`).
 
-Wall time of `--steps` steps after `--warm-up-steps` that do not count, checkpoints left out. The two sample
-their own rollouts, so how long those are and how often they call the tool is told as well, and it is said where the
-work differs by more than a fifth. A model that never calls the tool shows little: name one that was taught to.
+Wall time of `--steps` steps after `--warm-up-steps` that do not count, checkpoints left out. The two sample their own
+rollouts, so the report has their length and number of tool calls as well, and says where the work differs by more than
+a fifth. A model that never calls the tool shows little: name one that was taught to.
 
-Each contender is a process of its own with a deadline: one that fails or hangs is reported as such. TRL is run by
+Each contender is a separate process with a deadline: one that fails or hangs is reported as such. TRL is run by
 `--trl-python`, whose environment must have rstar2 as well, for its sandbox and its judge; left out, by this Python.
 """
 
@@ -51,7 +51,7 @@ from rstar2.train.seeds import Cursor, take
 SET, STAGE = "problems", "measured"
 PROBLEMS = "procedural:big_product,modular_power,gcd,lcm,range_sum,base_conversion"
 MAX_DIFFERENCE = 0.2
-"""Of response tokens or tool calls a sample, as a share of rstar2's, before it is said that the work differs."""
+"""How far response tokens or tool calls per sample may differ, as a share of rstar2's, before the report says so."""
 LEAST_CALLS = 0.05
 """Tool calls a sample below which their ratio says nothing."""
 LABELS = {
@@ -335,7 +335,7 @@ def ratio(outcomes: dict[str, Outcome]) -> float | None:
 
 
 def differences(outcomes: dict[str, Outcome]) -> list[str]:
-    """Where a TRL did other work than rstar2."""
+    """Sentences on where TRL did other work than rstar2."""
     notes: list[str] = []
     ours = outcomes.get("rstar2")
     for name, theirs in outcomes.items():

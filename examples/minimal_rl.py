@@ -5,7 +5,7 @@
 This is GRPO-RoC with nothing around it: no scheduler, no stages, no checkpoints, no GPU. `rstar2 train quickstart` runs
 the same loop with all of that. In this order:
 
-1. A model of half a million parameters is built from nothing, with a tokenizer of its own.
+1. A model of half a million parameters is built from nothing, with its own tokenizer.
 2. A short supervised warm-up teaches it the *format*: how a tool call is written, how an answer is given. Under every
    question it sees a right program, two wrong ones and one that raises, equally often.
 3. In each step of reinforcement learning it attempts each problem 24 times. It writes programs, the sandbox runs
@@ -58,7 +58,7 @@ TASKS = {
 SIZES = TinySizes(num_layers=2, hidden_size=128, num_heads=4, num_kv_heads=2, vocab_size=600, context_tokens=256)
 LIMITS = AgentLimits(max_turns=1, max_response_tokens=160, max_tool_output_tokens=64)
 ROC = RocSettings(group_size=12)
-"""Of each problem twice as many rollouts are sampled, and this many are kept."""
+"""This many rollouts of each problem are kept; twice as many are sampled."""
 WARM_UP_STEPS, WARM_UP_BATCH, WARM_UP_LR = 300, 10, 4e-3
 STEPS, LR = 24, 5e-4
 
@@ -103,12 +103,12 @@ def make_data() -> tuple[list[Problem], list[Conversation]]:
 
 
 def padded(rows: list[tuple[Any, ...]]) -> Tensor:
-    """Of sequences of different lengths: (sequences, tokens), with zeros at the end."""
+    """Sequences of different lengths as one tensor (sequences, tokens), with zeros at the end."""
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
 
 
 def log_probs(model: Any, token_ids: Tensor) -> Tensor:
-    """Of each token but the first, given those before it: (sequences, tokens - 1)."""
+    """The log-probability of each token but the first, given those before it: (sequences, tokens - 1)."""
     logits = model(input_ids=token_ids[:, :-1]).logits
     return logits.log_softmax(-1).gather(-1, token_ids[:, 1:, None]).squeeze(-1)
 
@@ -201,7 +201,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         build_tiny(Path(folder), "qwen3", SIZES, conversation_texts(conversations), seed=0)
         model = AutoModelForCausalLM.from_pretrained(folder)
-        chat = load_chat(Path(folder), template="qwen", system_words="")
+        chat = load_chat(Path(folder), template="qwen", system_text="")
     warm_up(model, [render_conversation(conversation, chat) for conversation in conversations])
     asyncio.run(train(model, chat, problems))
 

@@ -41,7 +41,7 @@ def answer(number: int) -> str:
 
 
 def ways(base: int, exponent: int, modulus: int) -> dict[str, list[str]]:
-    """How a rollout may go about `base ** exponent % modulus`: its turns, one after the other."""
+    """How a rollout may go about `base ** exponent % modulus`: its turns in order."""
     right = pow(base, exponent, modulus)
     program = f"print(pow({base}, {exponent}, {modulus}))"
     close = f"</reason>\n{answer(right)}"

@@ -1,4 +1,4 @@
-"""A tool of your own: search a table by words. Try it with
+"""An example of your own tool: search a table by words. Try it with
 
     rstar2 solve --tool examples/table_search_tool.py "Which element melts at -38.83 degrees Celsius?"
 

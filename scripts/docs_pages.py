@@ -1,4 +1,4 @@
-"""A hook of MkDocs: the pages of the site that come from the sources, made anew at each build.
+"""A hook of MkDocs: the pages of the site that come from the sources, generated at each build.
 
 - README.md, ARCHITECTURE.md, CONTRIBUTING.md and CHANGELOG.md, which are above docs/, with their links put right;
 - every command of the command line, at the marker in docs/cli.md;

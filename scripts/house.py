@@ -13,11 +13,11 @@ Of the sources (read, not run):
 Of a run (one training step of a real recipe on one problem, in this process, on the CPU; sys.setprofile watches):
 
 - *entered in a step*: the distinct functions of rstar2 that are called below `STEP`, in its own task and in all tasks
-  and threads that are started from there, and their files. What only records or shows (`ASIDE`) is not counted. What
-  runs in threads and callbacks of its own, as the engine's decoding does, is not below the step.
+  and threads that are started from there, and their files. Code that only records or shows (`NOT_COUNTED`) is left
+  out. Code in its own threads and callbacks, as the engine's decoding, is not below the step.
 - *from problem to gradient*: of these, the functions that a reader passes on the way: the callers, up to `STEP`, of
   each of the `STATIONS`, where tokens are sampled, a program runs, an answer is graded, rollouts are chosen, the loss
-  is computed and the weights change. A task's caller is whoever created it.
+  is computed and the weights change. A task's caller is the function that created it.
 - *chain to the gradient*, *chain to the sandbox*: the longest single chain of callers from `STEP` to `policy_loss` and
   to the executor's `run`.
 - *text to sandbox and back*: the distinct functions entered in any thread of this process from the moment that an
@@ -57,7 +57,7 @@ STATIONS = (
     GRADIENT,
     "train/learning/optimizer.py:Optimizer.step",
 )
-ASIDE = ("records/", "train/reporting/", "errors.py")
+NOT_COUNTED = ("records/", "train/reporting/", "errors.py")
 
 QUESTION, ANSWER, PROGRAM = "What is 12 times 34?", "408", "print(12 * 34)"
 CALL = {"name": "execute_python_code_with_standard_io", "arguments": {"code": PROGRAM, "input": ""}}
@@ -195,7 +195,7 @@ class Watch:
         asyncio.BaseEventLoop.run_in_executor = self._run_in_executor  # type: ignore[method-assign]
 
     def follow_tasks(self) -> None:
-        """Of the running event loop."""
+        """Record who creates the tasks of the running event loop."""
 
         def make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
             task = asyncio.Task(coroutine, loop=loop, **options)
@@ -281,8 +281,8 @@ def measure_step(folder: Path) -> dict[str, Any]:
         asyncio.run(run(watch))
     for target, chain in step.chains.items():
         if not chain:
-            sys.exit(f"the step {STEP} never came to {target}: mend the names at the top of this file")
-    counted = {place for place in step.entered if not place.startswith(ASIDE)}
+            sys.exit(f"the step {STEP} never came to {target}: correct the names at the top of this file")
+    counted = {place for place in step.entered if not place.startswith(NOT_COUNTED)}
     return {
         "from_problem_to_gradient": {**_ways(step.on_the_way), "entered": sorted(step.on_the_way)},
         "entered_in_a_step": _ways(counted),

@@ -1,7 +1,7 @@
-"""The import contract of each part, read from its own words: `May import: records, sandbox.` in its `__init__.py`.
+"""The import contract of each part, read from its docstring: `May import: records, sandbox.` in its `__init__.py`.
 
-Such a line names all other parts that the folder imports, and no others; `errors`, `extensions` and `settings` are
-everybody's. `make contracts` checks them.
+Such a line names all other parts that the folder imports, and no others; every part may import `errors`, `extensions`
+and `settings`. `make contracts` checks them.
 """
 
 import ast
@@ -13,17 +13,17 @@ from grimp import ImportGraph
 from importlinter import Contract, ContractCheck, output
 
 ROOT = "rstar2"
-EVERYBODYS = {"errors", "extensions", "settings"}
+SHARED = {"errors", "extensions", "settings"}
 
 
 class MayImport(Contract):
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:  # noqa: ARG002
         parts = {module.removeprefix(f"{ROOT}.") for module in graph.find_children(ROOT)}
         wrong: list[str] = []
-        for part in sorted(parts - EVERYBODYS):
+        for part in sorted(parts - SHARED):
             if (folder := Path("src", ROOT, part)).is_dir():
                 said = promised(ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or "")
-                wrong += disagreements(part, said, imported(graph, part) - EVERYBODYS)
+                wrong += disagreements(part, said, imported(graph, part) - SHARED)
         return ContractCheck(kept=not wrong, metadata={"wrong": wrong})
 
     def render_broken_contract(self, check: Any) -> None:

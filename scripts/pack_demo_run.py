@@ -1,7 +1,7 @@
 """Pack a run directory as the demo that `rstar2 view --demo` shows: `python scripts/pack_demo_run.py RUN`.
 
-Curves and events are kept whole; of the rollouts, whole groups of a few steps, as many as the size allows. What would
-name the machine that made the run is taken out. Log-probabilities and entropies are rounded to what a page can show.
+All curves and events are kept; of the rollouts, complete groups of a few steps, as many as the size allows. Names of
+the machine that made the run are removed. Log-probabilities and entropies are rounded to what a page can show.
 """
 
 import json
@@ -62,7 +62,7 @@ def files_of(view: RunView, groups_per_step: int) -> dict[str, bytes]:
 
 
 def refuse_paths(files: dict[str, bytes], run: Path) -> None:
-    """What was taken out by hand above is all that may name this machine; a recipe or an event that does must go."""
+    """Only the values removed above may name this machine. A recipe or an event that does is an error."""
     for name, content in files.items():
         for path in {str(run.resolve().parent), str(Path.home()), str(Path.cwd())}:
             if path.encode() in content:

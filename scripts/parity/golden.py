@@ -1,6 +1,6 @@
 """Golden files of official scorers: responses that we made up, and what the official code says of each.
 
-The scripts beside this one make them. Each runs in an environment of its own that has the official package, and imports
+The scripts beside this one make them. Each runs in a separate environment that has the official package, and imports
 nothing of rstar2; `docs/evaluation.md` says how such an environment is made.
 """
 

@@ -1,7 +1,7 @@
 """Everything that can be extended, one table for each kind: what a recipe may name, where its code is, what it does.
 
 The recipe's choices, `--help` and the docs read these tables. To add an entry, write its file and add one line here. A
-recipe may also name code of its own as `package.module:name`, which no table has to know. CONTRIBUTING.md has the
+recipe may also name any other code as `package.module:name`, without an entry in a table. CONTRIBUTING.md has the
 interface of each kind.
 """
 
@@ -121,7 +121,7 @@ ENGINES = Table(
         "scripted": ("rstar2.rollout.engines:open_scripted", "the replies of a file"),
     },
 )
-"""Only the first two can train."""
+"""The engines; only the first two can train."""
 POLICIES = Table(
     "scheduling policy",
     {

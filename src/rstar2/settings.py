@@ -8,7 +8,7 @@ Settings = TypeVar("Settings")
 
 def pick(kind: type[Settings], *sections: object, **values: Any) -> Settings:
     """A dataclass whose fields are found by name: among `values`, else in the first section that has them. A field that
-    nobody has is a mistake of the program, with or without a default."""
+    is in none of them is a bug, with or without a default."""
     for field in fields(kind):  # type: ignore[arg-type]
         if field.name not in values:
             found = (getattr(section, field.name, MISSING) for section in sections)

@@ -66,19 +66,21 @@ async def run_on_cluster(folder: Path, watcher: Watcher, *changes: tuple[str, st
 async def test_a_run_on_a_cluster_has_the_losses_of_one_process(reference: Path, tmp_path: Path) -> None:
     watcher = Watcher()
     assert_like(await run_on_cluster(tmp_path, watcher), reference)
-    assert not [said for said in watcher.said if "gone" in said or "lost" in said]
+    assert not [said for said in watcher.said if "disconnected" in said or "lost" in said]
 
 
 async def test_an_engine_that_is_killed(reference: Path, tmp_path: Path) -> None:
     watcher = Watcher(send("EngineActor", signal.SIGKILL), at_step=MID_STEP)
     assert_like(await run_on_cluster(tmp_path, watcher), reference)
-    assert watcher.has_acted and any("is gone: its rollouts go on elsewhere" in said for said in watcher.said)
+    assert watcher.has_acted and any(
+        "has disconnected: its rollouts continue elsewhere" in said for said in watcher.said
+    )
 
 
 async def test_an_engine_that_hangs(reference: Path, tmp_path: Path) -> None:
     watcher = Watcher(send("EngineActor", signal.SIGSTOP), at_step=MID_STEP)
     assert_like(await run_on_cluster(tmp_path, watcher, silence_s=5.0), reference)
-    assert watcher.has_acted and any("has not been heard of for 5 s" in said for said in watcher.said)
+    assert watcher.has_acted and any("has sent nothing for 5 s" in said for said in watcher.said)
 
 
 async def test_a_sandbox_node_that_is_killed(reference: Path, tmp_path: Path) -> None:

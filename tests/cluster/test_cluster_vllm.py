@@ -73,11 +73,13 @@ def assert_engines_followed(run: Path) -> None:
 async def test_weights_reach_vllm_at_every_step(tmp_path: Path) -> None:
     watcher = Watcher()
     assert_engines_followed(await train_with_vllm(tmp_path, SEPARATED, watcher))
-    assert not [said for said in watcher.said if "given up" in said or "gone" in said], watcher.said
+    assert not [said for said in watcher.said if "given up" in said or "disconnected" in said], watcher.said
 
 
 async def test_engines_sleep_while_ranks_learn_and_one_that_is_killed_is_sent_the_weights(tmp_path: Path) -> None:
     watcher = Watcher(send("EngineActor", signal.SIGKILL), at_step=MID_STEP)
     assert_engines_followed(await train_with_vllm(tmp_path, COLOCATED, watcher))
-    assert watcher.has_acted and any("is gone: its rollouts go on elsewhere" in said for said in watcher.said)
+    assert watcher.has_acted and any(
+        "has disconnected: its rollouts continue elsewhere" in said for said in watcher.said
+    )
     assert any(" joined after " in said for said in watcher.said), watcher.said

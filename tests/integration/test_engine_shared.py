@@ -68,7 +68,7 @@ async def test_whoever_waits_hears_of_its_death_and_learning_does_not_hang() -> 
     shared = await SharedEngine.start(tiny_model(), OPTIONS)
 
     def told() -> pytest.RaisesExc[InfrastructureError]:
-        return pytest.raises(InfrastructureError, match=f"process {shared.pid} is gone")
+        return pytest.raises(InfrastructureError, match=f"process {shared.pid} has disconnected")
 
     with told():
         async with shared.paused_for_weight_sync(1):

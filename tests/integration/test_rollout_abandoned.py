@@ -63,7 +63,7 @@ class Plan:
     num_places: int
     """How many of the longest rollouts an engine has room for."""
     max_concurrent: int | None
-    patience_s: float
+    engine_timeout_s: float
     rounds: tuple[Round, ...]
 
 
@@ -80,7 +80,7 @@ def plans(kinds: Sequence[str], max_ticks: int) -> st.SearchStrategy[Plan]:
         num_engines=st.integers(1, 3),
         num_places=st.integers(1, 3),
         max_concurrent=st.none() | st.integers(1, 6),
-        patience_s=st.sampled_from((0.0, DEADLINE_S)),
+        engine_timeout_s=st.sampled_from((0.0, DEADLINE_S)),
         rounds=st.lists(rounds, min_size=1, max_size=3).map(tuple),
     )
 
@@ -181,7 +181,7 @@ async def expect_nothing_left_of_agents(plan: Plan, executor: LocalExecutor) -> 
     driver: Driver[Trace] = Driver(
         make_policy(plan.policy),
         report_period_s=0.01,
-        patience_s=plan.patience_s,
+        engine_timeout_s=plan.engine_timeout_s,
         max_concurrent=plan.max_concurrent,
     )
     roller = Roller(driver, CHAT, lambda: (JupyterTool(executor),), answer_judge(Grader(executor)))
@@ -257,7 +257,7 @@ async def expect_nothing_left_of_turns(plan: Plan, model: Any) -> None:
     driver: Driver[int] = Driver(
         make_policy(plan.policy),
         report_period_s=0.01,
-        patience_s=plan.patience_s,
+        engine_timeout_s=plan.engine_timeout_s,
         max_concurrent=plan.max_concurrent,
     )
     fleet = Fleet(

@@ -148,7 +148,7 @@ async def test_losing_the_last_engine_ends_the_run_and_says_why() -> None:
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 async def test_rollouts_wait_for_the_engine_that_takes_the_place_of_the_last(policy: str) -> None:
-    driver: Driver[list[int]] = Driver(make_policy(policy), patience_s=60)
+    driver: Driver[list[int]] = Driver(make_policy(policy), engine_timeout_s=60)
     driver.add_engine("first", CountingEngine(dies_after=500), SPEED)
     second = CountingEngine()
 
@@ -251,7 +251,7 @@ async def test_who_tries_again_after_the_last_engine_was_lost_hears_it_again(pol
 
 
 async def test_patience_has_an_end() -> None:
-    driver: Driver[list[int]] = Driver(make_policy("kv-aware"), patience_s=0.05)
+    driver: Driver[list[int]] = Driver(make_policy("kv-aware"), engine_timeout_s=0.05)
     driver.add_engine("only", CountingEngine(dies_after=500), SPEED)
     results = await asyncio.wait_for(driver.run(specs(200), two_turns), 60)
     assert any(isinstance(result, InfrastructureError) for result in results)

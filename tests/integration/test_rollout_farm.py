@@ -65,7 +65,7 @@ async def expect_loss(recipe: Recipe, folder: Path) -> None:
         def kill(_trace: Trace) -> None:
             os.kill(first.pid, signal.SIGKILL)
 
-        with pytest.raises(InfrastructureError, match=f"process of rollouts {first.pid} is gone"):
+        with pytest.raises(InfrastructureError, match=f"rollout process {first.pid} has disconnected"):
             async with asyncio.timeout(120):
                 await bench.roller.run(requests, AgentLimits.of(recipe, recipe.stages[0]), Sampling(), kill)
 

@@ -113,7 +113,7 @@ async def expect_killed_worker(bench: Bench) -> None:
     running = bench.start("kv-aware", WITHOUT_END)
     await until(lambda: bench.seen, DEADLINE_S)
     os.kill(first.pid, signal.SIGKILL)
-    with pytest.raises(InfrastructureError, match=f"process of rollouts {first.pid} is gone"):
+    with pytest.raises(InfrastructureError, match=f"rollout process {first.pid} has disconnected"):
         async with asyncio.timeout(DEADLINE_S):
             await running
     await bench.expect_nothing_left()
@@ -146,6 +146,6 @@ async def expect_late_worker_is_ended(bench: Bench, monkeypatch: pytest.MonkeyPa
     running.cancel()
     await asyncio.wait([running])
     assert running.cancelled()
-    assert "is gone" in str(await last.lost())
-    with pytest.raises(InfrastructureError, match=f"all {NUM_WORKERS} processes of rollouts are gone"):
+    assert "has disconnected" in str(await last.lost())
+    with pytest.raises(InfrastructureError, match=f"all {NUM_WORKERS} rollout processes have disconnected"):
         await bench.start("static", WITH_END)

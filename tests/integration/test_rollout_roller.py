@@ -11,7 +11,7 @@ from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import Outcome, Problem, ToolStatus, Trace, Verdict
 from rstar2.rollout import judge as module
 from rstar2.rollout.request import RolloutRequest
-from rstar2.rollout.resume import RememberingRoller
+from rstar2.rollout.resume import ResumingRoller
 from rstar2.sandbox import Executor
 from rstar2.sandbox.client import RemoteExecutor
 
@@ -89,7 +89,7 @@ async def test_what_had_ended_before_an_interruption_comes_back_as_it_was_to_the
         return TURNS[question][turn]
 
     names = ["tool", "wrong", "lost", "undecided"]
-    roller = RememberingRoller(make_roller(executor, says), lambda: weights)
+    roller = ResumingRoller(make_roller(executor, says), lambda: weights)
     earlier = await roller.run(requests(names), LIMITS, Sampling())
     assert {trace.weights for trace in earlier} == {"first"}
     roller.remember({trace.id: trace for trace in earlier})
@@ -121,7 +121,7 @@ async def test_a_rollout_during_which_the_weights_changed_is_of_none(executor: E
             weights = "second"
         return TURNS[question][turn]
 
-    roller = RememberingRoller(make_roller(executor, says), lambda: weights)
+    roller = ResumingRoller(make_roller(executor, says), lambda: weights)
     (trace,) = await roller.run(requests(["tool"]), LIMITS, Sampling())
     assert trace.weights == ""
     roller.remember({trace.id: trace})

@@ -111,7 +111,7 @@ async def test_a_session_without_a_template_leaves_no_memory_group(monkeypatch: 
         before = memory_groups(executor)
         with no_descriptors():
             os.kill(template.facts["pid"], signal.SIGKILL)
-            await until(lambda: templates._keeper._starting is not None)
+            await until(lambda: templates._pool._starting is not None)
             await asyncio.sleep(0)  # it tries to start another, and cannot
         refused = await session.run("x = 1")
         assert refused.status is S.INFRASTRUCTURE

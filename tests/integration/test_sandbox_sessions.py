@@ -467,11 +467,11 @@ async def test_a_cancelled_rebuild_leaves_no_slot() -> None:
         session = await executor.session()
         assert isinstance(session, LocalSession)
         assert (await run(session, "x = 41")).ok
-        keeper = session._keeper
-        await until(lambda: keeper._spare is not None and keeper._spare.pid > 0)
-        spare = keeper._spare
+        sessions = session._sessions
+        await until(lambda: sessions._spare is not None and sessions._spare.pid > 0)
+        spare = sessions._spare
         assert spare is not None and session.tree is not None
-        keeper.end_tree(session.tree)
+        sessions.end_tree(session.tree)
         os.kill(spare.pid, signal.SIGSTOP)  # so the rebuild in it does not end before it is cancelled
         try:
             rebuilding = asyncio.create_task(session.run("x + 1"))
@@ -481,7 +481,7 @@ async def test_a_cancelled_rebuild_leaves_no_slot() -> None:
                 await rebuilding
         finally:
             os.kill(spare.pid, signal.SIGCONT)
-        assert spare not in keeper._trees
+        assert spare not in sessions._trees
         await until(lambda: not is_running(spare.pid))
         assert await value(session, "x + 1") == "42"
 

@@ -128,7 +128,7 @@ async def test_a_prompt_that_is_too_long_is_named_before_anything_is_trained(tmp
         ("guesses.jsonl", "empty.jsonl", r"data set guesses is empty"),
         ("guesses.jsonl", "missing.jsonl", r"missing\.jsonl"),
         ("guesses.jsonl", "held_out.jsonl", r"every one of its 4 problems is evaluated on"),
-        ("format.jsonl", "asked.jsonl", r"sft\.data: every one of its 1 conversations asks what is evaluated on"),
+        ("format.jsonl", "asked.jsonl", r"sft\.data: every one of its 1 conversations asks a question of a benchmark"),
         ("max_tool_output_tokens = 16", "max_tool_output_tokens = 90", r"used up by a single tool result"),
         (
             "[eval]",

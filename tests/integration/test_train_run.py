@@ -103,7 +103,7 @@ def test_the_command_line_trains_is_interrupted_goes_on_and_says_where_all_is(tm
         finally:
             process.kill()
     assert process.returncode == 143, said
-    assert f"to go on: rstar2 train --resume {run}" in said
+    assert f"to resume: rstar2 train --resume {run}" in said
     assert said.endswith("interrupted by SIGTERM\n")
     assert RunView(run).status is RunStatus.INTERRUPTED
 

@@ -125,7 +125,7 @@ def test_it_is_loaded_here_as_the_format_that_it_was_made_of(family: str, words:
     chat, exported = trained(family, words)
     tokenizer = HfTokenizer(exported, name=family)
     again = ChatFormat.of(tokenizer, words)
-    for name in ("end_of_turn", "before_end", "before_user", "before_assistant", "system_words", "stop_token_ids"):
+    for name in ("end_of_turn", "before_end", "before_user", "before_assistant", "system_text", "stop_token_ids"):
         assert getattr(again, name) == getattr(chat, name)
     assert again.before_assistant.count("<reason>") == 1
     for changed in ("", "Other words."):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from rstar2.agent import Agent, AgentLimits, ChatFormat, Observer, ToolSchema, Transcript
-from rstar2.agent.events import CallEnded, CallStarted, Ended, TextGenerated, TurnRestarted, TurnStarted, nobody
+from rstar2.agent.events import CallEnded, CallStarted, Ended, TextGenerated, TurnRestarted, TurnStarted, ignore_event
 from rstar2.engine import Chunk, Engine, EngineLoad, Sampling
 from rstar2.engine.plain_text import PlainTextTokenizer
 from rstar2.engine.scripted import ScriptedEngine, ScriptedPrompt, read_script, replies
@@ -57,7 +57,7 @@ def scripted(*texts: str) -> ScriptedEngine:
     return ScriptedEngine(replies(texts), CHAT.tokenizer, CHAT.end_of_turn_id)
 
 
-def roll(engine: Engine, tool: FakeTool | None = None, observer: Observer = nobody, **limits: Any) -> Trace:
+def roll(engine: Engine, tool: FakeTool | None = None, observer: Observer = ignore_event, **limits: Any) -> Trace:
     agent = Agent(engine, CHAT, AgentLimits(**limits))
     trace = asyncio.run(agent.rollout(QUESTION, [tool or FakeTool()], observer=observer))
     assert decode(Trace, encode(trace)) == trace

@@ -35,14 +35,14 @@ def folder(built: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("words", ["", "Answer briefly."])
 def test_what_it_was_told_in_training_is_told_again(folder: Path, words: str) -> None:
-    write_format(folder, load_chat(folder, system_words=words), TOOL)
-    assert load_chat(folder).system_words == words
-    assert load_chat(folder, system_words="other").system_words == "other"
-    assert load_chat(folder, system_words="").prompt_text("Q?", ()) == (
+    write_format(folder, load_chat(folder, system_text=words), TOOL)
+    assert load_chat(folder).system_text == words
+    assert load_chat(folder, system_text="other").system_text == "other"
+    assert load_chat(folder, system_text="").prompt_text("Q?", ()) == (
         "<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n<reason>"
     )
     (folder / FORMAT_FILE).unlink()
-    assert load_chat(folder).system_words == SYSTEM_TEXT
+    assert load_chat(folder).system_text == SYSTEM_TEXT
 
 
 def test_it_knows_the_tool_that_it_was_trained_with(folder: Path) -> None:

@@ -19,7 +19,7 @@ def closed_port() -> int:
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_nobody_listens_there(scheme: str) -> None:
     address = f"{scheme}127.0.0.1:{closed_port()}"
-    with pytest.raises(UserError, match=f"--cluster is {address}, but nobody answers"), connected(address):
+    with pytest.raises(UserError, match=f"--cluster is {address}, but nothing answers"), connected(address):
         pass
 
 

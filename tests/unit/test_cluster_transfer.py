@@ -229,12 +229,12 @@ class FakeLink:
 
 def test_ranks_in_step_are_not_left_by_one_that_raises() -> None:
     link = FakeLink("start")
-    patient = ErrorKeepingLink(link)
-    patient.init_weight_transfer_engine({})
-    patient.start_weight_update()
-    patient.update_weights({})
-    patient.finish_weight_update()
-    assert link.asked == ["init", "start"] and str(patient.failure) == "start"
+    checked = ErrorKeepingLink(link)
+    checked.init_weight_transfer_engine({})
+    checked.start_weight_update()
+    checked.update_weights({})
+    checked.finish_weight_update()
+    assert link.asked == ["init", "start"] and str(checked.failure) == "start"
 
 
 def test_a_sender_is_called_out_of_a_broadcast_that_an_engine_left() -> None:

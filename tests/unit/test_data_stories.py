@@ -26,13 +26,13 @@ def test_each_comes_out_as_a_positive_whole_number_in_every_step(part: int) -> N
     for story in all_stories()[part::8]:
         assert all(re.search(rf"\{{{name}(:w)?\}}", story.text) for name in story.numbers), story.text
         for seed in range(NUM_DRAWS):
-            told = story.tell(random.Random(seed))
+            filled = story.fill(random.Random(seed))
             values: dict[str, int] = {}
-            exec(told.program, {}, values)
-            assert all(type(value) is int and value > 0 for value in values.values()), told
-            assert values == exact_values(told.program), f"it is rounded somewhere: {told}"
-            assert list(values)[-1] == told.asked
-            assert told.question.endswith("?") and "{" not in told.question, told
+            exec(filled.program, {}, values)
+            assert all(type(value) is int and value > 0 for value in values.values()), filled
+            assert values == exact_values(filled.program), f"it is rounded somewhere: {filled}"
+            assert list(values)[-1] == filled.asked
+            assert filled.question.endswith("?") and "{" not in filled.question, filled
 
 
 def exact_values(program: str) -> dict[str, Fraction]:
@@ -48,9 +48,9 @@ def test_a_program_quotes_each_sentence_once_and_before_its_numbers_are_used() -
         {"a": "2..2", "b": "4..4"},
         ("eggs = a * b", "left = eggs - 3"),
     )
-    told = story.tell(random.Random(1))
-    who = told.question.split()[0]
-    assert told.program.splitlines() == [
+    filled = story.fill(random.Random(1))
+    who = filled.question.split()[0]
+    assert filled.program.splitlines() == [
         f"# {who} has two hens.",
         "# Each lays 4 eggs, and Mr. Lee takes 3 of all.",
         "eggs = 2 * 4",
@@ -63,7 +63,7 @@ def test_none_is_told_like_a_problem_that_is_trained_on() -> None:
     tasks = [task for task in PROBLEM_TASKS if "word_problems" in task]
     known = {part for problem in generate(tasks, 2000, "s") for part in parts(problem.problem)}
     for index, story in enumerate(all_stories()):
-        shared = parts(story.tell(random.Random(index)).question) & known
+        shared = parts(story.fill(random.Random(index)).question) & known
         assert not shared, f"{story.text} has {shared.pop()!r}"
 
 

@@ -53,9 +53,9 @@ async def test_answers_come_under_their_numbers_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("last", "error", "message"),
     [
-        (None, InfrastructureError, "it is gone"),
+        (None, InfrastructureError, "it has disconnected"),
         ({"bad": True}, OSError, "the disk is full"),
-        ("silence", InfrastructureError, "not been heard of for 0.01 s"),
+        ("silence", InfrastructureError, "has sent nothing for 0.01 s"),
     ],
 )
 async def test_who_waits_hears_why_there_is_none(last: Any, error: type[Exception], message: str) -> None:

@@ -43,8 +43,8 @@ def make_policy(
     return load_policy(folder, recipe)
 
 
-def make_chat(folder: Path, system_words: str = "") -> ChatFormat:
-    return ChatFormat.of(HfTokenizer.load(folder), system_words)
+def make_chat(folder: Path, system_text: str = "") -> ChatFormat:
+    return ChatFormat.of(HfTokenizer.load(folder), system_text)
 
 
 def make_rollouts(policy: Policy, num_rollouts: int, seed: int = 0) -> list[Rollout]:

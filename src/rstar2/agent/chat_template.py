@@ -5,11 +5,10 @@ user turn after it, and between that and the next assistant turn. From then on a
 that text, and no earlier turn is rendered a second time. Text from outside cannot forge a turn: a control token in it
 is broken up by a space (`<|im_end|>` becomes `< |im_end|>`).
 
-The tools are described in the system text in Qwen's own words. A Qwen template renders the same bytes as if it had been
-given them itself, and templates without tools, or with other formats for them, work as well.
+The tools are described in the system text as Qwen does. A Qwen template renders the same bytes as if it had been given
+them itself, and templates without tools, or with other formats for them, work as well.
 
-What a user says, and the system's words, are written without white space around them: some templates trim them, others
-do not.
+User texts and the system text are written without white space around them: some templates trim them, others do not.
 """
 
 import json
@@ -42,7 +41,7 @@ QWEN_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""For models that come without a template of their own."""
+"""For models that come without a template."""
 
 _SYSTEM_MARK, _ASSISTANT_MARK, _USER_MARK = "rstar2-system-mark", "rstar2-assistant-mark", "rstar2-user-mark"
 
@@ -65,12 +64,12 @@ class ChatTokenizer(Tokenizer, Protocol):
         ...
 
 
-def with_tools(words: str, functions: Sequence[Mapping[str, Any]]) -> str:
-    """The words of a system turn, and behind them the tools as chat templates and servers describe them."""
+def with_tools(system_text: str, functions: Sequence[Mapping[str, Any]]) -> str:
+    """The text of a system turn, then the tools as chat templates and servers describe them."""
     if not functions:
-        return words
+        return system_text
     lines = "".join("\n" + json.dumps(function, ensure_ascii=False) for function in functions)
-    return f"{words}\n\n{TOOLS_HEAD}{lines}{TOOLS_TAIL}"
+    return f"{system_text}\n\n{TOOLS_HEAD}{lines}{TOOLS_TAIL}"
 
 
 def opened(rendered: str) -> str:
@@ -103,15 +102,15 @@ class ChatFormat:
     before_end: str
     """What the template writes between an assistant's text and its end of turn: mostly nothing."""
     before_user: str
-    """From an assistant's end of turn to the user's text."""
+    """The text from an assistant's end of turn to the user's text."""
     before_assistant: str
-    """The text from the end of the user's words to where the assistant continues."""
-    system_words: str
+    """The text from the end of the user's message to where the assistant continues."""
+    system_text: str
     """The system text before the tools and the question. If empty, there is no system turn."""
     _control: re.Pattern[str] = field(repr=False)
 
     @classmethod
-    def of(cls, tokenizer: ChatTokenizer, system_words: str = SYSTEM_TEXT) -> Self:
+    def of(cls, tokenizer: ChatTokenizer, system_text: str = SYSTEM_TEXT) -> Self:
         """Ask the template. UserError if it cannot be used for conversations of many turns."""
         user_content = tool_responses([_USER_MARK])
         rendered = tokenizer.render(
@@ -144,18 +143,18 @@ class ChatFormat:
             before_end=between[: end.start()],
             before_user=between[end.end() :],
             before_assistant=opened(after_user),
-            system_words=system_words.strip(),
+            system_text=system_text.strip(),
             _control=control,
         )
 
     def prompt_text(self, question: str, tools: Sequence[ToolSchema]) -> str:
-        return self.opening_text(self.system_words, [tool.as_function() for tool in tools], question)
+        return self.opening_text(self.system_text, [tool.as_function() for tool in tools], question)
 
-    def opening_text(self, words: str, functions: Sequence[Mapping[str, Any]], question: str) -> str:
-        """All before the assistant's first words. Without words for it there is no system turn, and no tool in it."""
+    def opening_text(self, system_text: str, functions: Sequence[Mapping[str, Any]], question: str) -> str:
+        """All text before the assistant's first token. Without a system text there is no system turn, and no tools."""
         messages = [{"role": "user", "content": self.harmless(question.strip())}]
-        if words.strip():
-            messages.insert(0, {"role": "system", "content": with_tools(words.strip(), functions)})
+        if system_text.strip():
+            messages.insert(0, {"role": "system", "content": with_tools(system_text.strip(), functions)})
         return opened(self.tokenizer.render(messages))
 
     def user_turn_text(self, content: str, *, after_end_of_turn: bool) -> str:
@@ -165,7 +164,7 @@ class ChatFormat:
 
     def user_turn_ids(self, text: str, *, after_end_of_turn: bool) -> list[int]:
         """The ids of a `user_turn_text`, tokenized alone. Where it follows an end of turn, it is tokenized behind one:
-        some tokenizers treat the start of a text, or what follows a control token, in a way of their own."""
+        some tokenizers treat the start of a text, or the text after a control token, differently."""
         if not after_end_of_turn:
             return self.tokenizer.encode(text)
         first, *ids = self.tokenizer.encode(self.end_of_turn + text)

@@ -75,7 +75,7 @@ def after_calls(
     """Whether the rollout ends with these results. None if they are appended and the model continues."""
     for result in results:
         if result.fault is Fault.INFRASTRUCTURE:
-            reason = f"a tool call failed through no fault of its own, {result.num_attempts} times: {result.text}"
+            reason = f"the infrastructure failed a tool call {result.num_attempts} times: {result.text}"
             return End(Outcome.INFRASTRUCTURE_FAULT, reason)
     if num_appended >= num_tokens_left:
         left = f"{num_tokens_left} of {limits.max_response_tokens} tokens were left"

@@ -49,7 +49,7 @@ AgentEvent = TurnStarted | TextGenerated | TurnRestarted | CallStarted | CallEnd
 Observer = Callable[[AgentEvent], None]
 
 
-def nobody(_event: AgentEvent) -> None:
+def ignore_event(_event: AgentEvent) -> None:
     """The observer that ignores every event."""
 
 

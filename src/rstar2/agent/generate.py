@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from rstar2.agent.chat_template import ASSISTANT_OPENING, ChatFormat
-from rstar2.agent.events import Observer, TextGenerated, TurnRestarted, TurnStarted, nobody
+from rstar2.agent.events import Observer, TextGenerated, TurnRestarted, TurnStarted, ignore_event
 from rstar2.agent.incremental import TextStream
 from rstar2.agent.retry import with_retries
 from rstar2.engine.protocol import Chunk, Sampling
@@ -30,19 +30,19 @@ async def generate_turn(
     generate: Generate,
     chat: ChatFormat,
     request: TurnRequest,
-    observer: Observer = nobody,
+    observer: Observer = ignore_event,
     *,
     max_retries: int,
     clock: Callable[[], float],
     waited_s: Callable[[], float],
-    tells_text: bool = True,
+    reports_text: bool = True,
 ) -> Turn:
     """InfrastructureError if the engine still fails after `max_retries` retries. `waited_s` says how long the turn that
     just ended had waited for an engine."""
     observer(TurnStarted(request.turn, ASSISTANT_OPENING))
     try:
         return await with_retries(
-            lambda: _attempt(generate, chat, request, observer if tells_text else None, clock, waited_s),
+            lambda: _attempt(generate, chat, request, observer if reports_text else None, clock, waited_s),
             max_retries,
             on_retry=lambda error: observer(TurnRestarted(request.turn, str(error))),
         )
@@ -86,7 +86,7 @@ async def _attempt(
 
 
 def sampling_of_turn(sampling: Sampling, turn: int) -> Sampling:
-    """A rollout has one seed. Each of its turns gets a seed of its own, so that no two draw the same numbers."""
+    """A rollout has one seed. Each of its turns gets another seed, so that no two draw the same numbers."""
     return sampling if sampling.seed is None else replace(sampling, seed=zlib.crc32(f"{sampling.seed}/{turn}".encode()))
 
 

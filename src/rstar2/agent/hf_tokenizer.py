@@ -1,4 +1,4 @@
-"""A Hugging Face folder's tokenizer and chat template behind the agent's seam. Needs the `train` extra; no weights."""
+"""A Hugging Face folder's tokenizer and chat template for the agent. Needs the `train` extra; no weights."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -34,7 +34,7 @@ def spell_tags(backend: Any, tags: Collection[str]) -> Any:
     from tokenizers import Tokenizer
 
     content = json.loads(backend.to_str())
-    # An added token is renamed and not removed: those behind it are numbered anew when a tokenizer is read.
+    # An added token is renamed and not removed: those after it get new ids when a tokenizer is read.
     names = {token["content"]: spelled_name(token["id"]) for token in content["added_tokens"]}
     names = {tag: name for tag, name in names.items() if tag in tags}
     for token in content["added_tokens"]:

@@ -1,7 +1,7 @@
 """A conversation as it grows, exact in tokens.
 
 Invariant: ids are only ever put behind ids. The model's own stay as the engine reported them; what the environment says
-is tokenized once, alone, when it is appended. Whoever asks the engine for the next turn sends `token_ids`.
+is tokenized once, alone, when it is appended. A request for the next turn sends `token_ids` to the engine.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Transcript:
         return self.prompt_ids + tuple(token_id for ids in pieces for token_id in ids)
 
     def num_tokens_after(self, num_turns: int) -> int:
-        """Tokens behind the first so many turns, the model's and the environment's."""
+        """Tokens after the first `num_turns` turns, the model's and the environment's."""
         return sum(len(turn.token_ids) + len(turn.appended_ids) for turn in self.turns[num_turns:])
 
     def with_turn(self, turn: Turn) -> Self:

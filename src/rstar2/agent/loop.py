@@ -12,7 +12,7 @@ from functools import partial
 
 from rstar2.agent.chat_template import ChatFormat, tool_responses
 from rstar2.agent.end_rules import AgentLimits, End, after_calls, after_turn
-from rstar2.agent.events import Ended, Observer, nobody
+from rstar2.agent.events import Ended, Observer, ignore_event
 from rstar2.agent.generate import TurnRequest, generate_turn, sampling_of_turn
 from rstar2.agent.incremental import Transcript, with_user_text
 from rstar2.agent.parse import ParsedCall, parse_calls
@@ -34,8 +34,8 @@ class Agent:
     """How tokens are drawn. The stop tokens are the chat format's, whatever is set here."""
     clock: Callable[[], float] = time.monotonic
     waited_s: Callable[[], float] = lambda: 0.0
-    """How long the turn that just ended waited for a place, where somebody gives places on engines."""
-    tells_text: bool = True
+    """How long the turn that just ended waited in a scheduler's queue, if there is one."""
+    reports_text: bool = True
     """Whether observers get the text as it comes, which has to be decoded for them chunk by chunk."""
 
     async def rollout(
@@ -44,11 +44,11 @@ class Agent:
         tools: Sequence[Tool],
         *,
         trace_id: str | None = None,
-        observer: Observer = nobody,
+        observer: Observer = ignore_event,
         start: Transcript | None = None,
     ) -> Trace:
-        """One attempt at one problem. The tools serve this rollout alone; whoever made them closes them. `start` is the
-        problem's `Transcript.start` with these tools, for whoever has it already: siblings share it."""
+        """One attempt at one problem. The tools serve this rollout alone; the caller closes them. `start` is the
+        problem's `Transcript.start` with these tools, if the caller has it already: siblings share it."""
         session = trace_id or uuid.uuid4().hex
         transcript = start or Transcript.start(self.chat, problem.problem, [tool.schema for tool in tools])
         try:
@@ -66,7 +66,7 @@ class Agent:
         )
 
     async def converse(
-        self, transcript: Transcript, tools: Sequence[Tool], *, session: str, observer: Observer = nobody
+        self, transcript: Transcript, tools: Sequence[Tool], *, session: str, observer: Observer = ignore_event
     ) -> tuple[Transcript, End]:
         """The assistant's turns from here on, until it has answered or must end. The limits count from here."""
         table, num_before, end = by_name(tools), len(transcript.turns), None
@@ -93,7 +93,7 @@ class Agent:
                 max_retries=self.limits.max_fault_retries,
                 clock=self.clock,
                 waited_s=self.waited_s,
-                tells_text=self.tells_text,
+                reports_text=self.reports_text,
             )
         except InfrastructureError as error:
             return transcript, End(Outcome.INFRASTRUCTURE_FAULT, f"the engine failed: {error}")
@@ -112,7 +112,7 @@ class Agent:
         return transcript.with_turn(answered if end is None else turn), end
 
     def _calls_of(self, turn: Turn, tools: Mapping[str, Tool]) -> tuple[ParsedCall, ...]:
-        """None of a turn that was cut off: a call that could not be finished is no malformed call."""
+        """The calls of the turn. A turn that was cut off has none: an unfinished call is not a malformed one."""
         if turn.stop_reason is not StopReason.END_OF_TURN:
             return ()
         text = turn.text.removesuffix(self.chat.end_of_turn)

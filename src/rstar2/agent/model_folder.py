@@ -17,9 +17,9 @@ from rstar2.errors import UserError
 
 FORMAT_FILE = "agent_format.json"
 TEMPLATE_FILE = "chat_template.jinja"
-"""Where `transformers` looks for it first."""
+"""The file in which `transformers` looks for a chat template first."""
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-"""Where it looked in earlier versions."""
+"""The file of the chat template in earlier versions of `transformers`."""
 GENERATION_FILE = "generation_config.json"
 
 
@@ -27,7 +27,7 @@ GENERATION_FILE = "generation_config.json"
 class AgentFormat:
     """What a model was trained with; the defaults for one that was not trained here."""
 
-    system_words: str = SYSTEM_TEXT
+    system_text: str = SYSTEM_TEXT
     tool_tags: ToolTags = "token"
     tool: str | None = None
     """The name of the one tool that it knows."""
@@ -36,19 +36,19 @@ class AgentFormat:
 def load_chat(
     folder: Path,
     template: TemplateName = "model",
-    system_words: str | None = None,
+    system_text: str | None = None,
     tool_tags: ToolTags | None = None,
 ) -> ChatFormat:
-    """`system_words`, `tool_tags` None: what the model was trained with, or the report's words and tags of one token
+    """`system_text`, `tool_tags` None: what the model was trained with, or the report's text and tags of one token
     each."""
     trained = read_format(folder)
     tokenizer = HfTokenizer.load(folder, template, trained.tool_tags if tool_tags is None else tool_tags)
-    return ChatFormat.of(tokenizer, trained.system_words if system_words is None else system_words)
+    return ChatFormat.of(tokenizer, trained.system_text if system_text is None else system_text)
 
 
 def write_format(folder: Path, chat: ChatFormat, tool: str) -> None:
     """Into a model folder: how the model was trained to hold a conversation, for this program and for others."""
-    values = {"system_text": chat.system_words, "tool": tool}
+    values = {"system_text": chat.system_text, "tool": tool}
     if isinstance(chat.tokenizer, HfTokenizer):
         if chat.tokenizer.tool_tags == "text":
             values["tool_tags"] = chat.tokenizer.tool_tags
@@ -74,13 +74,13 @@ def read_format(folder: Path) -> AgentFormat:
         return AgentFormat()
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-        words, tool_tags = values["system_text"], values.get("tool_tags", AgentFormat().tool_tags)
+        system_text, tool_tags = values["system_text"], values.get("tool_tags", AgentFormat().tool_tags)
         tool = values.get("tool")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file} is damaged ({error}): export the model again, or remove the file") from error
-    for name, value in (("system_text", words), ("tool", tool or "")):
+    for name, value in (("system_text", system_text), ("tool", tool or "")):
         if not isinstance(value, str):
             raise UserError(f"{file}: {name} must be a string, not {type(value).__name__}")
     if tool_tags not in get_args(ToolTags):
         raise UserError(f"{file}: tool_tags must be one of {', '.join(get_args(ToolTags))}, not {tool_tags!r}")
-    return AgentFormat(words, tool_tags, tool)
+    return AgentFormat(system_text, tool_tags, tool)

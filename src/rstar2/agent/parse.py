@@ -20,7 +20,7 @@ from rstar2.records import ToolCall, ToolResult, ToolStatus
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_NESTING = 32
-"""Of objects and lists in a call, itself included: ten times what tools need, and far from any recursion limit."""
+"""How deep a call may nest objects and lists, itself included: ten times what tools need, below any recursion limit."""
 
 FIRST_WINDOW = 4096
 EDGE = 16

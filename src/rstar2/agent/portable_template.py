@@ -1,11 +1,11 @@
 """The chat template that a trained model comes with, for every program but this one.
 
 `transformers`, vLLM and other servers ask `chat_template.jinja` how a conversation is written. The template here gives
-them the text that the model was trained on: the same system words and tools, the same opening of each assistant turn,
+them the text that the model was trained on: the same system text and tools, the same opening of each assistant turn,
 tool results and calls as the agent writes them. Only control tokens in what a user says are not broken up.
 
-Given to `ChatFormat`, it makes the same conversations, so a model can be trained further. `system_text` may be
-given to it, in place of the words that it has for conversations without a system turn of their own.
+Given to `ChatFormat`, it makes the same conversations, so a model can be trained further. `system_text` may be given to
+it. It replaces the default text of conversations without a system turn.
 """
 
 import json
@@ -83,7 +83,7 @@ def portable_template(chat: ChatFormat, tokenizer: HfTokenizer) -> str:
     if not chat.before_assistant.startswith(user_end):
         user_end = ""  # such a template closes a user's turn only where it opens the assistant's
     texts = {
-        "trained_system_text": chat.system_words,
+        "trained_system_text": chat.system_text,
         "before_system": before_system,
         "after_system": after_system,
         "before_first_user": tokenizer.render([user]).partition(_USER_MARK)[0],

@@ -1,7 +1,7 @@
 """The two Python tools: a fresh program with its stdin at each call, and a notebook that keeps its variables.
 
-What the model reads is stdout; with no stdout, the value of the last expression; and for a program that failed, what it
-printed before, then its traceback or the limit that it ran into.
+The model reads stdout; with no stdout, the value of the last expression; and for a program that failed, what it printed
+before, then its traceback or the limit that it ran into.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ def _text_of(execution: Execution) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PythonTool:
-    """Satisfies `Tool`: each call is a program of its own."""
+    """Satisfies `Tool`: each call is a separate program."""
 
     executor: Executor
     limits: Limits = field(default_factory=Limits)

@@ -1,6 +1,6 @@
 """The part of JSON Schema that tools describe their arguments with, and the check of a value against it.
 
-What is not understood is refused when the tool is defined, so that no rule of a schema goes unchecked at a call.
+An unknown rule is refused when the tool is defined, so that every rule of a schema is checked at a call.
 """
 
 from collections.abc import Mapping

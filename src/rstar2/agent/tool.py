@@ -1,7 +1,7 @@
-"""The seam between the agent and what it may call: a schema for the model, an async call that returns a typed result.
+"""The interface of tools that the agent may call: a schema for the model, an async call that returns a typed result.
 
-A tool object serves one rollout, and may keep state for it; whoever made it closes it. What a call is given has been
-checked against the schema. What fails through no fault of the call is raised, as InfrastructureError or whatever it is:
+A tool object serves one rollout, and may keep state for it; its maker closes it. The arguments of a call have been
+checked against the schema. A failure that is not the call's fault is raised, as InfrastructureError or whatever it is:
 it is retried, and if it stays ends the rollout without a score; the model never sees it.
 """
 
@@ -36,7 +36,7 @@ class ToolSchema:
             raise UserError(f"tool {self.name}: {error}") from None
 
     def as_function(self) -> dict[str, Any]:
-        """As chat templates and OpenAI-compatible servers write it."""
+        """The schema in the form of chat templates and OpenAI-compatible servers."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 

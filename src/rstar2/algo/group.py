@@ -57,7 +57,7 @@ class Choice:
 def choose_rollouts(
     rewards: ArrayLike, penalties: ArrayLike, settings: RocSettings, rng: np.random.Generator
 ) -> Choice:
-    """From one reward (NaN: none) and one penalty for each rollout."""
+    """Choose from one reward (NaN: none) and one penalty for each rollout."""
     scores = np.asarray(rewards, dtype=np.float64)
     kept = resample(
         scores,

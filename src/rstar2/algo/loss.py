@@ -58,7 +58,7 @@ class Tokens:
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
     loss: Tensor
-    """To call `backward` on: this micro-batch's share of the step's loss, times `num_averaged_ranks`."""
+    """Call `backward` on this. It is this micro-batch's share of the step's loss, times `num_averaged_ranks`."""
     metrics: dict[str, Tensor]
     """Scalars without gradient. Summed over micro-batches and ranks, each is a mean over the step's tokens."""
 

@@ -1,4 +1,4 @@
-"""What a batch still lacks, for whoever samples on until it is full. Groups are never split."""
+"""How much a batch still lacks, so that the caller can sample until it is full. Groups are never split."""
 
 from collections.abc import Iterable, Sequence
 

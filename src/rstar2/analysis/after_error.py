@@ -1,6 +1,6 @@
 """What the model does after a failed tool call. Pure; from typed results, never from words in the model's text.
 
-An error is a turn of which at least one call failed by the model's own doing; the calls of one turn are written before
+An error is a turn of which at least one call failed through the model's fault; the calls of one turn are written before
 any of their results are seen, so they are one attempt. The reaction is read from the next turn that calls again.
 """
 
@@ -15,7 +15,7 @@ from rstar2.records import Fault, Outcome, ToolCall, ToolResult, ToolStatus, Tra
 NEARLY_SAME = 0.9
 """Two codes are nearly the same from this similarity on: 2 M / (A + B), for M of their A and B tokens in common."""
 MAX_COMPARED_TOKENS = 2000
-"""Of each code; comparing is quadratic, and 2,000 tokens are some 200 lines."""
+"""The compared part of each code. Comparing is quadratic, and 2,000 tokens are some 200 lines."""
 
 
 class Reaction(StrEnum):
@@ -37,7 +37,7 @@ class ErrorReaction:
     turn: int
     """Whose call failed, from 0."""
     status: ToolStatus
-    """Of the first call of the turn that failed."""
+    """The status of the turn's first failed call."""
     reaction: Reaction
 
 
@@ -110,7 +110,7 @@ def code_of(call: ToolCall) -> str:
 
 
 def are_nearly_same(first: str, second: str) -> bool:
-    """By names, numbers and signs; spaces and line breaks do not count."""
+    """Compares names, numbers and signs; spaces and line breaks do not count."""
     old, new = (_CODE_TOKEN.findall(code)[:MAX_COMPARED_TOKENS] for code in (first, second))
     matcher = difflib.SequenceMatcher[str](None, old, new, autojunk=False)
     # The first two are cheap upper bounds of the third: most pairs are far apart.

@@ -35,7 +35,7 @@ class TraceSummary:
 
 @dataclass(frozen=True, slots=True)
 class LookedAt:
-    """What a sample is a sample of."""
+    """The source of a sample."""
 
     steps: tuple[int, ...]
     num_traces: int
@@ -57,7 +57,7 @@ class Analysis:
     """Traces that hold the measure for each of their tokens. Figures of tokens are about these."""
     has_texts: bool
     entropy: EntropySummary | None
-    """None if no trace holds the measure."""
+    """The summary of the measure; None if no trace holds it."""
     kinds: dict[TokenKind, KindWords]
     """Empty without texts or measure."""
     around_responses: tuple[ResponseCurve, ...]

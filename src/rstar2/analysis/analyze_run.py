@@ -38,7 +38,7 @@ class StepSample:
 
 
 def sample_step(run: RunView, step: int, max_traces: int) -> StepSample:
-    """At most so many traces of the step, each subset equally likely, in the order of the file."""
+    """At most `max_traces` of the step, each subset equally likely, in the order of the file."""
     path = segment(run.layout.traces, step)
     draw = random.Random(f"{_SEED}:{step}")
     drawn: list[tuple[int, Line]] = []
@@ -61,7 +61,7 @@ def _decoded(path: Path, lines: Sequence[tuple[int, Line]]) -> Iterator[Trace]:
 
 
 def sample_newest(run: RunView, steps: Sequence[int], max_traces: int) -> list[StepSample]:
-    """So many traces of the last of these steps; where it has fewer, of the steps before it as well."""
+    """At most `max_traces` of the last of these steps; if it has fewer, of the steps before it as well."""
     samples, num_left = list[StepSample](), max_traces
     for step in sorted(steps, reverse=True):
         if num_left == 0:
@@ -72,19 +72,19 @@ def sample_newest(run: RunView, steps: Sequence[int], max_traces: int) -> list[S
 
 
 def spread(steps: Sequence[int], max_steps: int) -> list[int]:
-    """At most so many of the steps, evenly over all, the first and the last among them."""
+    """At most `max_steps` of the steps, evenly spread, with the first and the last."""
     if len(steps) <= max_steps:
         return list(steps)
     return [steps[round(index * (len(steps) - 1) / (max_steps - 1))] for index in range(max_steps)]
 
 
 MAX_TRACES = 64
-"""As many as the report looks at."""
+"""The number of traces that the report analyses."""
 MAX_CURVE_STEPS = 100
 
 
-def nobody(num_done: int, num_parts: int) -> None:
-    """The watcher that does not look."""
+def ignore_progress(num_done: int, num_parts: int) -> None:
+    """Progress that is not shown."""
 
 
 def analyze_run(
@@ -94,7 +94,7 @@ def analyze_run(
     token_texts: TokenTexts | None = None,
     measure: Measure = Measure.ENTROPY,
     max_traces: int = MAX_TRACES,
-    on_progress: Callable[[int, int], None] = nobody,
+    on_progress: Callable[[int, int], None] = ignore_progress,
 ) -> Analysis:
     """`max_traces` bounds the traces whose tokens are looked at, and those of each step for the errors over training.
     `on_progress` gets the number of parts done and of all parts."""

@@ -13,7 +13,7 @@ from itertools import groupby
 from rstar2.records import ANSWER_CLOSE, ANSWER_OPEN, StopReason, Turn, answer_blocks
 
 NUM_FIRST_TOKENS = 16
-"""So many tokens from the start of a turn count as the first after a tool response: a sentence, more or less."""
+"""How many tokens at the start of a turn count as the first after a tool response: a sentence, more or less."""
 
 
 class TokenClass(StrEnum):
@@ -94,7 +94,7 @@ def _classes_of_chars(text: str, raw_calls: Sequence[str]) -> list[TokenClass]:
         paint(block_start, block_end, TokenClass.CALL_SYNTAX)
         for value_start, value_end in _argument_texts(text[start:end]):
             paint(start + value_start, start + value_end, TokenClass.CODE)
-        # What a call says about answers and reasoning is no answer and no reasoning.
+        # Answer and reasoning tags inside a call are not an answer and not reasoning.
         parts += [text[seen_end:block_start], "\n" * (block_end - block_start)]
         seen_end = block_end
     outside = "".join([*parts, text[seen_end:]])
@@ -110,7 +110,7 @@ def _classes_of_chars(text: str, raw_calls: Sequence[str]) -> list[TokenClass]:
 
 
 def _calls(text: str, raw_calls: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
-    """Of each call: where its block starts, its content starts and ends, its block ends."""
+    """For each call: where its block starts, its content starts and ends, its block ends."""
     num_seen, block_end = 0, 0
     while (block_start := text.find(_CALL_OPEN, block_end)) >= 0:
         start = block_start + len(_CALL_OPEN)

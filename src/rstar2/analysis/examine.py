@@ -24,7 +24,7 @@ class Measure(StrEnum):
     """What the number is, in nats."""
 
     ENTROPY = "entropy"
-    """Of the distribution that the token was drawn from."""
+    """The entropy of the distribution that the token was drawn from."""
     SURPRISAL = "surprisal"
     """Minus the log-probability of the token that was drawn. Its mean is the entropy, a single value is not: it
     says that an unlikely token came, not that many were likely. Only for runs that recorded no entropies."""
@@ -59,7 +59,7 @@ class Response(StrEnum):
 
     SUCCESSFUL = "successful"
     FAILED = "failed"
-    """At least one of them failed by the model's own doing."""
+    """At least one of them failed through the model's fault."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,14 +97,14 @@ class TraceTokens:
 
 
 def response_of(turn: Turn) -> Response | None:
-    """None if no result came back to the model."""
+    """The response to the turn's calls; None if no result came back to the model."""
     if not turn.results:
         return None
     return Response.FAILED if any(result.status.is_tool_error for result in turn.results) else Response.SUCCESSFUL
 
 
 def examine(trace: Trace, token_texts: TokenTexts | None, measure: Measure = Measure.ENTROPY) -> TraceTokens | None:
-    """None if the trace has no token, or not the measure of each."""
+    """The tokens of a trace; None if it has no token, or lacks the measure of some."""
     values = trace_values(trace, measure)
     if values is None:
         return None
@@ -130,5 +130,5 @@ def _read(turn: Turn, pieces: Sequence[str], values: Floats, is_high: Bools, fol
 
 
 def _same(first: str, second: str) -> bool:
-    """Up to spaces at the ends and bytes that are no text, which decoders treat in ways of their own."""
+    """Up to spaces at the ends and bytes that are no text, which decoders treat differently."""
     return first.replace("\ufffd", "").strip() == second.replace("\ufffd", "").strip()

@@ -32,7 +32,7 @@ REACTION_LABELS = {
 }
 _REACTION_COLOURS = dict(zip(Reaction, "ebcdf", strict=True))
 _BAR_OPACITY = 0.45
-"""So that text is readable upon the colour."""
+"""The colour is light enough for text on it."""
 _RESPONSE_COLOURS = {Response.SUCCESSFUL: "a", Response.FAILED: "b"}
 
 
@@ -44,9 +44,9 @@ def draw_figures(analysis: Analysis, source: str) -> dict[str, str]:
         figures["entropy-by-class.svg"] = _by_class(analysis.entropy, measure, caption)
     if analysis.around_responses:
         figures["entropy-around-responses.svg"] = _around(analysis.around_responses, measure, caption)
-    for kind, words in analysis.kinds.items():
-        if words.words:
-            figures[f"{kind}-words.svg"] = _word_bars(kind, words, measure, caption)
+    for kind, found in analysis.kinds.items():
+        if found.words:
+            figures[f"{kind}-words.svg"] = _word_bars(kind, found, measure, caption)
     if analysis.after_errors.num_errors:
         figures["after-errors.svg"] = _after_errors(analysis, f"{source} · {analysis.num_traces} traces")
     if any(row.right.num_calls or row.wrong.num_calls for row in analysis.over_training):
@@ -107,9 +107,9 @@ def _around(curves: Iterable[ResponseCurve], measure: str, caption: str) -> str:
     return picture(WIDTH, 420, f"{measure.capitalize()} around tool responses", caption, parts)
 
 
-def _word_bars(kind: TokenKind, words: KindWords, measure: str, caption: str) -> str:
+def _word_bars(kind: TokenKind, found: KindWords, measure: str, caption: str) -> str:
     """The most frequent words, with their number of occurrences as bars."""
-    shown = words.words[:MAX_SHOWN_WORDS]
+    shown = found.words[:MAX_SHOWN_WORDS]
     top, row_height, left, width = 96, 18, 200, 560
     by_value = sorted(shown, key=lambda word: word.mean_value)
     colours = {word.text: "fca"[min(2, 3 * rank // len(by_value))] for rank, word in enumerate(by_value)}
@@ -121,7 +121,7 @@ def _word_bars(kind: TokenKind, words: KindWords, measure: str, caption: str) ->
         parts.append(label_at(left - 10, y + 12, text, anchor="end"))
         parts.append(rect(left, y + 2, length, row_height - 5, colours[word.text]))
         parts.append(label_at(left + length + 6, y + 12, f"{word.count:,}", name="faint"))
-    about = f"{caption} · {words.num_tokens:,} {kind} tokens, most frequent words first"
+    about = f"{caption} · {found.num_tokens:,} {kind} tokens, most frequent words first"
     return picture(WIDTH, top + row_height * len(shown) + 16, f"Words of {kind} tokens", about, parts)
 
 

@@ -14,9 +14,9 @@ MAX_LISTED_WORDS = 200
 class WordCount:
     text: str
     count: int
-    """Of its occurrences with a token of the kind that the list is about."""
+    """How often it occurs with a token of the list's kind."""
     num_occurrences: int | None
-    """In all prose of the sample; not counted of phrases."""
+    """How often it occurs in all prose of the sample; None for phrases."""
     mean_value: float
     """Over the counted occurrences, of the highest value among such tokens of each."""
 
@@ -43,7 +43,7 @@ class WordCounter:
 
 @dataclass(frozen=True, slots=True)
 class KindWords:
-    """Of one kind: how many tokens, and in which words."""
+    """The number of tokens of one kind, and their words."""
 
     num_tokens: int
     words: tuple[WordCount, ...]

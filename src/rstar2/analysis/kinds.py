@@ -33,7 +33,8 @@ def find_kinds(
     *,
     follows_response: bool,
 ) -> tuple[TokenKind | None, ...]:
-    """Of each token of a turn. `touched`: the words, by index, that the token has a character of."""
+    """The kind of each token of a turn. `touched`: for each token, the indices of the words that it has a character
+    of."""
     start, end = _reflection_run(classes, is_high) if follows_response else (0, 0)
     kinds: list[TokenKind | None] = []
     for place, found in enumerate(classes):

@@ -15,7 +15,7 @@ class CallCount:
 
     @property
     def error_share(self) -> float | None:
-        """None without a call."""
+        """The share of failed calls; None without a call."""
         return self.num_errors / self.num_calls if self.num_calls else None
 
     def with_trace(self, trace: Trace) -> Self:
@@ -38,7 +38,7 @@ class StepErrors:
 
 
 def is_right(trace: Trace) -> bool | None:
-    """By its reward; without one, by its verdict. None if nobody judged it."""
+    """Whether its reward, or else its verdict, says that it is right. None if it was not judged."""
     if trace.reward is not None:
         return trace.reward > 0
     if trace.verdict is None or trace.verdict is Verdict.UNDECIDED:

@@ -166,7 +166,7 @@ def _share(value: float, limits: tuple[float, float]) -> float:
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers within the limits, at most about so many."""
+    """Round numbers within the limits, about `most` of them."""
     if high - low < 10**-_TICK_DIGITS:
         return [low]
     step = 10.0 ** math.floor(math.log10((high - low) / most))

@@ -1,4 +1,4 @@
-"""A rollout on the terminal while it happens: reasoning, code, results and the answer told apart."""
+"""A rollout on the terminal while it happens: reasoning, code, results and the answer in different styles."""
 
 import json
 

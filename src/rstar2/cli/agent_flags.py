@@ -38,7 +38,7 @@ _FIELDS = {
     "samples": "eval.num_samples",
     "seed": "seed",
 }
-"""By option: the field of a recipe that it sets."""
+"""The field of a recipe that each option sets."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""From a recipe to an agent that is ready to be asked. What was opened is closed."""
+"""From a recipe to an agent that is ready for questions. Everything that is opened is closed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a command line says: a recipe, and what no recipe can say."""
+    """A command line's request: a recipe, and values that no recipe has."""
 
     recipe: "Recipe"
     tools: tuple[str, ...] = ()
@@ -35,9 +35,9 @@ class ReadyAgent:
     agent: "Agent"
     model: "OpenedModel"
     executor: "Executor"
-    """Where its programs run: shared by all conversations."""
+    """Runs its programs; shared by all conversations."""
     make_tools: "Callable[[], list[Tool]]"
-    """For one conversation; whoever makes them closes them."""
+    """For one conversation; the caller closes them."""
 
     @asynccontextmanager
     async def tools(self) -> "AsyncIterator[list[Tool]]":
@@ -80,8 +80,9 @@ async def ready_agent(asked: Asked, progress: "Console") -> AsyncIterator[ReadyA
 
 @asynccontextmanager
 async def open_executor(recipe: "Recipe", *, at_once: bool = False) -> "AsyncIterator[Executor]":
-    """A service that cannot be reached is an error here and now. A sandbox of this machine starts in the background
-    if it is wanted `at_once`, and else with the first program; whoever runs one waits for it, or gets its error."""
+    """A service that cannot be reached is an error here and now. A sandbox of this machine starts in the background if
+    it is wanted `at_once`, and else with the first program. Each call of the executor waits for the start, or gets its
+    error."""
     from rstar2.rollout.setup import make_executor
     from rstar2.sandbox.local import LocalExecutor
 
@@ -101,7 +102,7 @@ async def open_executor(recipe: "Recipe", *, at_once: bool = False) -> "AsyncIte
 
 
 def _tool_names(asked: Asked, model: "OpenedModel") -> Sequence[str]:
-    """Those asked for, else the recipe's, else the one that the model was trained with."""
+    """The tools of the command line, else the recipe's, else the one that the model was trained with."""
     from rstar2.agent import read_format
 
     trained = None if model.folder is None else read_format(model.folder).tool

@@ -127,9 +127,9 @@ def _print(analysis: "Analysis", notes: Sequence[str]) -> None:
             table.add_row(name, f"{summary.num_tokens:,}", *shown, f"{summary.high_share:.1%}")
         console.print(f"\n[bold]Tokens[/] of {analysis.num_measured_traces} traces")
         console.print(table)
-    for kind, words in analysis.kinds.items():
-        most = ", ".join(f"{word.text} {word.count}" for word in words.words[:12]) or "no words"
-        console.print(f"\n[bold]{kind.capitalize()}[/] tokens: {words.num_tokens:,}")
+    for kind, found in analysis.kinds.items():
+        most = ", ".join(f"{word.text} {word.count}" for word in found.words[:12]) or "no words"
+        console.print(f"\n[bold]{kind.capitalize()}[/] tokens: {found.num_tokens:,}")
         console.print(Text(f"  {most}"))
     errors = analysis.after_errors
     if errors.num_errors:

@@ -1,4 +1,4 @@
-"""`rstar2 chat`: a conversation that goes on; the model sees all of it, and a notebook keeps its variables."""
+"""`rstar2 chat`: a conversation of several questions. The model sees all of it, and a notebook keeps its variables."""
 
 import sys
 
@@ -24,7 +24,7 @@ def chat_command(flags: AgentFlags) -> None:
 
     asked = Asked(asked_recipe(flags, BRIEF), tuple(flags.tools or ()), flags.num_threads)
     console = Console()
-    # Between messages the event loop stands still, so that waiting for a line needs no thread and Ctrl-C ends it.
+    # Between messages the event loop does not run, so that waiting for a line needs no thread and Ctrl-C ends it.
     with asyncio.Runner() as runner:
         opening = AsyncExitStack()
         try:

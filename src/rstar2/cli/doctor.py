@@ -1,4 +1,4 @@
-"""`rstar2 doctor`: what this machine can do, and what to do about what it cannot."""
+"""`rstar2 doctor`: what this machine can do, what is missing, and how to fix it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

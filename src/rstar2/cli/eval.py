@@ -58,7 +58,7 @@ def eval_command(
     ] = None,
     num_problems: Annotated[
         int | None,
-        _measure("--problems", metavar="N", min=1, help="At most so many problems of a benchmark, drawn by the seed."),
+        _measure("--problems", metavar="N", min=1, help="At most N problems of a benchmark, drawn by the seed."),
     ] = None,
     has_tools: Annotated[bool, _measure("--tools/--no-tools", help="Without tools: plain chain of thought.")] = True,
     entropies: Annotated[
@@ -150,7 +150,7 @@ def _split(bench: str) -> list[str]:
 
 
 def _check(plan: "EvalPlan", asked: "Asked", judge: JudgeFlags) -> None:
-    """What can be found out before a run folder is made."""
+    """Checks that need no run folder."""
     if asked.tools and not plan.settings.has_tools:
         raise UserError("--tool and --no-tools exclude each other: give one of them")
     judges = make_judges(plan, judge, executor=None)

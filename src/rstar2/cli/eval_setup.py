@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rstar2.sandbox import Executor
 
 PROMPT_SHARE = 8
-"""Of the cache, one part in so many is for the prompt of a conversation."""
+"""The prompt of a conversation gets one part in this many of the cache."""
 _judge = in_panel("Judge of Arena-Hard")
 
 
@@ -73,7 +73,7 @@ def keep_tokenizer(model: "OpenedModel", target: Path) -> None:
 
 
 def load_benchmarks(plan: "EvalPlan", recipe: "Recipe") -> "list[Benchmark]":
-    """Those of the plan. A set of the recipe's own [data] goes by its name there."""
+    """The benchmarks of the plan. A set of the recipe's [data] is named as there."""
     from rstar2.data import load_problems
 
     own = {name: load_problems(name, recipe.data[name], recipe.seed) for name in plan.benchmarks if name in recipe.data}

@@ -39,7 +39,7 @@ class Interrupts:
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """KeyboardInterrupt when a signal has ended it."""
-        self._watch()  # Ray has put a handler of its own there.
+        self._watch()  # Ray has installed its own handler there.
 
         async def main() -> None:
             self._running = asyncio.current_task()

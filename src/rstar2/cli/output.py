@@ -1,7 +1,7 @@
 """What all verbs share: how results are printed and what exit codes mean.
 
-0: it worked. 1: it ran, and the answer is no (the program failed, the machine falls short). 2: the user's mistake.
-3: our machinery or the machine failed. 130: interrupted by Ctrl-C; 143: by SIGTERM, where a verb can go on later.
+0: it worked. 1: it ran, and the answer is no (the program failed, the machine falls short). 2: the user's mistake. 3:
+our machinery or the machine failed. 130: interrupted by Ctrl-C; 143: by SIGTERM, where a command can resume later.
 """
 
 import errno
@@ -32,7 +32,7 @@ _WRONG_PATH = frozenset(
         *(errno.EROFS, errno.EEXIST, errno.ENOTEMPTY),
     )
 )
-"""Failures of the system that another path, or other rights to it, would mend. All others are the machine's."""
+"""System errors that the user can fix by another path or other permissions. All others are the machine's."""
 
 
 def print_json(value: Any) -> None:
@@ -57,7 +57,7 @@ def errors_as_sentences() -> Iterator[None]:
         note(f"failed: {error}")
         raise SystemExit(ExitCode.INFRASTRUCTURE) from None
     except OSError as error:
-        # Wherever a file is opened, and whatever for: the system's own words say what is wrong with it.
+        # Wherever a file is opened, and whatever for: the system's message says what is wrong with it.
         if error.errno is None or error.filename is None:
             raise
         is_users = error.errno in _WRONG_PATH

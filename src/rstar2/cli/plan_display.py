@@ -129,7 +129,7 @@ def _cost(plan: RecipePlan, total_s: float) -> tuple[str, str]:
 
 
 def _duration(seconds: float) -> str:
-    """In the unit that a person would use."""
+    """The duration in a unit that is easy to read."""
     if seconds == 0:
         return ""
     for least_s, unit_s, unit in ((172_800, 86_400, "days"), (7200, 3600, "h"), (1800, 60, "min")):

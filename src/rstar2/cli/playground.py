@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class AgentSolver:
-    """Satisfies `Solver`. An engine is loaded with its first problem and kept; each problem has tools of its own."""
+    """Satisfies `Solver`. An engine is loaded with its first problem and kept; each problem has its own tools."""
 
     def __init__(self, asked: "Sequence[Asked]") -> None:
         self._asked = {_name(each): each for each in asked}
@@ -70,7 +70,7 @@ class AgentSolver:
 
 
 class EventTranslator:
-    """From what an agent's observer is told to what the page shows, for one rollout."""
+    """Turns the agent's events of one rollout into those that the page shows."""
 
     def __init__(self) -> None:
         from rstar2.agent.events import SpanReader

@@ -20,7 +20,7 @@ def minutes(seconds: float) -> str:
 
 @contextmanager
 def every_so_often(tick: Callable[[], None], period_s: float = LINE_PERIOD_S) -> Iterator[None]:
-    """Calls `tick` from a thread of its own while the block runs, however busy the block is."""
+    """Calls `tick` from a separate thread while the block runs, however busy the block is."""
     ended = threading.Event()
 
     def run() -> None:
@@ -38,7 +38,7 @@ def every_so_often(tick: Callable[[], None], period_s: float = LINE_PERIOD_S) ->
 
 @contextmanager
 def counted(what: str, total: int, period_s: float = LINE_PERIOD_S) -> Iterator[Callable[[], None]]:
-    """Shows how many of `total` are done. The caller calls what it is given once for each."""
+    """Shows how many of `total` are done. The caller calls the yielded function once for each."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

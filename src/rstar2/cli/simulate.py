@@ -139,7 +139,7 @@ def _write_measured(model: str, path: Path | None) -> None:
 
 
 async def _measure_embedded(folder: Path) -> "EngineModel":
-    """On the device that the engine would choose."""
+    """Measure on the device that the engine would choose."""
     from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
     from rstar2.engine.embedded.options import choose_device
     from rstar2.rollout.simulator import MeasurePlan, measure

@@ -52,12 +52,12 @@ def solve_command(
 async def _solve(question: str, asked: "Asked", *, is_shown: bool) -> "Trace":
     from rich.console import Console
 
-    from rstar2.agent.events import nobody
+    from rstar2.agent.events import ignore_event
     from rstar2.cli.agent_display import AgentDisplay
     from rstar2.cli.agent_setup import ready_agent
     from rstar2.records import Problem
 
     async with ready_agent(asked, Console(stderr=True)) as ready, ready.tools() as tools:
-        observer = AgentDisplay(Console()) if is_shown else nobody
+        observer = AgentDisplay(Console()) if is_shown else ignore_event
         trace = await ready.agent.rollout(Problem("solve", question, answer=""), tools, observer=observer)
     return replace(trace, model=ready.model.name)

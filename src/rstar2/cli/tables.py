@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: cells wrap between words, and columns that have no room go below, never away."""
+"""Tables that fit the terminal: cells wrap, and columns that do not fit go below the row. Nothing is cut."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -70,7 +70,7 @@ def split_columns(least: Sequence[int], width: int) -> list[list[int]]:
 
 
 def share_width(least: Sequence[int], natural: Sequence[int], width: int) -> list[int]:
-    """Every column gets what it needs at least; what is left goes to those that want little more first."""
+    """Every column gets its minimum; the rest goes first to the columns that need little more."""
     widths = list(least)
     spare = width - sum(least) - GAP * (len(least) - 1)
     order = sorted(range(len(least)), key=lambda index: natural[index] - least[index])

@@ -6,8 +6,8 @@ from collections.abc import MutableMapping
 from rstar2.errors import UserError
 
 SPIN_COUNT = 1000
-"""A few microseconds. GNU's OpenMP spins for milliseconds where nobody says otherwise: two runs on the same cores then
-keep each other from running."""
+"""A few microseconds. GNU's OpenMP spins for milliseconds by default: two runs on the same cores then keep each other
+from running."""
 
 
 def bound_spinning(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -25,7 +25,7 @@ def check_threads(num_threads: int | None) -> None:
 
 
 def use_threads(num_threads: int | None) -> None:
-    """As many threads as asked for, or as there are cores for this process. Loads torch."""
+    """Use `num_threads`, or as many as this process has cores. Loads torch."""
     import torch
 
     from rstar2.sandbox.local import usable_cores

@@ -16,7 +16,7 @@ from rstar2.errors import UserError
 
 
 def tool_maker(file: Path) -> Callable[[], Tool]:
-    """What makes a tool for one conversation; it was called once, and what it returned is a tool."""
+    """Makes a tool for one conversation. It was called once, and returned a tool."""
     from runpy import run_path
 
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""`rstar2 train`: from a recipe to an agent, in one process or on a cluster; killed at any moment, it can go on."""
+"""`rstar2 train`: from a recipe to an agent, in one process or on a cluster. A killed run can be resumed."""
 
 import sys
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def train_command(
     run: Annotated[
         Path | None, typer.Option(help="Folder of the run, new or empty; by default runs/<name>-<time>.")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume a run that was stopped.")] = None,
     num_threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="CPU threads of torch; by default the cores of the machine.")
     ] = None,
@@ -48,9 +48,9 @@ def train_command(
     """Train a model by a recipe. Everything is kept in the run folder: traces, metrics, checkpoints, a report."""
     check_threads(num_threads)
     if (recipe is None) == (resume is None):
-        raise UserError("give a recipe to start a run, or --resume RUN to go on with one")
+        raise UserError("give a recipe to start a run, or --resume RUN to resume one")
     if resume is not None and (overrides or run is not None or dry_run):
-        raise UserError("--resume goes on by the run's own recipe: leave --set, --run and --dry-run out")
+        raise UserError("--resume uses the run's own recipe: leave --set, --run and --dry-run out")
     if dry_run:
         assert recipe is not None
         _dry_run(recipe, overrides or [])
@@ -144,7 +144,7 @@ def _train(prepared: "Prepared", num_threads: int | None, cluster: str | None, i
     except BaseException:
         if (prepared.folder / "run.json").exists():
             where = "" if cluster is None else f" --cluster {cluster}"
-            note(f"to go on: rstar2 train --resume {prepared.folder}{where}")
+            note(f"to resume: rstar2 train --resume {prepared.folder}{where}")
         raise
     finally:
         for writer in writers:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 BARS = "▁▂▃▄▅▆▇█"
 NUM_POINTS = 48
-"""Of a curve: what fits beside its name on 80 columns."""
+"""The points of a curve: as many as fit beside its name on 80 columns."""
 CURVES = (
     ("accuracy", "accuracy", "{:.0%}"),
     ("groups_kept", "groups kept", "{:.0f}"),
@@ -40,11 +40,11 @@ class Wait:
     num_ended: int = 0
 
     def step_ended(self) -> None:
-        """Rollouts that a later step has begun by now are still under way."""
+        """Rollouts that a later step has begun are still running."""
         self.num_begun = max(0, self.num_begun - self.num_ended)
         self.num_ended = 0
 
-    def words(self, now_s: float) -> str:
+    def text(self, now_s: float) -> str:
         counted = f", {self.num_ended} of {self.num_begun} ended" if self.what == "rollouts" else ""
         return f"waiting for {self.what}{counted}, {minutes(now_s - self.since_s)}"
 
@@ -94,23 +94,23 @@ class Progress:
 
     @property
     def waiting(self) -> str | None:
-        """What the run waits for, in words."""
+        """What the run waits for, as text."""
         wait = self._wait  # another thread may end it meanwhile
-        return None if wait is None else wait.words(self._clock())
+        return None if wait is None else wait.text(self._clock())
 
     def say(self, message: str) -> None:
         self.messages.append(message)
 
     @property
     def done_share(self) -> float | None:
-        """Of the phase, in rollouts or in steps."""
+        """The finished share of the phase, in rollouts or in steps."""
         if not self.num_steps:
             return None
         return min(1.0, (self.num_rollouts if counts_rollouts(self.name) else self.num_done) / self.num_steps)
 
     @property
     def left_s(self) -> float | None:
-        """Of the phase, at its pace so far."""
+        """The time left in the phase, at its pace so far."""
         share, before = self.done_share, self.num_done_before / self.num_steps if self.num_steps else 0.0
         if share is None or share <= before:
             return None
@@ -122,7 +122,7 @@ class Progress:
 
 
 def _next_wait(wait: Wait | None, what: str, now_s: float) -> Wait:
-    """The counts go on: rollouts of the next step may be under way while the run waits for an update."""
+    """The counts continue: rollouts of the next step may be running while the run waits for an update."""
     return Wait(what, now_s) if wait is None else Wait(what, now_s, wait.num_begun, wait.num_ended)
 
 
@@ -152,7 +152,7 @@ class Lines:
             self._num_done = step + 1
             if step % 100:
                 return
-        shown = [f"{words} {form.format(values[key])}" for key, words, form in CURVES if key in values]
+        shown = [f"{label} {form.format(values[key])}" for key, label, form in CURVES if key in values]
         if stage == "sft":
             shown.insert(0, f"loss {values['loss']:.3f}")
         self._print(f"  {stage} {step}: " + ", ".join(shown))
@@ -179,7 +179,7 @@ class Lines:
             return
         wait = self._wait  # another thread may end it meanwhile
         if wait is not None:
-            self._print(f"  {wait.words(self._clock())}")
+            self._print(f"  {wait.text(self._clock())}")
         elif self._phase:
             self._print(f"  {self._phase}: {self._num_done} of {self._num_in_phase} {self._unit} done")
 
@@ -229,9 +229,9 @@ def render(progress: Progress) -> "RenderableType":
     if progress.done_share is not None:
         parts.append(ProgressBar(total=1.0, completed=progress.done_share, width=70))
     table = Table.grid(padding=(0, 2))
-    for key, words, form in CURVES:
+    for key, label, form in CURVES:
         if points := progress.curves[key]:
-            table.add_row(words, form.format(points[-1]), Text(sparkline(points), style="cyan"))
+            table.add_row(label, form.format(points[-1]), Text(sparkline(points), style="cyan"))
     for name, accuracy in progress.evaluations:
         table.add_row(f"held out after {name}", f"{accuracy:.1%}", "")
     parts.append(table)
@@ -240,7 +240,7 @@ def render(progress: Progress) -> "RenderableType":
 
 
 class LiveView:
-    """Draws itself anew four times a second, from whatever `progress` says."""
+    """Redraws itself four times a second, from the values of `progress`."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

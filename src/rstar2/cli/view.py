@@ -66,7 +66,7 @@ def view_command(
     unnamed: list[str | None] = [None] if is_one_named else []
     asked = [Asked(asked_recipe(flags, BRIEF, model=model), (), flags.num_threads) for model in models or unnamed]
     if asked and not is_loopback(host):
-        raise UserError(f"--host {host} with an engine would let everybody there use it: leave one of them out")
+        raise UserError(f"--host {host} with an engine would let other machines use it: leave one of them out")
     if not runs and not demo:
         raise UserError("which run? give one or more run directories, or --demo")
     with _demo_run(wanted=demo) as demo_runs:
@@ -102,7 +102,7 @@ async def _serve(
         async with serving(app, host, port) as url:
             note(f"looking at {', '.join(reader.key for reader in readers)}: {url} (Ctrl-C ends)")
             if not is_loopback(host):
-                note("everybody who can reach this address can read these runs")
+                note("anyone who can reach this address can read these runs")
             if opens_browser:
                 webbrowser.open(url)
             await _until_signal()

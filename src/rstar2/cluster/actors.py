@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from rstar2.errors import InfrastructureError, UserError
 
 MAX_CONCURRENT_CALLS = 10_000
-"""Of one actor: a long poll must never block another call."""
+"""The limit of one actor: a long poll must never block another call."""
 
 
 class ActorLost(InfrastructureError):  # noqa: N818
@@ -60,7 +60,7 @@ def settled(call: Any) -> "asyncio.Future[Any]":
     waiter: asyncio.Future[Any] = loop.create_future()
 
     def settle(done: "Future[Any]") -> None:
-        with suppress(RuntimeError):  # The loop is closed, and nobody waits.
+        with suppress(RuntimeError):  # The loop is closed, so no task waits.
             loop.call_soon_threadsafe(_hand_over, done, waiter)
 
     call.future().add_done_callback(settle)
@@ -107,7 +107,7 @@ async def ask_each(actors: Mapping[str, Any], method: str, *arguments: Any, dead
 
 
 def machine_address() -> str:
-    """Of the machine that this process runs on, as the others of the cluster reach it."""
+    """The address of this machine, as the other machines of the cluster reach it."""
     address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     return address
 
@@ -118,14 +118,14 @@ def living_machines() -> list[str]:
 
 
 def resources() -> dict[str, float]:
-    """Of the full cluster, free or not."""
+    """The resources of the full cluster, free or not."""
     found: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Where an actor runs: what is needed to kill one that hangs."""
+    """The process of an actor, so that one that hangs can be killed."""
 
     machine: str
     pid: int
@@ -146,7 +146,7 @@ def kill(actor: Any, process: Process | None = None) -> None:
 
 @ray.remote
 def _end_process(pid: int) -> None:
-    """Only if it is still an actor of Ray: its pid may have been reused."""
+    """Kill the process if it is still an actor of Ray: its pid may have been reused."""
     with suppress(OSError):
         if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
             os.kill(pid, signal.SIGKILL)

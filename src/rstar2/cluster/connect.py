@@ -73,7 +73,7 @@ def _require_listener(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), ANSWER_S).close()
     except OSError as error:
-        raise UserError(f"{said} is {named}, but nobody answers there ({error}): is that Ray running?") from None
+        raise UserError(f"{said} is {named}, but nothing answers there ({error}): is that Ray running?") from None
 
 
 def _import_ray() -> Any:

@@ -31,7 +31,7 @@ TURN_S = 600.0
 """Timeout for an engine to sleep or to wake."""
 REPLACE_PAUSE_S = 1.0
 MAX_FAILED_STARTS = 5
-"""In a row, of one place: a machine on which no engine starts is given up."""
+"""After this many failed starts in a row, a place of the placement group stays empty."""
 
 
 class EngineFleet:
@@ -63,7 +63,7 @@ class EngineFleet:
         self._processes: dict[str, Process] = {}
         self._engines: dict[str, RemoteEngine] = {}
         self._given_up: set[str] = set()
-        self._keepers: list[asyncio.Task[None]] = []
+        self._supervisors: list[asyncio.Task[None]] = []
         self._version: int | None = None
         """The version that was delivered last; None if engines have the weights that they were started with."""
         self._is_changing = asyncio.Lock()
@@ -79,7 +79,7 @@ class EngineFleet:
     async def start(self) -> None:
         """Start all engines; raises the error of one that cannot be started after all retries."""
         joined = [asyncio.get_running_loop().create_future() for _ in self._placement.engine_bundles]
-        self._keepers = [
+        self._supervisors = [
             asyncio.create_task(self._keep(bundle, future))
             for bundle, future in zip(self._placement.engine_bundles, joined, strict=True)
         ]
@@ -106,9 +106,9 @@ class EngineFleet:
         self._may_start.set()
 
     async def close(self) -> None:
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for supervisor in self._supervisors:
+            supervisor.cancel()
+        await asyncio.gather(*self._supervisors, return_exceptions=True)
         for name in list(self._actors):
             await self._drop(name)
 
@@ -120,7 +120,7 @@ class EngineFleet:
         self._give_up(await ask_each(self._joined(), method, deadline_s=TURN_S))
 
     def _give_up(self, failures: Mapping[str, str]) -> None:
-        """Their keepers notice that they are lost and start others, or have done so already."""
+        """Their supervisor tasks notice that they are lost and start others, or have done so already."""
         for name, why in failures.items():
             actor = self._actors.get(name)
             if actor is None:
@@ -158,7 +158,7 @@ class EngineFleet:
             else:
                 first.set_result(None)
             why = await engine.lost()
-            self._report(f"{why}: its rollouts go on elsewhere, and another engine is started")
+            self._report(f"{why}: its rollouts continue elsewhere, and another engine is started")
             self._driver.lose_engine(name)
             await self._drop(name)
 

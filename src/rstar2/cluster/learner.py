@@ -26,7 +26,7 @@ from rstar2.train.learning.update import Rollout, UpdateSettings
 START_S = 1800.0
 """A large model comes from a shared disk."""
 SEND_S = 1500.0
-"""Longer than the steps of a transfer, each of which has a timeout of its own: beyond this, a rank hangs."""
+"""Longer than the steps of a transfer, each of which has its own timeout: beyond this, a rank hangs."""
 
 
 class RankedLearner:
@@ -155,5 +155,5 @@ class RankedLearner:
 
 
 def _absolute(path: Path) -> Path:
-    """Ranks have working directories of their own."""
+    """Ranks have other working directories."""
     return path.absolute()

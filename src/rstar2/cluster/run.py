@@ -1,7 +1,7 @@
 """A training run on a cluster, which resumes when a rank of the learner is lost.
 
-Engines and sandbox nodes are replaced while the run continues. A rank holds a shard of the weights that nobody else
-has: when it is lost, the run resumes from its last checkpoint, in this same process. Finished rollouts are reused.
+Engines and sandbox nodes are replaced while the run continues. A rank holds the only copy of its shard of the weights:
+when it is lost, the run resumes from its last checkpoint, in this same process. Finished rollouts are reused.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from rstar2.train.workbench import Workbench
 MAX_LOSSES_WITHOUT_PROGRESS = 5
 """Ranks that are lost repeatedly before a checkpoint is saved have a cause that a retry does not fix."""
 PAUSE_S = 15.0
-"""Between two losses without progress: it takes Ray a while to see that a machine is gone."""
+"""Between two losses without progress: it takes Ray a while to see that a machine is lost."""
 REPLACEMENT_S = 1800.0
 """How long a run waits for a machine that takes the place of a lost one."""
 
@@ -31,12 +31,14 @@ REPLACEMENT_S = 1800.0
 async def train_on_cluster(
     prepared: Prepared, observer: Observer, argv: Sequence[str] | None = None, silence_s: float = SILENCE_S
 ) -> None:
-    """To the end of the recipe, on the Ray that this process is connected to."""
+    """Train to the end of the recipe, on the Ray that this process is connected to."""
     num_losses, last_seen = 0, -1
 
     def open_workbench(recipe: Recipe, folder: Path, chat: ChatFormat) -> AbstractAsyncContextManager[Workbench]:
-        patience_s = REPLACEMENT_S if num_losses else 0.0
-        return open_cluster_workbench(recipe, folder, chat, observer.say, silence_s=silence_s, patience_s=patience_s)
+        grow_timeout_s = REPLACEMENT_S if num_losses else 0.0
+        return open_cluster_workbench(
+            recipe, folder, chat, observer.say, silence_s=silence_s, grow_timeout_s=grow_timeout_s
+        )
 
     while True:
         try:

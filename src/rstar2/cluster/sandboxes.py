@@ -68,12 +68,12 @@ class SandboxCluster:
         self._report = report
         self._token = secrets.token_hex(32)
         self._actors: dict[str, Any] = {}
-        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._supervisors: dict[str, asyncio.Task[None]] = {}
         self._watcher: asyncio.Task[None] | None = None
 
     @property
     def actors(self) -> dict[str, Any]:
-        """By machine id."""
+        """The actors by machine id."""
         return dict(self._actors)
 
     async def start(self) -> None:
@@ -84,7 +84,7 @@ class SandboxCluster:
         self._watcher = asyncio.create_task(self._watch_machines())
 
     async def close(self) -> None:
-        tasks = [*self._keepers.values(), *([self._watcher] if self._watcher else ())]
+        tasks = [*self._supervisors.values(), *([self._watcher] if self._watcher else ())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -93,11 +93,11 @@ class SandboxCluster:
             kill(actor)
 
     def _keep_new_machines(self) -> "list[asyncio.Future[None]]":
-        new = [node_id for node_id in living_machines() if node_id not in self._keepers]
+        new = [node_id for node_id in living_machines() if node_id not in self._supervisors]
         joined = []
         for node_id in new:
             first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._keepers[node_id] = asyncio.create_task(self._keep(node_id, first))
+            self._supervisors[node_id] = asyncio.create_task(self._keep(node_id, first))
             joined.append(first)
         return joined
 
@@ -105,7 +105,7 @@ class SandboxCluster:
         while True:
             await asyncio.sleep(WATCH_PERIOD_S)
             for first in self._keep_new_machines():
-                first.set_result(None)  # nobody waits for it
+                first.set_result(None)  # it has no waiter
 
     async def _keep(self, node_id: str, first: "asyncio.Future[None]") -> None:
         """Keeps a node running on this machine until the run ends or the machine leaves."""
@@ -131,9 +131,9 @@ class SandboxCluster:
                 while True:
                     await answer(actor.pid.remote())
                     await asyncio.sleep(CHECK_PERIOD_S)
-            self._report(f"the sandbox on node {node_id[:8]} is gone: its calls are rerun elsewhere")
+            self._report(f"the sandbox on node {node_id[:8]} has disconnected: its calls are rerun elsewhere")
             self.pool.lose_node(url)
             await self.pool.remove_node(url, 0.0)
             kill(actor)
-        del self._keepers[node_id], self._actors[node_id]
+        del self._supervisors[node_id], self._actors[node_id]
         self._report(f"machine {node_id[:8]} left, and its sandbox with it")

@@ -1,7 +1,7 @@
 """A driver that is killed is restarted, and resumes its run.
 
 The driver is a child of this process, which does nothing but wait for it. If the driver exits by itself, with success
-or an error, that is the end; only a signal that nobody here sent is a reason to restart it.
+or an error, that is the end; only a signal from outside is a reason to restart it.
 """
 
 import ctypes

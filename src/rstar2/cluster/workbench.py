@@ -26,7 +26,7 @@ from rstar2.rollout.setup import make_driver, make_executor, make_roller
 from rstar2.sandbox.pool import PoolExecutor
 from rstar2.train.workbench import Workbench, engine_options
 
-ENGINE_PATIENCE_S = 1800.0
+ENGINE_TIMEOUT_S = 1800.0
 """How long rollouts wait while the only engine is restarted."""
 RESERVE_S = 600.0
 ROOM_PERIOD_S = 2.0
@@ -69,13 +69,13 @@ async def open_cluster_workbench(
     report: Callable[[str], None],
     *,
     silence_s: float = SILENCE_S,
-    patience_s: float = 0.0,
+    grow_timeout_s: float = 0.0,
 ) -> AsyncIterator[Workbench]:
-    """`report` is called for everything that is lost and replaced. `patience_s`: how long to wait for a cluster that is
-    too small to grow."""
+    """`report` is called for everything that is lost and replaced. `grow_timeout_s`: how long to wait for a cluster
+    that is too small to grow."""
     cluster = recipe.cluster
     assert cluster is not None
-    await _await_room(recipe, patience_s, report)
+    await _await_room(recipe, grow_timeout_s, report)
     placement = place(cluster)
     async with AsyncExitStack() as stack:
         group = await _reserve(placement)
@@ -90,7 +90,7 @@ async def open_cluster_workbench(
             stack.push_async_callback(executor.close)
         learner = await RankedLearner.start(recipe, folder, group, placement, NUM_CPU_THREADS)
         stack.callback(learner.close)
-        driver = make_driver(recipe, patience_s=ENGINE_PATIENCE_S)
+        driver = make_driver(recipe, engine_timeout_s=ENGINE_TIMEOUT_S)
         plan = _engine_plan(recipe, folder)
         fleet = EngineFleet(
             plan,
@@ -109,8 +109,8 @@ async def open_cluster_workbench(
         yield ClusterWorkbench(roller, learner, fleet, await learner.weights_id())
 
 
-async def _await_room(recipe: Recipe, patience_s: float, report: Callable[[str], None]) -> None:
-    deadline_s, has_said = time.monotonic() + patience_s, False
+async def _await_room(recipe: Recipe, grow_timeout_s: float, report: Callable[[str], None]) -> None:
+    deadline_s, has_said = time.monotonic() + grow_timeout_s, False
     while True:
         try:
             return require_room(recipe, resources(), len(living_machines()))

@@ -1,8 +1,8 @@
-"""Combinations that cannot work, each told in one sentence.
+"""Combinations of fields that cannot work, each with a message of one sentence.
 
-Pure: a recipe whose fields are all valid one by one goes in, what is impossible about it comes out, all of it. Each
-finding names the fields that it was concluded from, so that a reader of a faulty file can leave out conclusions from
-values that are themselves in doubt.
+Pure: takes a recipe whose single fields are valid, and yields everything that is impossible about it. Each finding
+names the fields that it was concluded from, so that a reader of a faulty file can leave out conclusions from values
+that are themselves in doubt.
 """
 
 import difflib
@@ -84,7 +84,7 @@ def _engine(recipe: "Recipe") -> Iterator[Impossibility]:
         )
     if recipe.trains and engine.kind in ("openai", "scripted"):
         yield _no(
-            f'cannot be "{engine.kind}" in training, whose weights nobody here can change; use "embedded"',
+            f'cannot be "{engine.kind}" in training: rstar2 cannot change its weights; use "embedded"',
             "engine.kind",
         )
     yield from _engine_source(recipe)
@@ -246,7 +246,7 @@ def _stages(recipe: "Recipe") -> Iterator[Impossibility]:
     for index, stage in enumerate(recipe.stages):
         if counts[stage.name] > 1 and stage.name in seen:
             yield _no(
-                f'is "{stage.name}", as of an earlier stage; stages need names of their own', ("stages", index, "name")
+                f'is "{stage.name}", as of an earlier stage; give each stage its own name', ("stages", index, "name")
             )
         seen.add(stage.name)
         wanted = stage.difficulty_filter

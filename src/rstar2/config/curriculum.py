@@ -44,8 +44,8 @@ class DataSet(Section):
     num_problems: int | None = Field(
         None,
         ge=1,
-        description="At most so many are used, drawn with the seed. Left out, all of the set. A procedural set "
-        "generates exactly so many, and needs the number.",
+        description="The largest number of problems to use, drawn with the seed. Left out, all of the set. A "
+        "procedural set needs the number, and generates exactly that many.",
     )
 
     @field_validator("source")
@@ -127,5 +127,5 @@ class EvalSection(Section):
     )
     max_turns: int = Field(30, ge=1, description="Assistant turns of one rollout. The report's 30.")
     every_steps: int | None = Field(
-        None, ge=1, description="Evaluate every so many training steps too. Left out, only after warm-up and stages."
+        None, ge=1, description="Evaluate after every N training steps too. Left out, only after warm-up and stages."
     )

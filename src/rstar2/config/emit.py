@@ -14,7 +14,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def to_toml(recipe: Recipe, *, only_given: bool = False) -> str:
-    """`only_given` leaves out the fields that nobody has set, and so keeps their defaults open."""
+    """`only_given` leaves out the fields that were not set, so their defaults may change later."""
     return "\n".join(_table(recipe.model_dump(exclude_unset=only_given), "")).strip() + "\n"
 
 

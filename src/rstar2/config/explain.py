@@ -28,7 +28,7 @@ class FieldHelp:
     type: str
     required: bool
     default: Any
-    """None if it must be given, or is off unless given."""
+    """The default value; None if the field is required, or off unless given."""
     example: Any
     """A valid value, for what must be given."""
     description: str

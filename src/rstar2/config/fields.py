@@ -1,4 +1,4 @@
-"""Where a dotted path leads in the models of a recipe, and how types and values are called in plain words.
+"""Where a dotted path leads in the models of a recipe, and what types and values are called in plain English.
 
 The reference (`explain`) and the error messages both speak through here, so they cannot disagree.
 """
@@ -30,7 +30,7 @@ class Place:
     path: Path
     field: FieldInfo | None
     type: Any
-    """None if the path leads nowhere."""
+    """The type of the field; None if there is no such field."""
 
 
 def place_of(path: Path) -> Place:
@@ -57,7 +57,7 @@ def is_section(kind: Any) -> bool:
 
 
 def without_none(kind: Any) -> Any:
-    """`X` for `X | None`: a value that may be left out is never written as nothing, so users need not hear of it."""
+    """`X` for `X | None`: a value that may be left out is never written as null, so users need not know of it."""
     if get_origin(kind) in (Union, types.UnionType):
         (kind,) = (option for option in get_args(kind) if option is not type(None))
     return kind
@@ -68,11 +68,11 @@ def type_words(kind: Any, field: FieldInfo | None = None) -> str:
     for item in [] if field is None else field.metadata:
         if isinstance(item, Table):
             return f"{', '.join(map(json.dumps, item))} or package.module:name"
-    bounds = [] if field is None else [words for item in field.metadata if (words := _bound_words(item))]
-    return ", ".join([_kind_words(without_none(kind)), *bounds])
+    bounds = [] if field is None else [text for item in field.metadata if (text := _bound_text(item))]
+    return ", ".join([_kind_name(without_none(kind)), *bounds])
 
 
-def _kind_words(kind: Any) -> str:
+def _kind_name(kind: Any) -> str:
     if kind in _PLAIN:
         return _PLAIN[kind]
     if is_section(kind):
@@ -83,16 +83,16 @@ def _kind_words(kind: Any) -> str:
         return f"{', '.join(others)} or {last}"
     if origin is tuple:
         return "list of tables" if is_section(args[0]) else f"list of {_plural(args[0])}"
-    assert origin is dict, f"a field of type {kind} has no words yet"
+    assert origin is dict, f"a field of type {kind} has no name yet"
     return "tables by name"
 
 
 def _plural(kind: Any) -> str:
-    words = _kind_words(kind)
-    return f"{words}s" if kind in _PLAIN else words
+    name = _kind_name(kind)
+    return f"{name}s" if kind in _PLAIN else name
 
 
-def _bound_words(item: Any) -> str:
+def _bound_text(item: Any) -> str:
     match item:
         case annotated_types.Ge(ge=low):
             return f"at least {low}"

@@ -1,7 +1,7 @@
 """Everything that is wrong with a parsed recipe, in sentences.
 
 A faulty value is reported and replaced by its default or example, and checking continues, so that one mistake does not
-hide the next. What would only follow from a replaced value is not reported.
+hide the next. Mistakes that only follow from a replaced value are not reported.
 """
 
 import copy
@@ -110,10 +110,10 @@ def _choice_hint(kind: Any, value: Any) -> str:
     return f'; did you mean "{meant}"?' if meant is not None else ""
 
 
-def _with_article(words: str) -> str:
-    if words.startswith(("true or false", '"', "tables")):
-        return words
-    return f"an {words}" if words.startswith("integer") else f"a {words}"
+def _with_article(kind: str) -> str:
+    if kind.startswith(("true or false", '"', "tables")):
+        return kind
+    return f"an {kind}" if kind.startswith("integer") else f"a {kind}"
 
 
 def _replace_faulty(tree: dict[str, Any], path: Path) -> Path:

@@ -11,7 +11,7 @@ TINY_NAMES = ("tiny:llama", "tiny:qwen3")
 
 
 class Tiny(Section):
-    """`[model.tiny]`: the sizes of a model that is built from nothing, with a tokenizer of its own."""
+    """`[model.tiny]`: the sizes of a model that is built from nothing, with its own tokenizer."""
 
     num_layers: int = Field(4, ge=1, description="Transformer layers. Few: a CPU pays for each in every token.")
     hidden_size: int = Field(

@@ -1,8 +1,8 @@
 """The line of each key in a TOML text.
 
-The standard parser keeps no positions, and a message without a line sends its reader searching. The text is taken
-apart into statements with that same parser (a statement is the fewest lines that parse by themselves), so strings and
-lists over many lines need no grammar of their own here. The text must be valid TOML.
+The standard parser keeps no positions, and a message without a line sends its reader searching. The text is taken apart
+into statements with that same parser (a statement is the fewest lines that parse by themselves), so strings and lists
+over many lines need no separate grammar here. The text must be valid TOML.
 """
 
 import tomllib
@@ -70,7 +70,7 @@ def _table_path(parsed: dict[str, Any], num_entries: dict[Path, int]) -> Path:
 
 
 def _paths(node: Any, path: Path) -> Iterator[Path]:
-    """Of everything inside the node; without recursion, since a dotted key may be of any depth."""
+    """The paths of everything inside the node. Not recursive, since a dotted key may have any depth."""
     pending: list[tuple[Any, Path]] = [(node, path)]
     while pending:
         node, path = pending.pop()

@@ -21,7 +21,7 @@ from rstar2.records import Problem
 
 SOURCE_KINDS = ("procedural", "catalog", "hub", "file")
 NUM_GENERATED = 100
-"""Of a procedural set that is named without a number."""
+"""The size of a procedural set that is named without a number."""
 
 
 def source_of(name: str) -> str:
@@ -42,7 +42,7 @@ def grading_of(name: str) -> Grading:
 
 
 def local_files_of(name: str, data_dir: Path | None = None) -> tuple[Path, ...]:
-    """The files of the user's that it names; none for what is generated or lies in the hub's cache."""
+    """The user's files that it names; none for generated sets and for those in the hub's cache."""
     kind, _, rest = source_of(name).partition(":")
     if kind == "file":
         return (Path(rest).expanduser(),)
@@ -73,7 +73,8 @@ def load_any(
 
 
 def holds_conversations(source: str) -> bool:
-    """Of a source as in a recipe. The first row of a file that can be read tells; a hub set is taken for problems."""
+    """Whether a recipe's source holds conversations: the first readable row of a file decides. A hub set holds
+    problems."""
     kind, _, rest = source.partition(":")
     match kind:
         case "catalog":

@@ -41,7 +41,7 @@ class Grading(StrEnum):
     ANSWER = "answer"
     """The answer in the box against the gold, by `rstar2.grading`."""
     INSTRUCTIONS = "instructions"
-    """IFEval's checks of the whole response."""
+    """IFEval's checks of the full response."""
     CALLS = "calls"
     """BFCL's comparison of the calls that were made."""
     MULTI_TURN_CALLS = "multi_turn_calls"

@@ -54,7 +54,7 @@ def optional_text(row: Row, names: Sequence[str]) -> str | None:
 
 
 def ordered_json(value: Any) -> str:
-    """With the fields in the order of the data, where somebody sees it."""
+    """With the fields in the order of the data, for display."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

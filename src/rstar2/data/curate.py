@@ -1,6 +1,6 @@
 """Which problems of a set are fit for reinforcement learning, and why the others are not. Pure.
 
-The report's curation: integer answers alone, nothing that stands in a benchmark, nothing that is already solved; and
+The report's curation: integer answers alone, nothing that occurs in a benchmark, nothing that is already solved; and
 what any set needs before its golds can be trusted: no two golds for one text, no text twice, no figure that is not
 there. Every problem is either kept or rejected for one reason, the first of `Reason` that holds.
 """
@@ -45,7 +45,7 @@ class Reason(StrEnum):
 @dataclass(frozen=True, slots=True)
 class CurationRules:
     min_overlap_share: float = 0.0
-    """Of a benchmark problem's runs of words, the share that must be found again; 0 means that one is enough."""
+    """The share of a benchmark problem's runs of words that must occur; 0 means that one is enough."""
     min_samples: int = 8
     """A pass rate over fewer scored rollouts decides nothing. The report's 8."""
     drops_unsolved: bool = False

@@ -26,7 +26,7 @@ class Curriculum:
     num_held_out: int
     """Problems that were taken out of training because they are evaluated on."""
     num_held_out_conversations: int
-    """Of the warm-up, for the same reason."""
+    """Conversations that were taken out of the warm-up for the same reason."""
 
 
 def load_curriculum(recipe: Recipe) -> Curriculum:
@@ -63,7 +63,7 @@ def load_curriculum(recipe: Recipe) -> Curriculum:
     conversations = tuple(conversation for conversation in found if not _asks(conversation, held_out))
     with mistakes.noted():
         if found and not conversations:
-            raise UserError(f"sft.data: every one of its {len(found)} conversations asks what is evaluated on")
+            raise UserError(f"sft.data: every one of its {len(found)} conversations asks a question of a benchmark")
     mistakes.raise_any()
     return Curriculum(conversations, tuple(stages), benchmarks, num_held_out, len(found) - len(conversations))
 
@@ -86,7 +86,7 @@ def data_mistakes(reading: RecipeReading) -> tuple[str, ...]:
 
 
 def _problems(name: str, recipe: Recipe) -> tuple[Problem, ...]:
-    """Of a set of `[data]`, or of a benchmark."""
+    """The problems of a set of `[data]`, or of a benchmark."""
     if name in recipe.data:
         return load_problems(name, recipe.data[name], recipe.seed)
     if find_set(name).grading is not Grading.ANSWER:

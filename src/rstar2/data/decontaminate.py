@@ -1,4 +1,4 @@
-"""Whether a problem stands in a benchmark: they share a run of eight words.
+"""Whether a problem occurs in a benchmark: they share a run of eight words.
 
 The report's rule. Words are runs of letters and digits in lower case, so notation, line breaks and punctuation hide
 nothing; LaTeX commands count as words on both sides. Texts of fewer than eight words match if they are equal as words.
@@ -21,7 +21,7 @@ _WORD = re.compile(r"[^\W_]+")
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """The benchmark's problem that has most in common, and the share of its runs of words that are found again."""
+    """The benchmark's problem that has most in common, and the share of its runs of words that the problem contains."""
 
     benchmark: str
     problem_id: str
@@ -33,7 +33,7 @@ def words_of(text: str) -> list[str]:
 
 
 def grams_of(text: str) -> set[Gram]:
-    """Every run of eight words; the whole text where it has fewer."""
+    """Every run of eight words; all of the text if it has fewer."""
     words = words_of(text)
     if len(words) < NUM_GRAM_WORDS:
         return {tuple(words)} if words else set()

@@ -1,6 +1,6 @@
 """A user's folder of data files: `RSTAR2_DATA`, or one that is named. A set is found by its file's stem.
 
-The file may lie at any depth below the folder.
+The file may be at any depth below the folder.
 """
 
 import os

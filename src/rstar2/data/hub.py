@@ -1,8 +1,8 @@
-"""Data files of a hub repository, kept in the data home: at one commit, whole, and the same bytes ever after.
+"""Data files of a hub repository, kept in the data home: complete, at one commit, and never changed afterwards.
 
 Invariant: a repository's folder holds a lock file (`rstar2-lock.json`) that says the commit and the SHA-256 of every
-file it lists; it is written after the files are complete and checked. What differs from the lock is refused, whether it
-was changed here or by the hub. A transfer that was broken off goes on where it stopped.
+file it lists; it is written after the files are complete and checked. Files that differ from the lock are refused,
+whether they were changed here or by the hub. An interrupted transfer resumes where it stopped.
 """
 
 import json
@@ -135,7 +135,7 @@ def choose_files(paths: Sequence[str], wanted: Sequence[str]) -> list[str] | Non
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """As a shell would: a star does not reach into a folder."""
+    """Matches like a shell: a star does not match a slash."""
     return path.count("/") == pattern.count("/") and fnmatchcase(path, pattern)
 
 
@@ -199,11 +199,11 @@ def _transfer(repo: str, commit: str, file: HubFile, place: Path, scratch: Path,
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    # Named by the commit: what is left of another version must not be continued.
+    # Named by the commit: a partial file of another version must not be resumed.
     partial = scratch / f"{commit[:12]}-{file.path.replace('/', '--')}"
     scratch.mkdir(exist_ok=True)
     place.parent.mkdir(parents=True, exist_ok=True)
-    # Compressed on the way, a file has no offset to go on from.
+    # A compressed transfer has no offset to resume from.
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     try:
         with partial.open("ab") as stream, following_size(scratch, advance):
@@ -256,7 +256,7 @@ def _read_lock(folder: Path) -> Lock | None:
         return None
     except OSError as error:
         raise UserError(
-            f"cannot read {folder / LOCK_NAME} ({error.strerror}): mend it, or set RSTAR2_HOME to another folder"
+            f"cannot read {folder / LOCK_NAME} ({error.strerror}): correct it, or set RSTAR2_HOME to another folder"
         ) from error
     except (ValueError, TypeError) as error:
         raise UserError(

@@ -29,10 +29,10 @@ def split_files(repo: str, revision: str | None, split: str) -> tuple[Path, ...]
 def choose_split(paths: Sequence[str], split: str) -> list[str]:
     """The data files of that split, in order; a UserError that names what there is otherwise."""
     candidates = sorted(path for path in paths if is_data_file(path))
-    words = {path: {word.lower() for word in _WORD.split(path)} for path in candidates}
-    chosen = [path for path in candidates if split.lower() in words[path]]
+    words_in = {path: {word.lower() for word in _WORD.split(path)} for path in candidates}
+    chosen = [path for path in candidates if split.lower() in words_in[path]]
     if not chosen and split == "train":
-        chosen = [path for path in candidates if not words[path] & SPLIT_WORDS]
+        chosen = [path for path in candidates if not words_in[path] & SPLIT_WORDS]
     if not chosen:
         raise UserError(f"no data file of the split {split!r}; the files are {', '.join(candidates) or 'none'}")
     folders = {str(PurePosixPath(path).parent) for path in chosen}

@@ -1,4 +1,4 @@
-"""All mistakes in some data, reported together: a user mends them in one go, not one at each attempt."""
+"""All mistakes in some data, reported together: a user corrects them all at once, not one at each attempt."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

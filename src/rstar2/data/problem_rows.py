@@ -1,7 +1,7 @@
 r"""Rows to problems, whatever the set calls its columns. Pure.
 
 Invariant: every problem has a text and a gold, ids are unique, the same rows give the same ids. Known forms of a gold:
-a column of its own; `reward_model.ground_truth` (verl); GSM8K's `…#### 18`; a worked solution whose last `\boxed{}` it
+a separate column; `reward_model.ground_truth` (verl); GSM8K's `…#### 18`; a worked solution whose last `\boxed{}` it
 is.
 """
 
@@ -76,7 +76,7 @@ def require_new_id(row_id: str, row: Row, seen: dict[str, str]) -> None:
 
 
 def answered_problems_of(rows: Iterable[Row], source: str) -> Iterator[Problem]:
-    """As `problems_of`, for published sets that nobody here can mend: rows that came without a gold are left out."""
+    """As `problems_of`, for published sets that users cannot correct: rows without a gold are left out."""
     return problems_of((row for row in rows if _has_gold(row)), source)
 
 

@@ -1,6 +1,6 @@
 """Problems of reasoning-gym, as `rg_TASK`: only those whose gold can be compared with an answer as such.
 
-Many of its tasks have several right answers and a scorer of their own that gives partial credit, which our graders do
+Many of its tasks have several right answers and their own scorer, which gives partial credit and which our graders do
 not call. So a problem is taken if its gold is an integer, or if its task is scored by equality with the gold alone; and
 only if the task's own scorer gives the gold full marks. Tasks that have no such problem are refused.
 """
@@ -18,8 +18,8 @@ from rstar2.records import Problem
 
 PREFIX = "rg_"
 NUM_PROBED = 200
-"""A task that shows no comparable gold among so many has none. Of `rg_power_function` one in nine has one: among 16,
-one seed in six found none."""
+"""A task without a comparable gold among this many problems is refused. Of `rg_power_function` one problem in nine has
+one: among 16, one seed in six found none."""
 MIN_PROBLEMS_DRAWN = 16
 MAX_DRAWS_PER_PROBLEM = 50
 """Small tasks run out of different problems; this is when to say so."""

@@ -1,4 +1,4 @@
-"""Rows of a data file, one after the other, each with the words that lead a person to it.
+"""Rows of a data file in order, each with a text that says where it is.
 
 JSON Lines, a JSON array, CSV (each of them plain or gzipped) and Parquet. A file that is not what its name says, and a
 line that is not a row, are user errors that name the file and the line. No line is skipped without one.
@@ -55,7 +55,7 @@ def read_rows(path: Path, on_mistake: OnMistake = raise_it) -> Iterator[Row]:
 def _text_rows(path: Path, on_mistake: OnMistake) -> Iterator[Row]:
     name = path.name.lower().removesuffix(".gz")
     try:
-        with _open_text(path) as file:
+        with io.TextIOWrapper(_open_bytes(path), encoding="utf-8", newline="") as file:
             if name.endswith(".csv"):
                 yield from _csv_rows(path, file)
             elif name.endswith(".json") and _starts_an_array(file):
@@ -63,15 +63,11 @@ def _text_rows(path: Path, on_mistake: OnMistake) -> Iterator[Row]:
             else:
                 yield from _json_lines(path, file, on_mistake)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path} is not a whole gzip file ({error}): get it again") from error
+        raise UserError(f"{path} is not a complete gzip file ({error}): get it again") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{_undecodable(path)}: not UTF-8 text; convert the file") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _open_text(path: Path) -> TextIO:
-    return io.TextIOWrapper(_open_bytes(path), encoding="utf-8", newline="")
 
 
 def _open_bytes(path: Path) -> BinaryIO:
@@ -152,7 +148,7 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not JSON ({error}); mend the line, or take it out") from error
+        raise UserError(f"{where}: not JSON ({error}); correct the line, or remove it") from error
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:

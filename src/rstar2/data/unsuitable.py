@@ -1,4 +1,4 @@
-r"""Rules for a problem that cannot be trained on as it stands. Pure; each looks at one problem alone.
+r"""Rules for a problem that cannot be trained on as it is. Pure; each looks at one problem alone.
 
 They are rules of thumb over text, chosen to drop a few good problems rather than to keep bad ones: a wrong gold teaches
 the opposite of what is right.

@@ -10,7 +10,6 @@ result after a call, every call of a tool that it declares.
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rstar2.data.benchmarks import FunctionCallTask, InstructionTask
 from rstar2.data.benchmarks.function_calls import WITHOUT_GOLD
@@ -60,7 +59,8 @@ def _conversation_fault(conversation: Conversation) -> str | None:
     messages = conversation.messages
     if not any(message["role"] == "user" for message in messages):
         return "no message is the user's: nothing is asked"
-    if not any(_says_something(message) for message in messages if message["role"] == "assistant"):
+    spoken = [message for message in messages if message["role"] == "assistant"]
+    if not any(message["content"].strip() or message.get("tool_calls") for message in spoken):
         return "every message of the assistant is empty: there is nothing to learn"
     declared = {tool["function"].get("name") for tool in conversation.tools}
     num_open_calls = 0
@@ -76,10 +76,6 @@ def _conversation_fault(conversation: Conversation) -> str | None:
         if unknown and declared:
             return f"message {number} calls {unknown[0]}, which is not among the tools"
     return None
-
-
-def _says_something(message: dict[str, Any]) -> bool:
-    return bool(message["content"].strip() or message.get("tool_calls"))
 
 
 async def _why_wrong(problem: Problem, grading: Grading, grader: Grader) -> str | None:

@@ -1,4 +1,4 @@
-"""What this machine can do, and what to do about what it cannot.
+"""What this machine can do, what is missing, and how to fix it.
 
 Promise: looking changes nothing, takes seconds, and imports nothing heavy. A probe that finds nothing out reports
 that; it never fails the report.

@@ -38,7 +38,7 @@ def begin_hub_check() -> Callable[[], Check]:
 
 
 def _why_unreachable(endpoint: str) -> str | None:
-    """None if it answers a plain request with success."""
+    """Why the hub is unreachable; None if it answers a plain request with success."""
     from urllib.error import HTTPError, URLError
     from urllib.request import Request, urlopen
 

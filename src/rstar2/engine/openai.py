@@ -174,7 +174,7 @@ def checked_base_url(base_url: str) -> str:
 
 
 def connector() -> aiohttp.TCPConnector:
-    """As many connections as there are turns."""
+    """A connector without a limit: there are as many connections as turns."""
     return aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
 
 

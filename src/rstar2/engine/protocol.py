@@ -30,7 +30,7 @@ class Sampling:
 
     @classmethod
     def of(cls, recipe: "Recipe") -> Self:
-        """As rollouts of training are sampled."""
+        """How training samples rollouts."""
         return cls(temperature=recipe.rollout.temperature, entropies=recipe.engine.kind == "embedded")
 
 
@@ -116,7 +116,7 @@ class PushingEngine(Protocol):
         ...
 
     def forget(self, session: str) -> None:
-        """As `release`."""
+        """Like `release`."""
         ...
 
 

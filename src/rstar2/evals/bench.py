@@ -67,7 +67,7 @@ class Bench:
     model: str
 
     def roller(self, grading: Grading) -> Rolls:
-        """Problems with an answer go to the agent and its tools. All others are asked in the benchmark's own words."""
+        """Problems with an answer go to the agent and its tools. All others are asked as the benchmark states them."""
         judge = self.judges.of(grading)
         if grading is Grading.ANSWER:
             return Roller(self.driver, self.chat, self.make_tools, judge, self.model)

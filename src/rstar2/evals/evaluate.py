@@ -23,7 +23,7 @@ NUM_FAULT_ROUNDS = 2
 
 @dataclass(frozen=True, slots=True)
 class SampleKey:
-    """Which sample of which problem a trace is."""
+    """The problem and the number of the sample that a trace belongs to."""
 
     benchmark: str
     problem_id: str

@@ -1,6 +1,6 @@
 """The 95% interval of a score, clustered by problem. Pure.
 
-Samples of one problem are alike, so the number of independent observations lies between the number of problems and the
+Samples of one problem are alike, so the number of independent observations is between the number of problems and the
 number of samples. It is estimated from how much the problems' totals scatter (the linearized variance of a ratio), and
 Wilson's interval is taken at that effective size, which is corrected for the few degrees of freedom. Unlike a bootstrap
 it draws no random numbers, and at 0% or 100%, where nothing scatters and a bootstrap has no width, each problem counts
@@ -16,7 +16,8 @@ Z_95 = 1.959963984540054
 
 
 def clustered_interval(scores: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float]:
-    """Of the weighted mean of scores in 0 to 1, given as (score, weight) of each sample, problem by problem."""
+    """The interval of the weighted mean of scores in 0 to 1, given as (score, weight) of each sample, problem by
+    problem."""
     clusters = [cluster for cluster in scores if sum(weight for _, weight in cluster) > 0]
     if not clusters:
         return 0.0, 1.0
@@ -26,7 +27,7 @@ def clustered_interval(scores: Sequence[Sequence[tuple[float, float]]]) -> tuple
 
 
 def wilson(mean: float, size: float) -> tuple[float, float]:
-    """Wilson's score interval of a share of `size` observations, which need not be a whole number."""
+    """Wilson's score interval of a share of `size` observations, which need not be an integer."""
     z2 = Z_95**2
     centre = (mean + z2 / (2 * size)) / (1 + z2 / size)
     half = Z_95 * math.sqrt(mean * (1 - mean) / size + z2 / (4 * size**2)) / (1 + z2 / size)

@@ -1,4 +1,4 @@
-"""Requests in the benchmark's own words: instructions, function calls, open questions.
+"""Requests exactly as the benchmark states them: instructions, function calls, open questions.
 
 The prompt is the benchmark's messages in the model's chat template, as in other harnesses; the template of a model
 trained here opens its turn as well. The agent's system text is only for problems with a boxed answer. Most requests are
@@ -38,8 +38,8 @@ _ANSWER_TAG = re.compile(r"</?answer>")
 def final_text(trace: Trace) -> str:
     """What the model says to its user: what follows its last thought, without answer tags."""
     said = trace.response_text.removesuffix(trace.metadata.get(END_OF_TURN_KEY, ""))
-    words = _ANSWER_TAG.sub("", after_thought(said))
-    return said if words == said else words.strip()
+    text = _ANSWER_TAG.sub("", after_thought(said))
+    return said if text == said else text.strip()
 
 
 def after_thought(said: str) -> str:
@@ -50,24 +50,24 @@ def after_thought(said: str) -> str:
 class Speaker:
     """The model of one rollout."""
 
-    seat: PlacedRollout
+    placed: PlacedRollout
     chat: ChatFormat
     sampling: Sampling
     max_retries: int
     clock: Callable[[], float]
 
     async def turn(self, transcript: Transcript, max_tokens: int) -> Turn:
-        """The model's next turn. If its engine is lost, the seat moves the turn to another."""
+        """The model's next turn. If its engine is lost, the turn moves to another."""
         number = len(transcript.turns)
         sampling = sampling_of_turn(self.sampling, number) if number else self.sampling
         return await generate_turn(
-            self.seat.generate,
+            self.placed.generate,
             self.chat,
             TurnRequest(number, transcript.token_ids, sampling, max_tokens),
             max_retries=self.max_retries,
             clock=self.clock,
-            waited_s=lambda: self.seat.waited_s,
-            tells_text=False,
+            waited_s=lambda: self.placed.waited_s,
+            reports_text=False,
         )
 
 
@@ -103,10 +103,10 @@ class PlainRoller(Roller):
         return Transcript(text, tuple(self.chat.tokenizer.encode(text)))
 
     async def _roll(
-        self, request: RolloutRequest, start: Transcript, seat: PlacedRollout, limits: AgentLimits, sampling: Sampling
+        self, request: RolloutRequest, start: Transcript, placed: PlacedRollout, limits: AgentLimits, sampling: Sampling
     ) -> Trace:
         sampling = replace(sampling, seed=request.seed, stop_token_ids=self.chat.stop_token_ids)
-        speaker = Speaker(seat, self.chat, sampling, limits.max_fault_retries, time.monotonic)
+        speaker = Speaker(placed, self.chat, sampling, limits.max_fault_retries, time.monotonic)
         try:
             transcript, end = await self._play(request.problem, start, speaker, limits)
         except InfrastructureError as error:

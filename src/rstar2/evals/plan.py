@@ -35,7 +35,7 @@ class EvalPlan:
     num_generated: int = 100
     """How many problems a procedural benchmark generates."""
     max_problems: int | None = None
-    """At most so many problems of each benchmark, drawn with the seed. None means all."""
+    """The largest number of problems of each benchmark, drawn with the seed. None means all."""
     answer_place: AnswerPlace = AnswerPlace.ANSWER_BLOCK
     data_dir: str | None = None
 
@@ -77,7 +77,7 @@ class EvalPlan:
             chosen = random.Random(f"{self.seed}/eval/{name}").sample(range(len(problems)), self.max_problems)
             problems = tuple(problems[index] for index in sorted(chosen))
         if len({problem.id for problem in problems}) < len(problems):
-            raise UserError(f"{name} has two problems with the same id; give each row an id of its own")
+            raise UserError(f"{name} has two problems with the same id; give each row its own id")
         return Benchmark(name, problems, grading, num_left_out)
 
     def to_toml(self, sections: Mapping[str, Mapping[str, Any]]) -> str:

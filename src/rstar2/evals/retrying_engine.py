@@ -16,8 +16,8 @@ PAUSES_S = (1.0, 5.0, 30.0)
 """Long enough for a server to restart."""
 
 
-class EngineAwayError(Exception):
-    """Not an InfrastructureError, which would end only the rollout that met it."""
+class EngineUnavailableError(Exception):
+    """The engine does not answer. Not an InfrastructureError, which would end only one rollout."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class RetryingEngine:
 
     engine: Engine
     pauses_s: Sequence[float] = PAUSES_S
-    _away: EngineAwayError | None = field(default=None, init=False)
+    _unavailable: EngineUnavailableError | None = field(default=None, init=False)
 
     async def generate(
         self, session: str, token_ids: Sequence[int], sampling: Sampling, max_tokens: int
@@ -34,8 +34,8 @@ class RetryingEngine:
         """Tokens made before a failure are kept, and the turn continues after them."""
         tokens, num_left = list(token_ids), max_tokens
         for pause_s in (*self.pauses_s, None):
-            if self._away is not None:
-                raise self._away
+            if self._unavailable is not None:
+                raise self._unavailable
             try:
                 async for chunk in self.engine.generate(session, tokens, sampling, num_left):
                     tokens += chunk.token_ids
@@ -44,8 +44,8 @@ class RetryingEngine:
                 return
             except InfrastructureError as error:
                 if pause_s is None:
-                    self._away = EngineAwayError(str(error))
-                    raise self._away from error
+                    self._unavailable = EngineUnavailableError(str(error))
+                    raise self._unavailable from error
                 await asyncio.sleep(pause_s)
 
     def load(self) -> EngineLoad:

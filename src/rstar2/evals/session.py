@@ -14,7 +14,7 @@ from rstar2.evals.bench import Bench, Judges
 from rstar2.evals.evaluate import History, evaluate
 from rstar2.evals.metrics import BenchmarkResult
 from rstar2.evals.plan import Benchmark, EvalPlan
-from rstar2.evals.retrying_engine import EngineAwayError
+from rstar2.evals.retrying_engine import EngineUnavailableError
 from rstar2.evals.sample import BENCHMARK_KEY, Sample
 from rstar2.evals.tables import left_out
 from rstar2.evals.votes import graders_equality
@@ -58,7 +58,7 @@ async def run_evaluation(
                 history=history,
                 same=graders_equality(bench.judges.grader),
             )
-        except EngineAwayError as error:
+        except EngineUnavailableError as error:
             raise InfrastructureError(f"{error}; resume {run.path} when the engine is back") from error
         if results[benchmark.name].num_undecided:
             again = await grade_again(view, [benchmark], bench.judges, only_undecided=True)

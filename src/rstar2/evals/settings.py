@@ -26,7 +26,7 @@ class EvalSettings:
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
-        """As a recipe evaluates while it trains."""
+        """The settings with which a recipe evaluates during training."""
         return pick(cls, recipe.eval, recipe.agent, recipe.rollout, has_tools=True, entropies=False)
 
     def __post_init__(self) -> None:
@@ -53,10 +53,10 @@ class EvalSettings:
     def deviations(self) -> tuple[str, ...]:
         """How these settings differ from the report's, as clauses for people; empty if they do not."""
         found = []
-        for name, words in _REPORTED.items():
+        for name, label in _REPORTED.items():
             value, reported = getattr(self, name), getattr(REPORT, name)
             if value != reported:
-                found.append("no tools" if name == "has_tools" else f"{words} {value:,} (report: {reported:,})")
+                found.append("no tools" if name == "has_tools" else f"{label} {value:,} (report: {reported:,})")
         return tuple(found)
 
 

@@ -90,12 +90,12 @@ async def _pooled(counts: Counter[str], same: Same | None) -> list[int] | None:
 
 
 def _decided(answer: str, other: str) -> bool | None:
-    """None if only computer algebra can decide."""
+    """Whether the answers are equal; None if only computer algebra can decide."""
     decided = decide(*_in_order(answer, other))
     return decided.verdict is Verdict.RIGHT if isinstance(decided, Grade) else None
 
 
 def _in_order(answer: str, other: str) -> tuple[str, str]:
-    """The plainer one is the gold: a decimal may stand for a value, and a printed float for a shorter number."""
+    """The plainer one is the gold: a decimal may approximate a value, and a printed float a shorter number."""
     gold, answer = sorted((answer, other), key=lambda text: ("." in text, len(text), text))
     return answer, gold

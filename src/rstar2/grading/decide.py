@@ -125,7 +125,7 @@ def _comparison(answer: str, gold: str) -> SymbolicComparison:
 
 
 def _same_numbers(comparison: SymbolicComparison) -> bool | None:
-    """None if one of them is not a plain number."""
+    """Whether both are the same numbers; None if one of them is not a plain number."""
     answer, gold = read_number(comparison.answer), read_number(comparison.gold)
     if answer is None or gold is None:
         return None

@@ -12,7 +12,7 @@ from enum import StrEnum
 from rstar2.records import ANSWER_CLOSE, ANSWER_OPEN, answer_blocks
 
 MAX_SEARCHED_CHARS = 1 << 18
-"""Boxes are looked for in the last so many characters of a block or turn: about twice a response of 30K tokens, while
+"""Boxes are searched in the last this many characters of a block or turn: about twice a response of 30K tokens, while
 10 MB of braces cost 0.04 s instead of 1.4 s."""
 
 _BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
@@ -20,10 +20,10 @@ _PLAIN, _BOX = 0, 1
 
 
 class AnswerPlace(StrEnum):
-    """Where the box is looked for."""
+    """The place in which the box is searched."""
 
     ANSWER_BLOCK = "answer_block"
-    """In the last `<answer>` block: what an agent is asked for."""
+    """The last `<answer>` block, which an agent is asked to write."""
     ANYWHERE = "anywhere"
     """Anywhere in the text: for models that were not trained on answer blocks."""
 

@@ -84,7 +84,7 @@ def tidy(text: str) -> str:
 
 
 def skeleton(tidied: str) -> str:
-    """What is left when sizes, fonts and needless blanks are gone. Equal skeletons are equal answers."""
+    """The text without sizes, fonts and needless blanks. Equal skeletons are equal answers."""
     text = _FRACTION.sub(r"\\frac", _SIZED.sub("", tidied))
     text = _TEXT.sub(r" \1 ", text)
     return _NEEDLESS_BLANK.sub("", _BLANKS.sub(" ", text).strip()).rstrip(".")
@@ -112,7 +112,7 @@ def with_both_signs(tidied: str) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """At the commas outside brackets."""
+    """Split at the commas outside brackets."""
     pieces, start, depth = list[str](), 0, 0
     for token in _NESTING.finditer(text):
         if token[0] == "," and depth == 0:

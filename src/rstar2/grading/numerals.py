@@ -2,11 +2,11 @@ r"""The value of a written number, and which two numbers are the same. Pure and 
 
 Invariant: a number has exactly the value that is written. There are three exceptions, for what computers print:
 
-- *Printed float*: a decimal of 12 to 17 significant digits stands for whatever it agrees with to twelve digits, if it
+- *Printed float*: a decimal of 12 to 17 significant digits means the value that it agrees with to twelve digits, if it
   can be nothing else: a millionth away from an integer, or nearer to another fraction of that size, it is not the gold.
-- *Rounding*: a decimal of at least six digits and six decimals stands for a value that has no finite decimals (1/3,
+- *Rounding*: a decimal of at least six digits and six decimals means a value that has no finite decimals (1/3,
   √2, π), if it is that value correctly rounded.
-- *Gold that is a printed float*: it stands for what rounds to it, if that is no short number itself.
+- *Gold that is a printed float*: it means the value that rounds to it, if that is no short number itself.
 
 It imports nothing else of rstar2: its source goes into the sandbox together with that of `program`.
 """

@@ -44,8 +44,8 @@ _EQUALS = re.compile(r"(?<![\\<>!:=])=(?!=)")
 
 
 def _read(latex: str) -> Any | None:
-    """The expression in `latex`, or None. Only the box is extracted: no prose, no bare numbers, no second match.
-    A decimal inside an expression becomes exact; one that is a value of its own stays as it was written."""
+    """The expression in `latex`, or None. Only the box is extracted: no prose, no bare numbers, no second match. A
+    decimal inside an expression becomes exact; one that is the complete value stays as it was written."""
     parsed = parse(
         f"\\boxed{{{latex}}}",
         extraction_config=[_EXTRACTION],
@@ -91,7 +91,7 @@ def _items(expression: Any) -> list[Any]:
 
 
 def _computed(expression: Any) -> mpmath.mpc:
-    """The value of a scalar, where each variable stands for a fixed number drawn from its name."""
+    """The value of a scalar, where each variable has a fixed number drawn from its name."""
     if expression in (sympy.oo, -sympy.oo):
         return mpmath.mpc(mpmath.inf if expression is sympy.oo else -mpmath.inf)
     if expression.has(sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit):
@@ -145,8 +145,8 @@ def _agree(answer: tuple[mpmath.mpc, Any], gold: tuple[mpmath.mpc, Any]) -> bool
 
 
 def _decimals_replaced(answer: Any, gold: Any) -> Any | None:
-    """The answer, with the gold's own values in place of decimals that stand for them; None if it surely is another
-    than the gold, by its numerical values. Equations of different things have no values to compare."""
+    """The answer, with the gold's own values in place of decimals that approximate them; None if its numerical values
+    show that it is not the gold. Equations of different things have no values to compare."""
     answer_value, gold_value = _value(answer), _value(gold)
     is_of_another = answer_value is not answer and gold_value is not gold and _name(answer) != _name(gold)
     if is_of_another or (_is_name(answer_value) and _is_name(gold_value)):

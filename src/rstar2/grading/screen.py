@@ -10,7 +10,8 @@ import re
 MAX_CHARS = 4096
 """The longest gold of the public sets (MATH, OlympiadBench, DeepScaleR, Omni-MATH) is under 1,500 characters."""
 MAX_DEPTH = 40
-"""Of braces and brackets. Honest answers stay below 10, and the parser recurses several frames a level."""
+"""How deep braces and brackets may nest. Honest answers stay below 10, and the parser recurses several frames a
+level."""
 MAX_NUMERAL_DIGITS = 1000
 MAX_POWER_DEPTH = 2
 r"""`e^{-x^2}` is 2; `9^{9^{9^9}}` is 3."""

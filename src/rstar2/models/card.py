@@ -15,7 +15,7 @@ CARD_SCHEMA_VERSION = 1
 
 
 class Source(StrEnum):
-    """Where a model was taken from."""
+    """The source of a model."""
 
     HUB = "hub"
     """The Hugging Face hub, at the catalog's commit."""
@@ -42,7 +42,7 @@ class ModelCard:
     pin: str
     licence: str
     quantization: str | None
-    """None where the weights are the original ones."""
+    """The quantization of the source; None if the weights are the original ones."""
     verification: Verification
     fetched_at: str
     """UTC, ISO 8601."""
@@ -72,7 +72,7 @@ def claimed_name(folder: Path) -> str | None:
         return None
     except OSError as error:
         raise UserError(
-            f"cannot read {folder / CARD_NAME} ({error.strerror}): mend it, or choose another folder"
+            f"cannot read {folder / CARD_NAME} ({error.strerror}): correct it, or choose another folder"
         ) from error
     name = document.get("name") if isinstance(document, dict) else None
     return name if isinstance(name, str) else None

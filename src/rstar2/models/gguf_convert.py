@@ -75,7 +75,7 @@ def to_bfloat16(tensor: Any, num_heads: int, num_kv_heads: int) -> torch.Tensor:
 
 
 _NORMAL, _CONTROL = 1, 3
-"""Of `tokenizer.ggml.token_type`."""
+"""Values of `tokenizer.ggml.token_type`."""
 
 
 def write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:

@@ -41,7 +41,7 @@ def _unusable(folder: Path, why: str) -> UserError:
 
 
 def model_folder(name: str) -> Path:
-    """Where the catalog's model of that name is, or would be."""
+    """The folder in which the catalog's model of that name is, or would be."""
     return kept_in_home("models") / name
 
 

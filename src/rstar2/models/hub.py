@@ -23,7 +23,7 @@ Answer = TypeVar("Answer")
 
 
 class HubUnavailableError(InfrastructureError):
-    """The hub did not serve what was asked for; the message says why in a few words."""
+    """The hub did not serve what was asked for; the message says why in short."""
 
 
 def answer_within(deadline_s: float, ask: Callable[[], Answer]) -> Answer:

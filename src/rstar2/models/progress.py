@@ -1,4 +1,4 @@
-"""How long downloads and conversions report their progress, whoever displays it."""
+"""How downloads and conversions report their progress, independent of the display."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -65,7 +65,7 @@ def _config(adapter: Path) -> dict[str, Any]:
 
 
 def _scaling(adapter: Path) -> float:
-    """What the product of the two matrices is multiplied by."""
+    """The factor of the product of the two matrices."""
     config = _config(adapter)
     if config.get("peft_type") != "LORA" or config.get("use_dora") or config.get("modules_to_save"):
         raise UserError(f"{adapter}: only plain LoRA adapters of linear layers can be merged here")

@@ -81,7 +81,7 @@ def _lock(path: Path) -> int | None:
 def staged(folder: Path) -> Iterator[Path]:
     """A scratch sibling of `folder`, removed at the end however it ends; call under `exclusive`.
 
-    What a killed process left behind is removed first: nobody else can be using it, as we hold the lock.
+    Files that a killed process left are removed first: the lock is held, so no other process can be using them.
     """
     prefix, suffix = f".{folder.name}.", ".partial"
     for leftover in folder.parent.glob(f"{prefix}*{suffix}"):
@@ -94,7 +94,7 @@ def staged(folder: Path) -> Iterator[Path]:
 
 
 def put_in_place(finished: Path, folder: Path, scratch: Path) -> None:
-    """Renames `finished` to `folder`. What was there goes to `scratch`, and comes back if the rename fails."""
+    """Renames `finished` to `folder`. The old content moves to `scratch`, and is restored if the rename fails."""
     replaced = scratch / "replaced"
     if folder.exists():
         folder.rename(replaced)

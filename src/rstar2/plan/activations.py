@@ -22,7 +22,7 @@ from rstar2.train.learning.forward import ApplyHead, in_pieces, plain_head
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """`with LiveBytes() as live:` run something; `live.now_bytes` and `live.peak_bytes()` are what it allocated.
 
-    Every storage that an operator creates is counted once, from its creation until its last reference is gone, also
+    Every storage that an operator creates is counted once, from its creation until its last reference is dropped, also
     those of views and saved tensors, on any device. Storages that existed before are not counted.
     """
 
@@ -87,7 +87,7 @@ def _storages(values: Any) -> list[UntypedStorage]:
 
 @dataclass(frozen=True, slots=True)
 class ActivationBytes:
-    """Of one micro-batch."""
+    """The activations of one micro-batch, in bytes."""
 
     kept_layers: int
     """Kept from the forward to the backward pass, of all layers; with gradient checkpointing, their inputs alone."""
@@ -113,7 +113,7 @@ class ActivationMeter:
         self._device = device
 
     def measure(self, num_tokens: int) -> ActivationBytes:
-        """Of a micro-batch of `num_tokens`, all of which are trained on."""
+        """The activations of a micro-batch of `num_tokens`, all of which are trained on."""
         plan = self._plan
         sizes = (1, num_tokens, plan.config.hidden_size)
         hidden = torch.empty(sizes, dtype=plan.dtype, device=self._device, requires_grad=True)

@@ -20,7 +20,7 @@ class Assumptions:
     memory_margin: float = 0.1
     """Share of the device's memory kept free for fragmentation, communication buffers and the runtime."""
     network_bytes_per_s: float = 50e9
-    """Of each GPU to other machines, in one direction: a port of 400 Gbit/s. The report names none."""
+    """Bandwidth of each GPU to other machines, in one direction: a port of 400 Gbit/s. The report names none."""
     collective_efficiency: float = 0.7
     """Share of a link's rate that collectives reach."""
     mean_response_tokens: Mapping[str, MeanLength] = field(default_factory=dict)
@@ -38,5 +38,5 @@ class Assumptions:
     num_problems: Mapping[str, int] = field(default_factory=dict)
     """Sizes of data sets that cannot be inspected, by their name."""
     max_simulated_rollouts: int = 2048
-    """A step with more is simulated as a slice: so many of its rollouts, on a proportional part of its engines."""
+    """A step with more is simulated as a slice: this many of its rollouts, on a proportional part of its engines."""
     seed: int = 0

@@ -56,7 +56,7 @@ def find_device(name: str) -> Device:
 _CPU_MEMORY_BYTES_PER_S = 20e9
 """One memory channel of a laptop."""
 _CORE_FLOPS_PER_S = 96e9
-"""Of one core in float32: two AVX2 multiply-adds a cycle, at the 3 GHz of a laptop's long runs."""
+"""The speed of one core in float32: two AVX2 multiply-adds a cycle, at the 3 GHz of a laptop's long runs."""
 _CPU_STEP_OVERHEAD_S = 0.003
 """What a step of the embedded engine takes beside its arithmetic. All three are rough: `rstar2 simulate --measure` says
 what an engine really does on this machine."""

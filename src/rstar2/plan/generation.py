@@ -24,7 +24,7 @@ _AMPLE_BYTES = 1e15
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
-    """Problems with so many rollouts each, of one shape."""
+    """Problems with the same number of rollouts each, of one shape."""
 
     shape: WorkloadShape
     num_problems: int
@@ -42,7 +42,7 @@ class Generation:
     num_rollouts: int
     num_simulated: int
     mean_context_tokens: float
-    """Of prompt and response of one rollout."""
+    """The mean number of tokens of prompt and response of a rollout."""
     mean_pairs: float
     """Token pairs that attention computes for one rollout."""
     idle_share: float

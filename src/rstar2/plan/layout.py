@@ -16,9 +16,9 @@ class Sharing(StrEnum):
     TURNS = "turns"
     """The engine sleeps while training: its weights and cache leave the device."""
     SIDE_BY_SIDE = "side by side"
-    """The engine keeps weights and cache of its own while training."""
+    """The engine keeps its own weights and cache while training."""
     APART = "apart"
-    """Trainer ranks and engines have devices of their own."""
+    """Trainer ranks and engines have separate devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Layout:
     """Ranks that together hold one copy of the model."""
     sharing: Sharing
     is_sharded: bool
-    """By FSDP2; in one process there is nothing to shard."""
+    """Whether FSDP2 shards the model; with one process it does not."""
     is_offloaded: bool = False
     runs_ahead: bool = False
     """Whether a step is generated while an earlier one is trained on (off-policy)."""

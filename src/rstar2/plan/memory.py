@@ -148,7 +148,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Memory of one device: of a rank, or of an engine on a device of its own."""
+    """Memory of one device: of a rank, or of an engine on a separate device."""
 
     name: str
     phases: tuple[Phase, ...]

@@ -23,7 +23,7 @@ class ModelPlan:
     """A model's sizes, and how the recipe trains it."""
 
     config: Any
-    """Of `transformers`."""
+    """The config object of `transformers`."""
     dtype: torch.dtype
     """The dtype that it computes in."""
     lora: Lora | None

@@ -87,7 +87,7 @@ class RecipePlan:
     config_origin: str
     num_params: int
     shards: tuple[Shards, ...]
-    """Of the first and of the last rank."""
+    """The shards of the first and of the last rank."""
     ranks: tuple[RankMemory, ...]
     engine: EngineMemory
     micro_batch: MicroBatch
@@ -95,7 +95,7 @@ class RecipePlan:
     run_time: RunTime | None
     """None if the cache cannot hold a single rollout of full length: there is nothing to simulate."""
     week: WeekComparison | None
-    """Only for the report's own run."""
+    """The comparison with the report, only for the report's own run."""
     problems: tuple[str, ...]
 
     @property
@@ -177,7 +177,7 @@ class _Budget:
 
     @property
     def capacity_bytes(self) -> int:
-        """Of one device; the ranks of a machine without GPUs share its memory."""
+        """The memory of one device. The ranks of a machine without GPUs share its memory."""
         num_sharing = 1
         if not self.device.is_gpu:
             num_engines_per_node = -(-self.layout.num_engines // self.layout.num_nodes)

@@ -17,7 +17,7 @@ from rstar2.rollout.simulator.hardware import ModelShape
 
 
 def set_size(recipe: Recipe, name: str, given: Mapping[str, int]) -> int | None:
-    """Of a set of `[data]` or a benchmark; None if unknown."""
+    """The number of problems of a set of `[data]` or a benchmark; None if unknown."""
     if name in given:
         return given[name]
     if name not in recipe.data:
@@ -46,7 +46,7 @@ def _size_of_source(spec: DataSet) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Of one training step."""
+    """The parts of the time of one training step."""
 
     generate_s: float
     tools_s: float
@@ -166,7 +166,7 @@ class Timer:
         return self._generation(what, stage, length.first, num_problems, wanted.num_samples).makespan_s
 
     def _num_evaluations(self, stage: StageSection, index: int) -> int:
-        """One after the stage, and one every so many steps of the run within it."""
+        """One after the stage, and one after every N steps of the run within it."""
         every = self.recipe.eval.every_steps
         if every is None:
             return 1

@@ -85,7 +85,7 @@ def _micro_batch_s(layout: Layout, device: Device, shape: ModelShape, assumption
 
 
 def sync_time(layout: Layout, device: Device, shape: ModelShape, assumptions: Assumptions) -> float:
-    """Until every engine has the new weights."""
+    """The time until every engine has the new weights."""
     if layout.sharing is Sharing.ONE_MODEL:
         return 0.0
     is_within_node = layout.num_nodes == 1

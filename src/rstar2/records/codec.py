@@ -118,7 +118,7 @@ def _decode_tree(kind: type[Record], tree: Any) -> Record:
 
 
 def _check_version(kind: type[object], name: str, version: object) -> None:
-    """A newer version is told apart from a damaged record, because what to do about it differs."""
+    """A newer version and a damaged record are different errors, because their fixes differ."""
     readable = getattr(kind, "__dataclass_fields__", {}).get("schema_version")
     if readable is None or version is None or version == readable.default:
         return
@@ -132,9 +132,9 @@ def _sentence(error: "ValidationError") -> str:
     """The first mistake, as `turns[2].step: input should be a valid integer, found "x"`."""
     first = error.errors(include_url=False)[0]
     steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"][1:]]
-    words = {"unexpected_keyword_argument": "unknown field", "missing": "missing field"}.get(first["type"])
-    if words:
-        sentence = f"{words} {steps.pop().removeprefix('.')}" if steps else words
+    mistake = {"unexpected_keyword_argument": "unknown field", "missing": "missing field"}.get(first["type"])
+    if mistake:
+        sentence = f"{mistake} {steps.pop().removeprefix('.')}" if steps else mistake
     elif first["type"] == "value_error":  # a rule of the record itself: lengths that must agree
         sentence = str(first["ctx"]["error"])
     else:

@@ -101,7 +101,7 @@ class RunDirectory:
         clock: Callable[[], float] = time.time,
         before_writing: Callable[[], None] = lambda: None,
     ) -> Self:
-        """Continue a run, however it ended. What a kill left unfinished is cut off and reported.
+        """Continue a run, however it ended. Records that a kill left unfinished are cut off and reported.
         `before_writing` is called when the run is ours alone and before its records are opened."""
         info = RunView(path).info
         if info.verb != verb:
@@ -138,15 +138,15 @@ class RunDirectory:
         self._events.append(Event(time=self._clock(), kind=kind, message=message, data=dict(data or {})))
 
     def write_trace(self, trace: Trace) -> None:
-        """To the file of the trace's own step."""
+        """Write the trace to the file of its step."""
         self._traces.append(trace.step, trace)
 
     def write_group(self, group: Group) -> None:
-        """To the file of the group's own step."""
+        """Write the group to the file of its step."""
         self._groups.append(group.step, group)
 
     def write_step_record(self, record: StepRecord) -> None:
-        """What the engines did, to the file of its own step."""
+        """Write what the engines did to the file of its step."""
         self._schedule.append(record.step, record)
 
     def sync(self) -> None:
@@ -209,7 +209,7 @@ def _is_barely_begun(path: Path) -> bool:
     folders = {folder for folder in layout.folders if folder.is_dir() and not any(folder.iterdir())}
     empty_files = {file for file in (layout.events, layout.metrics) if file.is_file() and not file.stat().st_size}
     unfinished = {entry for entry in entries if entry.name.startswith(".") and entry.suffix == ".tmp"}
-    # The events are there before the recipe: a recipe without them is somebody's own.
+    # The events are there before the recipe: a recipe without them is a user's file.
     return layout.events in empty_files and entries <= {*folders, *empty_files, *unfinished, layout.recipe}
 
 

@@ -60,7 +60,7 @@ class RunInfo:
     note: str = ""
     """Why the run ended as it did, where the status alone does not say."""
     schema_version: int = RUN_SCHEMA_VERSION
-    """The version of the directory's layout, and of every row in it that has no version of its own."""
+    """The version of the directory's layout, and of every row in it that has no version field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class StepMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened once, in words, with the facts beside them."""
+    """Something that happened once: a sentence for people, and the facts as values."""
 
     time: float
     """Seconds since the epoch."""

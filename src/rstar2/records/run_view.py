@@ -35,7 +35,7 @@ class RunView:
 
     @property
     def info(self) -> RunInfo:
-        """As `run.json` says now."""
+        """The current content of `run.json`."""
         try:
             return decode(RunInfo, self.layout.info.read_bytes())
         except RecordError as error:

@@ -28,7 +28,7 @@ class ToolStatus(StrEnum):
     NO_OUTPUT = "no_output"
     """It ran to its end and printed nothing; a success, but often a forgotten print."""
     RAISED = "raised"
-    """The program raised, exited with a code other than 0, or was ended by a signal of its own making."""
+    """The program raised, exited with a code other than 0, or was ended by a signal that it caused."""
     TIMED_OUT = "timed_out"
     """It was stopped at its wall-clock or CPU limit."""
     OUT_OF_MEMORY = "out_of_memory"

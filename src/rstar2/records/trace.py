@@ -82,7 +82,7 @@ class Turn:
 
 
 GOLD_KEY = "gold"
-"""In a trace's metadata: the answer that its problem wants, for people who read the trace."""
+"""The key of the gold answer in a trace's metadata, for people who read the trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +142,12 @@ class Trace:
 
     @property
     def turn_texts(self) -> tuple[str, ...]:
-        """The model's own words alone, turn by turn: what answers are looked for in."""
+        """The model's own text alone, turn by turn. Graders look for the answer in it."""
         return tuple(turn.text for turn in self.turns)
 
     @property
     def response_text(self) -> str:
-        """The model's own words alone, one turn after the other."""
+        """The model's own text alone, all turns joined."""
         return "".join(self.turn_texts)
 
     @property
@@ -175,7 +175,7 @@ class Trace:
 
     @property
     def num_tool_errors(self) -> int:
-        """Calls that failed by the policy's own doing."""
+        """Calls that failed through the policy's fault."""
         return self.own_calls[1]
 
 

@@ -57,7 +57,7 @@ class CacheAccount:
         self._forecast = None
 
     def forecast(self, need: NeedModel) -> Forecast:
-        """Of the tokens that all residents will hold, without the prompts."""
+        """The forecast of the tokens that all residents will hold, without the prompts."""
         if self._forecast is None or self._need_version != need.version:
             self._forecast = need.forecast(self.residents)
             self._need_version = need.version
@@ -66,14 +66,14 @@ class CacheAccount:
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """How full a cache may become by forecast: at every future moment, the mean and so many standard deviations must
-    fit into this share of it."""
+    """How full a cache may become by forecast: at every future moment, the mean and `deviations` standard deviations
+    must fit into this share of it."""
 
     share: float
     deviations: float
 
     def fits_worst_case(self, account: CacheAccount, num_more_tokens: float) -> bool:
-        """Whether so many more tokens fit even if every resident reaches its limit."""
+        """Whether `num_more_tokens` fit even if every resident reaches its limit."""
         most = account.num_own_tokens_at_most + account.num_prompt_tokens + num_more_tokens
         return most <= self.share * account.num_cache_tokens
 

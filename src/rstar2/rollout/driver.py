@@ -1,7 +1,7 @@
 """The live driver: the scheduler's decisions carried out on real engines.
 
-A rollout asks for tokens through its `PlacedRollout`, as if it had an engine of its own. Behind it the turn waits until
-the scheduler has decided where it runs, and continues elsewhere when its engine is lost or the turn was preempted. The
+A rollout asks for tokens through its `PlacedRollout`, as if it had its own engine. Behind it the turn waits until the
+scheduler has decided where it runs, and continues elsewhere when its engine is lost or the turn was preempted. The
 scheduler never sees a token, the rollout never sees an engine.
 
 Invariant: a rollout's function is called once and ends once, whatever happens to engines. Tokens that arrived before an
@@ -56,11 +56,11 @@ class Driver(Generic[Result]):
         scheduler: Scheduler,
         clock: Callable[[], float] = time.monotonic,
         report_period_s: float = REPORT_PERIOD_S,
-        patience_s: float = 0.0,
+        engine_timeout_s: float = 0.0,
         max_concurrent: int | None = None,
     ) -> None:
-        """`patience_s`: how long rollouts wait for an engine to join when the last one is lost. `max_concurrent`: how
-        many rollouts are submitted to the scheduler at a time; all if None."""
+        """`engine_timeout_s`: how long rollouts wait for an engine to join when the last one is lost. `max_concurrent`:
+        how many rollouts are submitted to the scheduler at a time; all if None."""
         self.clock = clock
         self.recorder = StepRecorder(0, time.time(), clock)
         self._scheduler = scheduler
@@ -74,10 +74,10 @@ class Driver(Generic[Result]):
         self._in_flight: set[str] = set()
         """Rollouts that were submitted to the scheduler and have not ended."""
         self._report_period_s = report_period_s
-        self._patience_s = patience_s
+        self._engine_timeout_s = engine_timeout_s
         self._last_lost: str | None = None
         """The last engine, when it is lost: a scheduler always has one, so `EngineLost` follows when the next joins."""
-        self._patience_timer: asyncio.TimerHandle | None = None
+        self._engine_timer: asyncio.TimerHandle | None = None
         """Set while rollouts wait for the next engine."""
 
     def add_engine(self, name: str, engine: Engine, speed: EngineSpeed, num_cache_tokens: int | None = None) -> None:
@@ -88,7 +88,7 @@ class Driver(Generic[Result]):
         self.recorder.engine_joined(name, load)
         num_tokens = load.num_blocks * load.block_size if num_cache_tokens is None else num_cache_tokens
         self.tell(EngineJoined(self.clock(), name, num_tokens, speed))
-        self._tell_last_loss()
+        self._report_last_loss()
 
     def lose_engine(self, name: str) -> None:
         """An engine is lost; its rollouts continue elsewhere. Idempotent."""
@@ -100,20 +100,20 @@ class Driver(Generic[Result]):
             self.tell(EngineLost(self.clock(), name))
             return
         self._last_lost = name
-        if self._patience_s:
-            self._patience_timer = asyncio.get_running_loop().call_later(self._patience_s, self._give_up)
+        if self._engine_timeout_s:
+            self._engine_timer = asyncio.get_running_loop().call_later(self._engine_timeout_s, self._give_up)
         else:
             self._give_up()
 
     def _give_up(self) -> None:
-        self._patience_timer = None
+        self._engine_timer = None
         for handle in self._handles.values():
             handle.fail(InfrastructureError(f"engine {self._last_lost} was the last one, and it is lost"))
 
-    def _tell_last_loss(self) -> None:
-        if self._patience_timer is not None:
-            self._patience_timer.cancel()
-            self._patience_timer = None
+    def _report_last_loss(self) -> None:
+        if self._engine_timer is not None:
+            self._engine_timer.cancel()
+            self._engine_timer = None
         name, self._last_lost = self._last_lost, None
         if name is not None:
             self.tell(EngineLost(self.clock(), name))
@@ -121,7 +121,7 @@ class Driver(Generic[Result]):
     @property
     def _is_scheduled(self) -> bool:
         """Whether there is an engine, or rollouts wait for one."""
-        return bool(self._engines) or self._patience_timer is not None
+        return bool(self._engines) or self._engine_timer is not None
 
     def engine(self, name: str) -> Engine | None:
         return self._engines.get(name)
@@ -284,9 +284,9 @@ class Driver(Generic[Result]):
             loads = self._loads()
             self.recorder.sample(loads)
             if self._scheduler.wants_reports:
-                self._tell_progress(loads)
+                self._report_progress(loads)
 
-    def _tell_progress(self, loads: Mapping[str, EngineLoad]) -> None:
+    def _report_progress(self, loads: Mapping[str, EngineLoad]) -> None:
         now_s = self.clock()
         for handle in list(self._handles.values()):
             if handle.is_generating:
@@ -295,7 +295,7 @@ class Driver(Generic[Result]):
             self.tell(EngineReported(now_s, name, load))
 
     def _loads(self) -> dict[str, EngineLoad]:
-        """Of the engines that answer."""
+        """The loads of the engines that answer."""
         loads: dict[str, EngineLoad] = {}
         for name, engine in list(self._engines.items()):
             try:

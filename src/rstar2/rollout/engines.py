@@ -80,8 +80,8 @@ def _chat(recipe: Recipe, folder: Path) -> ChatFormat:
 
 def _plain_chat(recipe: Recipe) -> ChatFormat:
     """For a model whose tokenizer is not known: a server applies its own."""
-    words = recipe.agent.system_text
-    return ChatFormat.of(PlainTextTokenizer()) if words is None else ChatFormat.of(PlainTextTokenizer(), words)
+    text = recipe.agent.system_text
+    return ChatFormat.of(PlainTextTokenizer()) if text is None else ChatFormat.of(PlainTextTokenizer(), text)
 
 
 def _context_tokens(recipe: Recipe, folder: Path) -> int | None:
@@ -89,7 +89,7 @@ def _context_tokens(recipe: Recipe, folder: Path) -> int | None:
     try:
         own = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
     except (ValueError, AttributeError):
-        own = None  # whoever loads the weights says what is wrong with the file
+        own = None  # loading the weights will say what is wrong with the file
     given = recipe.model.context_tokens if "context_tokens" in recipe.model.model_fields_set else None
     return min((tokens for tokens in (own, given) if isinstance(tokens, int)), default=None)
 

@@ -34,14 +34,14 @@ PRIOR_WEIGHT = 8.0
 DRIFT = 0.3
 """How far a problem's `mu` moves from one submission to the next, because the policy learns."""
 LONGEST_DEVIATIONS = 2.5
-"""How far the longest of some hundred responses lies above `mu`, in spreads."""
+"""How far the longest of some hundred responses is above `mu`, in spreads."""
 NUM_HORIZONS = 24
 """Moments in the future at which the need for cache is forecast."""
 REFRESH_EVERY = 32
 """Endings between two updates of the estimates; or a 64th of all endings so far, if that is more."""
 NEWTON_STEPS = 3
 MOST_UPDATES = 8
-"""In one call: by then Newton's method has converged."""
+"""The most updates in one call: by then Newton's method has converged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class NeedModel:
         self._problem = np.zeros(0, dtype=np.int64)
         self._mu = np.zeros(0)
         self._spread = np.zeros(0)
-        """Of the forecast: `sigma`, and the uncertainty of `mu`."""
+        """The spread of the forecast: `sigma`, and the uncertainty of `mu`."""
         self._rate = np.zeros(0)
         # One entry per problem of these rollouts.
         self._problem_rows: dict[str, int] = {}
@@ -136,7 +136,7 @@ class NeedModel:
         self._refresh()
 
     def observe(self, rollout: str, num_response_tokens: int) -> None:
-        """The rollout has so many response tokens now."""
+        """The rollout has `num_response_tokens` now."""
         self._tokens[self._rows[rollout]] = num_response_tokens
 
     def begin_turn(self, rollout: str) -> None:
@@ -181,7 +181,7 @@ class NeedModel:
         return float(np.trapezoid(self._alive(np.array([row]), ahead)[0], ahead))
 
     def forecast(self, rollouts: Iterable[str]) -> Forecast:
-        """Of the own tokens that these rollouts, all running, hold together."""
+        """The forecast of the own tokens that these running rollouts hold together."""
         self._learn_if_due()
         rows = np.fromiter((self._rows[rollout] for rollout in rollouts), dtype=np.int64)
         if not rows.size:
@@ -199,7 +199,7 @@ class NeedModel:
         return Forecast((held * alive).sum(axis=0), variance)
 
     def forecast_new(self, problems: Iterable[str]) -> Forecast:
-        """Of the own tokens of a new response to each of these problems."""
+        """The forecast of the own tokens of a new response to each of these problems."""
         self._learn_if_due()
         rows = np.array([self._problem_rows[problem] for problem in problems], dtype=np.int64)
         mu, spread, limit = self._problem_mu_cautious[rows], self._problem_spread[rows], self._problem_limit[rows]
@@ -313,7 +313,7 @@ class NeedModel:
         stage.tau = float(np.sqrt((prior + scatter) / (PRIOR_WEIGHT + mu.size)))
 
     def _residuals(self, rows: Ints, spread: Floats) -> tuple[Floats, Bools, Floats]:
-        """Of these rollouts: (log length - mu) / sigma; whether it ended there; and, for the others, by how many sigma
+        """For each rollout: (log length - mu) / sigma; whether it ended there; and, for the others, by how many sigma
         the mean of all longer lengths is above mu."""
         z = (np.log(self._tokens[rows] + 1) - self._problem_mu[self._problem[rows]]) / spread
         is_ended = self._has_ended[rows] & ~self._is_cut_off[rows]

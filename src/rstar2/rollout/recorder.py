@@ -81,7 +81,7 @@ class StepRecorder:
         self._engines[name] = _Engine(self._now_s(), load, load, self._now_s())
 
     def engine_lost(self, name: str) -> None:
-        """What it did since it was last sampled is unknown; its rollouts are queued."""
+        """Its work since the last sample is unknown; its rollouts are queued."""
         for rollout, state in self._rollouts.items():
             if state.engine == name:
                 self.enter(rollout, SpanKind.QUEUED)
@@ -120,7 +120,7 @@ class StepRecorder:
             self._stride *= 2
 
     def enter(self, rollout: str, kind: SpanKind, engine: str = "") -> None:
-        """From now on the rollout is in this state, on this engine."""
+        """The rollout enters this state, on this engine."""
         now_s = self._now_s()
         state = self._rollouts.get(rollout)
         if state is None:
@@ -133,7 +133,7 @@ class StepRecorder:
         self._change_turns(engine, 1, now_s)
 
     def send(self, engine: str, num_new_tokens: int, prompt_of: str | None = None) -> None:
-        """A turn begins there, with so many tokens that no engine has seen: a tool's response, or the prompt of a
+        """A turn begins there, with `num_new_tokens` that no engine has seen: a tool's response, or the prompt of a
         problem, which counts once for all siblings."""
         account = self._engines.get(engine)
         if account is None or prompt_of in account.prompts:
@@ -143,7 +143,7 @@ class StepRecorder:
         account.num_new_tokens += num_new_tokens
 
     def end(self, rollout: str) -> None:
-        """The rollout is over. What ends last is what the step waited for."""
+        """The rollout is over. The step waited for the one that ends last."""
         state = self._rollouts.pop(rollout, None)
         if state is None:
             return

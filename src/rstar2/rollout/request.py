@@ -1,4 +1,4 @@
-"""What is asked of whoever rolls out, and the seam to them."""
+"""Rollout requests, and the interface of the components that run them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ OnTrace = Callable[[Trace], None]
 
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
-    """One attempt at one problem. Ids are the caller's, so that a repeated attempt can be told from a new one."""
+    """One attempt at one problem. Ids are the caller's, so that a repeated attempt has the same id."""
 
     problem: Problem
     trace_id: str
@@ -43,7 +43,7 @@ class Rolls(Protocol):
 
 
 class RollsInSteps(Rolls, Protocol):
-    """As training needs it."""
+    """The interface that training needs."""
 
     @property
     def is_here(self) -> bool:

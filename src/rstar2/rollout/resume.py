@@ -9,7 +9,7 @@ from rstar2.records import Outcome, Problem, StepRecord, Trace, Verdict
 from rstar2.rollout.request import OnTrace, RolloutRequest, RollsInSteps
 
 
-class RememberingRoller:
+class ResumingRoller:
     """Satisfies `RollsInSteps`, by another that does.
 
     Invariant: every trace says which weights sampled all of it, or nothing where they changed meanwhile; a rollout of
@@ -73,7 +73,7 @@ class RememberingRoller:
         return [finished[request.trace_id] for request in requests]
 
     def _recall(self, requests: Sequence[RolloutRequest], weights: str) -> list[Trace]:
-        """Of the requests, those that are known."""
+        """The recorded traces of the requests that have one."""
         found = []
         for request in requests:
             trace = self._traces.pop(request.trace_id, None)

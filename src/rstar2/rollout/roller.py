@@ -61,9 +61,9 @@ class Roller:
             for problem_id, problem in {request.problem.id: request.problem for request in requests}.items()
         }
 
-        async def roll(seat: PlacedRollout) -> Trace:
-            request = by_id[seat.spec.rollout]
-            trace = await self._roll(request, starts[request.problem.id], seat, limits, sampling)
+        async def roll(placed: PlacedRollout) -> Trace:
+            request = by_id[placed.spec.rollout]
+            trace = await self._roll(request, starts[request.problem.id], placed, limits, sampling)
             on_trace(trace)
             return trace
 
@@ -85,16 +85,16 @@ class Roller:
         return traces
 
     async def _roll(
-        self, request: RolloutRequest, start: Transcript, seat: PlacedRollout, limits: AgentLimits, sampling: Sampling
+        self, request: RolloutRequest, start: Transcript, placed: PlacedRollout, limits: AgentLimits, sampling: Sampling
     ) -> Trace:
-        engine = _SeatEngine(seat)
+        engine = _PlacedEngine(placed)
         agent = Agent(
             engine,
             self.chat,
             limits,
             replace(sampling, seed=request.seed),
-            waited_s=lambda: seat.waited_s,
-            tells_text=False,
+            waited_s=lambda: placed.waited_s,
+            reports_text=False,
         )
         tools = self._make_tools()
         try:
@@ -114,11 +114,11 @@ class Roller:
         return await judged(self._judge, request.problem, trace)
 
 
-class _SeatEngine:
-    """A seat behind the agent's seam, which also tells the scheduler of a tool call the moment it leaves."""
+class _PlacedEngine:
+    """A placed rollout as the agent's engine. It reports a tool call to the scheduler the moment the call is made."""
 
-    def __init__(self, seat: PlacedRollout) -> None:
-        self._seat = seat
+    def __init__(self, placed: PlacedRollout) -> None:
+        self._placed = placed
         self._has_called = False
 
     def observe(self, event: AgentEvent) -> None:
@@ -126,12 +126,12 @@ class _SeatEngine:
             self._has_called = False
         elif isinstance(event, CallStarted) and not self._has_called:
             self._has_called = True
-            self._seat.calls_tool()
+            self._placed.calls_tool()
 
     def generate(
         self, _session: str, token_ids: Sequence[int], sampling: Sampling, max_tokens: int
     ) -> AsyncIterator[Chunk]:
-        return self._seat.generate(token_ids, sampling, max_tokens)
+        return self._placed.generate(token_ids, sampling, max_tokens)
 
     def load(self) -> EngineLoad:
         raise AssertionError("the driver asks the engines themselves")

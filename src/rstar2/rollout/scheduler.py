@@ -24,7 +24,7 @@ class EngineSpeed:
     """The costs of moving a rollout and of crowding an engine; from a roofline, or measured."""
 
     prefill_token_s: float
-    """To compute one token of a context that is not in the cache."""
+    """The time to compute one token of a context that is not in the cache."""
     step_s: float
     """One decoding step of an almost empty engine: reading the weights, and overhead."""
     cached_token_s: float
@@ -68,7 +68,7 @@ class EngineReported:
 
 @dataclass(frozen=True, slots=True)
 class RolloutsSubmitted:
-    """In the preferred order of their starts, the siblings of a problem adjacent."""
+    """New rollouts in the preferred order of their starts; siblings of a problem are adjacent."""
 
     at_s: float
     rollouts: tuple[RolloutSpec, ...]

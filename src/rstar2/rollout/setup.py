@@ -38,7 +38,7 @@ PROBE_DEADLINE_S = 120.0
 
 @asynccontextmanager
 async def open_roller(recipe: Recipe, chat: ChatFormat, engine: Engine) -> AsyncIterator[Roller]:
-    """On a single engine of this process's own."""
+    """A roller on a single engine of this process."""
     async with _open_executor(recipe) as executor:
         yield _roller_on(engine, recipe, executor, chat)
 
@@ -76,11 +76,13 @@ def driver_on(engine: Engine, recipe: Recipe, num_sharers: int = 1) -> Driver[Tr
     return driver
 
 
-def make_driver(recipe: Recipe, num_sharers: int = 1, patience_s: float = 0.0) -> Driver[Trace]:
-    """One of so many that share the rollouts among them."""
+def make_driver(recipe: Recipe, num_sharers: int = 1, engine_timeout_s: float = 0.0) -> Driver[Trace]:
+    """One of `num_sharers` drivers that share the rollouts among them."""
     limit = recipe.rollout.max_concurrent
     max_concurrent = None if limit is None else max(1, limit // num_sharers)
-    return Driver(make_policy(recipe.rollout.scheduler), patience_s=patience_s, max_concurrent=max_concurrent)
+    return Driver(
+        make_policy(recipe.rollout.scheduler), engine_timeout_s=engine_timeout_s, max_concurrent=max_concurrent
+    )
 
 
 def make_roller(recipe: Recipe, driver: Driver[Trace], executor: Executor, chat: ChatFormat) -> Roller:

@@ -54,7 +54,7 @@ class WaitingQueue:
 
     @property
     def problems(self) -> Iterable[str]:
-        """Those that had rollouts waiting when something was last submitted."""
+        """The problems that had waiting rollouts at the last submission."""
         return self._rows
 
     def expect(self, surprises: Floats, growth: Forecast) -> None:

@@ -318,7 +318,7 @@ class RemoteSession:
         try:
             await self._executor.call("DELETE", f"/v1/sessions/{self.id}", None, deadline, bytes)
         except InfrastructureError:
-            return  # Gone already, or it will be closed as idle.
+            return  # The service has closed it already, or will close it as idle.
 
     async def _change(self, what: str, body: Mapping[str, Any], parse: Callable[[bytes], T], extra_s: float = 0.0) -> T:
         deadline = time.monotonic() + CELL_QUEUE_S + extra_s + self._grace_s

@@ -27,7 +27,7 @@ class Request:
     queue_s: float = 120.0
     """How long it may wait for a worker before it ends as a queue timeout."""
     flow: str = ""
-    """Requests of one flow are served in order, and flows take turns; empty: a flow of its own."""
+    """Requests of one flow are served in order, and flows take turns. Empty: the request is its own flow."""
 
 
 class Session(Protocol):

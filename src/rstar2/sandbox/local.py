@@ -11,7 +11,7 @@ from rstar2.sandbox.execution import Execution
 from rstar2.sandbox.executor import Request, Session
 from rstar2.sandbox.isolation.guarantees import Guarantee
 from rstar2.sandbox.isolation.quota import core_quota
-from rstar2.sandbox.notebooks.local_session import SessionKeeper
+from rstar2.sandbox.notebooks.local_session import LocalSessions
 from rstar2.sandbox.slots.dispatcher import Dispatcher
 from rstar2.sandbox.slots.slot_factory import SlotConfig, SlotFactory
 
@@ -46,7 +46,7 @@ class LocalExecutor:
         self._make_factory = make_factory
         self._factory: SlotFactory | None = None
         self._dispatcher: Dispatcher | None = None
-        self._sessions: SessionKeeper | None = None
+        self._sessions: LocalSessions | None = None
         self._starting = asyncio.Lock()
 
     async def start(self) -> None:
@@ -61,7 +61,7 @@ class LocalExecutor:
                 max_slots=self.config.max_slots,
                 queue_capacity=self.config.queue_capacity,
             )
-            self._sessions = SessionKeeper(self._factory, max_live=self.config.max_live_sessions)
+            self._sessions = LocalSessions(self._factory, max_live=self.config.max_live_sessions)
 
     async def run(self, request: Request) -> Execution:
         dispatcher = self._dispatcher or await self._running()

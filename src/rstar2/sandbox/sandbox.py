@@ -3,7 +3,7 @@
     with Sandbox() as sandbox:
         print(sandbox.run("print(1 + 1)").stdout)
 
-An executor lives on a thread of its own until `close`; calls may come from any thread.
+An executor runs on its own thread until `close`; calls may come from any thread.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """The rollouts of a stage, step by step: sampled, judged, grouped, chosen from, and sampled on until a batch is full.
 
 Invariant: a group is complete or absent; the problems of a step come from the cursor in order, replacements for dropped
-groups included; what an infrastructure fault lost is sampled again, under an id of its own. Ids name the stage: a step
-that was sampled ahead of a stage's end is dropped and collected anew by the next stage.
+groups included; a rollout lost to an infrastructure fault is sampled again, under a new id. Ids name the stage: a step
+that was sampled ahead of a stage's end is dropped, and the next stage collects it again.
 """
 
 import asyncio
@@ -77,10 +77,10 @@ class StepBatch:
 
 class Collector:
     """An async iterator over the steps of a stage, which samples ahead as far as `max_staleness` allows. Used as a
-    context: what was sampled too far ahead is cancelled at its end.
+    context: rollouts sampled too far ahead are cancelled at its end.
 
     Invariant: step s is sampled only after steps up to s - 1 - `max_staleness` were learnt from, and steps are sampled
-    one after the other, so their problems are those of an on-policy run.
+    in sequence, so their problems are those of an on-policy run.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Collector:
 class _OpenGroup:
     problem: Problem
     index: int
-    """Of the problem among all of the step."""
+    """The index of the problem among those of the step."""
     id: str
     traces: list[Trace] = field(default_factory=list)
     num_attempts: int = 0

@@ -60,7 +60,7 @@ def prepare_new(recipe: Recipe, folder: Path, check: Callable[[Recipe], None] = 
 
 
 def prepare_resumed(folder: Path, check: Callable[[Recipe], None] = check_solo) -> Prepared:
-    """What a run was started with stands in its own recipe.toml."""
+    """A run's own recipe.toml holds the recipe that it was started with."""
     view = RunView(folder)
     if view.info.verb != VERB:
         raise UserError(f"{folder} holds a run of `rstar2 {view.info.verb}`; `rstar2 train` cannot resume it")
@@ -81,7 +81,7 @@ async def train(
     argv: Sequence[str] | None = None,
     open_workbench: OpenWorkbench = open_solo_workbench,
 ) -> None:
-    """To the end of the recipe. Whatever ends it early is in the run directory, which can be resumed."""
+    """Train to the end of the recipe. A run that ends early records why in its run directory, and can be resumed."""
     with _open_run(prepared, observer, argv) as run:
         recipe = prepared.recipe
         observer.waits_for("the model, the engine and the sandbox to start")
@@ -111,17 +111,17 @@ def _open_run(prepared: Prepared, observer: Observer, argv: Sequence[str] | None
 
 
 def _finished_rollouts(prepared: Prepared) -> dict[str, Trace]:
-    """What had been rolled out when the run was stopped, after its last checkpoint."""
+    """The rollouts that had finished after the last checkpoint when the run was stopped."""
     step = prepared.checkpoint.state.step if prepared.checkpoint else 0
     return superseded_traces(RunLayout(prepared.folder), step)
 
 
 def _model_folder(recipe: Recipe, conversations: Sequence[Conversation], run: RunDirectory) -> Path:
-    """A tiny model is built anew from the seed, so a run that was killed while it was built builds it again."""
+    """A tiny model is rebuilt from the seed, so a run that was killed during the build can resume."""
     if recipe.model.tiny is None:
         return resolve(recipe.model.name)
     if not conversations:
-        raise UserError(f"{recipe.model.name} is built from nothing and learns its words from [sft]: give it data")
+        raise UserError(f"{recipe.model.name} is built from nothing and builds its vocabulary from [sft]: give it data")
     folder, tiny = tiny_folder(run.layout), recipe.model.tiny
     sizes = TinySizes(
         num_layers=tiny.num_layers,
@@ -138,7 +138,7 @@ def _model_folder(recipe: Recipe, conversations: Sequence[Conversation], run: Ru
 
 
 def tiny_folder(layout: RunLayout) -> Path:
-    """Where a run has the tiny model that it started from."""
+    """The folder of the tiny model that a run started from."""
     return layout.path / "model"
 
 

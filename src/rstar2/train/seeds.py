@@ -17,7 +17,7 @@ def named_seed(seed: int, *names: str | int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Which problems of a stage were taken."""
+    """The position in a stage's problems."""
 
     epoch: int = 0
     position: int = 0

@@ -1,4 +1,4 @@
-"""Where a training run stands: all that is not a tensor. A frozen value, stored as JSON beside the tensors."""
+"""The progress of a training run: all that is not a tensor. A frozen value, stored as JSON beside the tensors."""
 
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
@@ -18,7 +18,7 @@ class TrainState:
     stage_step: int = 0
     """Training steps of the stage that are done."""
     steps_since_reset: int = 0
-    """Since the optimizer was fresh: the warm-up of the learning rate counts from there."""
+    """Steps since the optimizer was reset: the warm-up of the learning rate counts from there."""
     step: int = 0
     """Training steps of all stages that are done."""
     cursor: Cursor = field(default_factory=Cursor)

@@ -23,7 +23,7 @@ from rstar2.errors import UserError
 from rstar2.evals import EvalSettings, evaluate
 from rstar2.records import Problem, RunDirectory, Trace
 from rstar2.records.rewind import Mark
-from rstar2.rollout.resume import RememberingRoller
+from rstar2.rollout.resume import ResumingRoller
 from rstar2.train.checkpoints.checkpoint import Checkpoint, CheckpointFolder
 from rstar2.train.checkpoints.export import agent_folder
 from rstar2.train.checkpoints.resume import run_digest
@@ -52,7 +52,7 @@ INTERRUPT_S = 10.0
 of another policy. Slurm and Kubernetes grant 30 s in all."""
 SFT_STEPS_PER_REPORT = 10
 SFT_CHECKPOINT_PERIOD_S = 120.0
-"""Steps of the warm-up are short, so what a kill may cost is bounded in time and not in steps."""
+"""Steps of the warm-up are short, so the loss by a kill is bounded in time and not in steps."""
 
 Result = TypeVar("Result")
 
@@ -74,11 +74,11 @@ class Trainer:
         self._learner = bench.learner
         self._layout = run.layout
         self._records = RunRecords(run, observer, hold_s=HOLD_S if bench.roller.is_here else 0.0)
-        self._roller = RememberingRoller(bench.roller, lambda: bench.weights)
+        self._roller = ResumingRoller(bench.roller, lambda: bench.weights)
         self._checkpoints = CheckpointFolder(run.checkpoints, recipe.train.num_checkpoints_kept)
         self._state = self._saved_state = TrainState()
         self._mark: Mark | None = None
-        """Of the state; None while the weights are between two states."""
+        """The mark of the current state; None while the weights are between two states."""
 
     async def train(self, checkpoint: Checkpoint | None = None, finished: Mapping[str, Trace] | None = None) -> None:
         """From the checkpoint, or from the start, to the end of the recipe. Rollouts that had finished after the
@@ -110,7 +110,7 @@ class Trainer:
         await self._evaluate_if_due()
 
     async def export(self, source: Path) -> Path:
-        """The trained model as a folder that `rstar2 solve --model` and everybody else can read."""
+        """The trained model as a Hugging Face folder, for `rstar2 solve --model` and other programs."""
         target = self._layout.path / "final"
         with agent_folder(target, source, self._chat, self._recipe.agent.tool) as unfinished:
             await self._learner.export(unfinished)
@@ -208,7 +208,7 @@ class Trainer:
     async def _learn_step(
         self, batch: StepBatch, stage: StageSection, collector: Collector, started_s: float
     ) -> dict[str, float]:
-        """From one batch to the next state: all of it, or nothing."""
+        """Go from one batch to the next state: all of it, or nothing."""
         num_older = self._recipe.train.max_staleness
         older_weights = (*self._state.older_weights, self._bench.weights)[-num_older:] if num_older else ()
         self._mark = None
@@ -289,7 +289,7 @@ class Trainer:
             )
 
     async def _problems_of(self, stage: StageSection) -> tuple[Problem, ...]:
-        """Of the stage, without those that its difficulty filter drops."""
+        """The problems of the stage, without those that its difficulty filter drops."""
         problems = self._curriculum.stages[self._state.stage_index]
         if stage.difficulty_filter is None:
             return problems
@@ -395,8 +395,8 @@ class Trainer:
 
 
 async def uninterrupted(work: Coroutine[Any, Any, Result], on_interrupt: Callable[[], object] = lambda: None) -> Result:
-    """To its end, even if whoever waits for it is cancelled meanwhile: then `on_interrupt` is called, and the
-    cancellation is raised when the work is done."""
+    """Runs to its end, even if the caller is cancelled meanwhile: then `on_interrupt` is called, and the cancellation
+    is raised when the work is done."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

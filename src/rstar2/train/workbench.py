@@ -55,12 +55,12 @@ class Workbench(Protocol):
         ...
 
     def gpu_busy_share(self) -> float | None:
-        """Of the time since the last call; None where it cannot be measured."""
+        """The share of the time since the last call; None if it cannot be measured."""
         ...
 
 
 OpenWorkbench = Callable[[Recipe, Path, ChatFormat], AbstractAsyncContextManager[Workbench]]
-"""From a recipe, the folder of its model and its chat format."""
+"""Opens a workbench from a recipe, the folder of its model and its chat format."""
 
 
 class SoloWorkbench:
@@ -102,7 +102,7 @@ class SoloWorkbench:
             self._publish()
 
     def _publish(self) -> None:
-        """Nobody rolls out meanwhile."""
+        """No rollout runs meanwhile."""
         self._rank.policy.publish()
         self.weights = self._rank.weights_id()
 
@@ -130,7 +130,7 @@ def _load_rank(folder: Path, recipe: Recipe) -> LearnerRank:
 
 
 def count_workers(recipe: Recipe, device: torch.device) -> int:
-    """Beside a GPU the interpreter is what everybody waits for: the engine gets one of its own, and so do rollouts."""
+    """With a GPU, the interpreter is the bottleneck: the engine gets its own process, and so do rollouts."""
     if recipe.rollout.num_workers is not None:
         return recipe.rollout.num_workers
     if device.type != "cuda":
@@ -141,7 +141,7 @@ def count_workers(recipe: Recipe, device: torch.device) -> int:
 async def _open_farm(
     stack: AsyncExitStack, recipe: Recipe, folder: Path, chat: ChatFormat, num_workers: int
 ) -> tuple[LearnerRank, SharedEngine, RollerFarm]:
-    """The learner, its engine, and the processes of rollouts, which get ready while the model is read."""
+    """The learner, its engine, and the rollout processes, which get ready while the model is read."""
     pairs = [socket.socketpair() for _ in range(num_workers)]
     guests = [theirs for _, theirs in pairs]
 

@@ -22,7 +22,7 @@ class Asset:
 
 @cache
 def assets() -> dict[str, Asset]:
-    """By name. A name that is not here does not exist: no path is ever built from a request."""
+    """All assets by name. Other names do not exist: no path is ever built from a request."""
     folder = resources.files("rstar2.web") / "static"
     return {
         file.name: Asset(file.read_bytes(), CONTENT_TYPES[file.name.rpartition(".")[2]])
@@ -33,7 +33,7 @@ def assets() -> dict[str, Asset]:
 
 @cache
 def bundled_script() -> str:
-    """All modules in one script, each as a function of its own, after those that it imports."""
+    """All modules in one script, each as a separate function, after those that it imports."""
     parts: dict[str, str] = {}
 
     def add(name: str, above: tuple[str, ...]) -> None:

@@ -1,7 +1,7 @@
 """A turn as the cells of a notebook: reasoning, code with its output, answer. Pure.
 
 Invariant: nothing of the turn's text is lost but blank space between cells: tags become the kind of their cell, a
-call's text becomes the call as it was parsed, and everything else stands in a cell of its own, in order.
+call's text becomes the call as it was parsed, and everything else becomes a separate cell, in order.
 """
 
 import json
@@ -34,7 +34,7 @@ class Cell:
 
 
 def cells_of(turn: Turn, before: str) -> list[Cell]:
-    """`before` is what the environment wrote last, from which the turn goes on."""
+    """`before` is the last text of the environment, which the turn continues."""
     cells: list[Cell] = []
     num_calls = 0
     for kind, text in _spans(turn.text, CellKind.REASON if before.endswith(OPENING) else CellKind.PLAIN):

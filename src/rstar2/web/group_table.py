@@ -1,4 +1,4 @@
-"""The groups of one step, whole: what was decided is small beside what was generated."""
+"""All groups of one step. They are small beside the traces, so they are read in full."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""The playground's seam: somebody who solves a problem and says what happens, event by event.
+"""The playground's interface: a solver works on a problem and reports its events.
 
-Whoever starts the viewer brings the solver, so the viewer itself knows neither engines nor agents.
+The command that starts the viewer passes the solver, so the viewer depends on neither engines nor agents.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class Solver(Protocol):
 
 
 class Playground:
-    """Solves one problem at a time; whoever comes second is told so."""
+    """Solves one problem at a time; a second request gets an error."""
 
     def __init__(self, solver: Solver) -> None:
         self._solver = solver

@@ -23,10 +23,10 @@ from rstar2.web.trace_wire import group_row_json, row_json, trace_json
 NUM_STEPS = 8
 """Steps whose rollouts are in the report, evenly spread; the curves hold all steps."""
 MAX_SAMPLE_BYTES = 4 << 20
-"""Of traces, as they lie on disk: the file becomes a few megabytes, which browsers and mail take."""
+"""Bytes of traces, as stored on disk: the file becomes a few megabytes, which browsers and mail accept."""
 MAX_ROW_PAGES = 16
 NUM_DIGITS = 4
-"""Of log-probabilities and entropies, which are there to be looked at."""
+"""The decimals of log-probabilities and entropies: enough for a reader."""
 
 
 def render_report(run: Path, *, tokenizer: Path | None = None) -> str:
@@ -80,7 +80,7 @@ def _run_data(reader: RunReader) -> dict[str, Any]:
 
 
 def evenly(items: list[int], count: int) -> list[int]:
-    """So many of them, the first and the last among them, evenly spread."""
+    """An evenly spread choice of this many, with the first and the last."""
     if len(items) <= count:
         return items
     return [items[round(n * (len(items) - 1) / (count - 1))] for n in range(count)]
@@ -129,8 +129,8 @@ def _step_data(reader: RunReader, step: int, max_bytes: int) -> dict[str, Any]:
 
 
 def _choose(reader: StepReader, candidates: list[tuple[int, Trace]], max_bytes: int) -> list[tuple[int, Trace]]:
-    """Whole groups, those that were trained on before those that were dropped, then rollouts of none, until the budget
-    is spent; one group at least."""
+    """Complete groups, those that were trained on before those that were dropped, then rollouts without a group, until
+    the budget is spent. At least one group is chosen."""
     sizes = {entry.start: entry.num_bytes for entry in reader.index.entries}
     groups = reader.table.groups
 

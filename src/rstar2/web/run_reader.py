@@ -23,7 +23,7 @@ from rstar2.web.trace_wire import group_row_json, row_json, short_trace_json, tr
 from rstar2.web.vocabulary import Vocabulary
 
 PAGE_BYTES = 1 << 20
-"""Of metrics or events in one answer."""
+"""The most bytes of metrics or events in one answer."""
 MAX_OPEN_STEPS = 8
 """Steps whose index is kept; a step of 16,384 rollouts keeps about 15 MB."""
 MAX_SIDE_BY_SIDE = 64
@@ -44,7 +44,7 @@ class RunReader:
 
     @property
     def num_bytes_read(self) -> int:
-        """So far, of all files; what the promise of bounded answers is measured by."""
+        """Bytes read so far from all files. Tests of the bounds on each answer read it."""
         return self.num_row_bytes_read + self._closed_bytes + sum(step.num_bytes_read for step in self._steps.values())
 
     def overview(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class RunReader:
 
     def metrics(self, offset: int) -> dict[str, Any]:
         rows, end, is_end = self._rows(StepMetrics, self.view.layout.metrics, offset)
-        # Values are pairs, not an object: the names are the run's, and an object has names of its own.
+        # Values are pairs, not an object: a metric's name could collide with a property of JavaScript objects.
         wire = [[row.step, row.stage, row.time, list(map(list, row.values.items()))] for row in rows]
         return {"rows": wire, "next": end, "is_end": is_end}
 
@@ -153,10 +153,10 @@ class RunReader:
             return {**tool_call_statistics(rows), "is_end": is_end, **_progress(reader)}
 
     def schedule(self, step: int) -> dict[str, Any]:
-        """As the step was run last."""
+        """The schedule of the step's last run."""
         records = list(self.view.step_records(step))
         if not records:
-            raise UserError(f"{self.view.path.name} has no whole record of the engines of step {step} yet")
+            raise UserError(f"{self.view.path.name} has no complete record of the engines of step {step} yet")
         return schedule_json(records[-1])
 
     def sample(self, step: int, max_bytes: int) -> tuple[StepReader, list[tuple[int, Trace]]]:
@@ -204,8 +204,8 @@ class RunReader:
 
 
 def open_runs(paths: Sequence[Path], tokenizer: Path | None = None) -> list[RunReader]:
-    """Readers with keys of their own: the folders' names, numbered where two are the same. What is no run, or one of
-    another version, is refused here."""
+    """Readers with unique keys: the folders' names, numbered where two are the same. A folder that is no run, or a run
+    of another version, is refused here."""
     given = Vocabulary.read(tokenizer) if tokenizer is not None else None
     readers: dict[str, RunReader] = {}
     for path in paths:
@@ -217,7 +217,7 @@ def open_runs(paths: Sequence[Path], tokenizer: Path | None = None) -> list[RunR
 
 
 def _traces_without_group(reader: StepReader) -> dict[str, list[str]]:
-    """By problem, the ids of its traces that are in no group."""
+    """The ids of the traces that are in no group, by problem."""
     traces: dict[str, list[str]] = {}
     for entry in reader.index.entries:
         if entry.id not in reader.table.place_of:

@@ -1,6 +1,6 @@
-"""Where each trace lies in a step's file, found piece by piece.
+"""The position of each trace in a step's file, found piece by piece.
 
-Invariant: `entries` are whole lines, in order, and a line once found stays where it is, because the files are only
+Invariant: `entries` are complete lines, in order, and a line once found stays where it is, because the files are only
 appended to. Finding lines reads the file once and parses nothing but the two ids at a line's head; a trace is read by
 itself. An unfinished last line is looked at again by the next `extend`.
 """
@@ -18,10 +18,10 @@ from rstar2.records.codec import RecordError, decode
 
 BLOCK_BYTES = 1 << 22
 HEAD_BYTES = 4096
-"""Of a line, what is kept to find the ids in: they are its first two fields, and short."""
+"""The start of a line that is searched for the ids: they are its first two fields, and short."""
 
 QUESTION_BYTES = 1 << 16
-"""Of a line, what is read to find the prompt in: it comes after the prompt's token ids."""
+"""The start of a line that is searched for the prompt: it comes after the prompt's token ids."""
 
 _PROMPT_TEXT = re.compile(rb',"prompt_text":("(?:[^"\\]|\\.)*")')
 _IDS = re.compile(rb'\{"id":("(?:[^"\\]|\\.)*"),"problem_id":("(?:[^"\\]|\\.)*")')
@@ -47,7 +47,7 @@ class SegmentIndex:
     def _reset(self) -> None:
         self.entries: list[Entry] = []
         self.number_of: dict[str, int] = {}
-        """By trace id; of several with one id, the last."""
+        """The line of each trace id; the last one if several lines have the same id."""
         self.total_bytes = 0
         self._inode: int | None = None
         self._scanned = 0
@@ -70,7 +70,7 @@ class SegmentIndex:
             if self._inode not in (None, status.st_ino) or status.st_size < self._line_start:
                 self._reset()
             if self.is_complete:
-                # The unfinished tail may have been cut off and written anew since.
+                # The unfinished tail may have been cut off and rewritten since.
                 self._scanned, self._head = self._line_start, b""
             self._inode, self.total_bytes = status.st_ino, status.st_size
             file.seek(self._scanned)
@@ -80,7 +80,7 @@ class SegmentIndex:
             self.total_bytes = max(self.total_bytes, self._scanned)
 
     def line_at(self, start: int) -> bytes:
-        """The whole line that starts at `start`; UserError if none does."""
+        """The complete line that starts at `start`; UserError if none does."""
         with self._open() as file:
             before = 1 if start > 0 else 0
             file.seek(start - before)

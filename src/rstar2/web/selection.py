@@ -20,7 +20,7 @@ def why(group: Group, index: int) -> str:
         return "Not scored: our own machinery failed, or the grader could not decide. Nothing can be learnt from it."
     if selection is Selection.EQUAL_REWARDS:
         return (
-            f"Dropped with its whole group: every kept rollout has the reward {group.rewards[index]:g}, "
+            f"Dropped with all of its group: every kept rollout has the reward {group.rewards[index]:g}, "
             "so there is nothing to compare."
         )
     right = is_right(group.rewards[index])

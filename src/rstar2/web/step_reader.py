@@ -1,7 +1,7 @@
 """One step of a run, read by parts.
 
 Invariant: no call reads more than its budgets, however long the step is: one for finding lines, which is fast, and one
-for parsing them, which is not. Where a budget ends, the answer says so and the next call goes on from there; what was
+for parsing them, which is not. Where a budget ends, the answer says so and the next call continues from there; what was
 parsed once is kept as its summary.
 """
 
@@ -43,7 +43,7 @@ class RolloutRow:
 class Page:
     rows: list[RolloutRow]
     next: int
-    """The number of the line to go on with."""
+    """The number of the line to continue with."""
     is_end: bool
     """There is nothing more to find, for now: the file may grow."""
 
@@ -68,7 +68,7 @@ class StepReader:
             self._summaries.clear()
 
     def find_lines(self, num_lines: int | None = None, max_bytes: int = SCAN_BYTES) -> None:
-        """Know at least so many lines, or all, if the budget allows."""
+        """Find at least this many lines, or all, if the budget allows."""
         while max_bytes > 0 and not self.index.is_complete:
             if num_lines is not None and len(self.index.entries) >= num_lines:
                 return
@@ -107,7 +107,7 @@ class StepReader:
         return self._questions[problem_id]
 
     def traces_of(self, trace_ids: Iterable[str]) -> tuple[list[tuple[int, Trace]], bool]:
-        """Those that were found, with their offsets, and whether looking further could find more."""
+        """The traces that were found, with their offsets, and whether a further search could find more."""
         wanted = list(trace_ids)
         self.find_lines()
         numbers = [self.index.number_of[trace_id] for trace_id in wanted if trace_id in self.index.number_of]

@@ -85,7 +85,7 @@ def unreadable(trace_id: str, problem_id: str, reason: str) -> Summary:
 
 
 def question_in(prompt_text: str) -> str:
-    """What the user asked, without the system text and the template around it, where they can be told apart."""
+    """What the user asked, without the system text and the template around it, where these can be separated."""
     _, found, rest = prompt_text.rpartition("<|im_start|>user\n")
     return rest.partition("<|im_end|>")[0] if found else prompt_text
 

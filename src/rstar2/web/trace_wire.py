@@ -13,7 +13,7 @@ from rstar2.web.summary import question_in
 Texts = Callable[[Sequence[int]], list[str]]
 
 NUM_SHOWN_CHARS = 700
-"""Of each text in a view of many rollouts side by side; a trace by itself is shown whole."""
+"""Length limit of each text in a view of many rollouts side by side; a single trace is shown in full."""
 
 
 def row_json(row: RolloutRow, place: tuple[Group, int] | None) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def group_row_json(number: int, group: Group, question: str | None) -> dict[str,
 
 
 def trace_json(start: int, trace: Trace, place: tuple[Group, int] | None, texts: Texts | None) -> dict[str, Any]:
-    """A trace by itself: every cell whole, every token with its numbers."""
+    """A single trace: every cell in full, every token with its numbers."""
     return {
         **_head_json(start, trace, place),
         "prompt": {"text": trace.prompt_text, **_tokens_json(trace.prompt_ids, texts)},

@@ -14,7 +14,7 @@ from rstar2.errors import UserError
 
 
 def _byte_of_letter() -> dict[str, int]:
-    """The alphabet of byte-level vocabularies: printable Latin-1 stands for itself, the rest is moved up from 256."""
+    """The alphabet of byte-level vocabularies: printable Latin-1 is unchanged, the rest is mapped to 256 and above."""
     itself = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     moved = [byte for byte in range(256) if byte not in itself]
     return {chr(byte): byte for byte in itself} | {chr(256 + n): byte for n, byte in enumerate(moved)}
@@ -24,20 +24,20 @@ _BYTES = _byte_of_letter()
 
 
 class Vocabulary:
-    """From ids to texts; an id that the vocabulary does not have is shown by its number."""
+    """Maps ids to texts. An unknown id is shown as its number."""
 
     def __init__(self, texts: dict[int, str]) -> None:
         self._texts = texts
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Of a `tokenizer.json`, or of the folder that holds one."""
+        """Read a `tokenizer.json`, or the folder that holds one."""
         file = path / "tokenizer.json" if path.is_dir() else path
         try:
             document = json.loads(file.read_text(encoding="utf-8"))
             vocabulary = _ids_by_token(document["model"]["vocab"])
             control = {int(token["id"]): str(token["content"]) for token in document.get("added_tokens", ())}
-            is_byte_level = _is_byte_level(document)
+            is_byte_level = '"ByteLevel"' in json.dumps([document.get("pre_tokenizer"), document.get("decoder")])
             texts = {number: _text(token, is_byte_level) for token, number in vocabulary.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{file} is not a tokenizer that can be shown: {error}") from error
@@ -45,8 +45,8 @@ class Vocabulary:
 
     @classmethod
     def of_run(cls, path: Path) -> Self | None:
-        """Of the tokenizer that the run brought along; None if there is none that can be shown, because a run can be
-        looked at without the text of single tokens."""
+        """The vocabulary of the run's own tokenizer. None if there is none that can be shown: the viewer also works
+        without the text of single tokens."""
         try:
             return cls.read(path / "tokenizer")
         except UserError:
@@ -61,10 +61,6 @@ def _ids_by_token(vocabulary: dict[str, int] | list[list[Any]]) -> dict[str, int
     if isinstance(vocabulary, dict):
         return vocabulary
     return {str(token): number for number, (token, _) in enumerate(vocabulary)}
-
-
-def _is_byte_level(document: dict[str, object]) -> bool:
-    return '"ByteLevel"' in json.dumps([document.get("pre_tokenizer"), document.get("decoder")])
 
 
 def _text(token: str, is_byte_level: bool) -> str:

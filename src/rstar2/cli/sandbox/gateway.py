@@ -45,10 +45,10 @@ async def _serve(urls: list[str], host: str, port: int, token: ServiceToken, que
     assert token.value is not None
     settings = ServiceSettings(token=token.value, listening_host=host, max_in_flight=queue)
     async with PoolExecutor(max_queued=queue) as pool:
-        keeper = Gateway(pool, token.value)
+        gateway = Gateway(pool, token.value)
         for url in urls:
-            keeper.join(url, is_fixed=True)
-        app = create_gateway(pool, keeper, settings, Grader(pool))
+            gateway.join(url, is_fixed=True)
+        app = create_gateway(pool, gateway, settings, Grader(pool))
         listener = listen(host, port)
         address = address_of(listener)
         token.publish(address)

@@ -1,4 +1,4 @@
-"""Multiple-choice questions (GPQA): the choices in an order of their own, the gold a letter.
+"""Multiple-choice questions (GPQA): the choices are shuffled, and the gold is a letter.
 
 The order is drawn from the question's id alone, so it is the same on every machine and in every run.
 """

@@ -1,8 +1,8 @@
 """BFCL, single turn: a request, the functions on offer, and the calls that are right.
 
-Categories of several turns are a benchmark of their own (`multi_turn_calls`). In the hub's files the right calls lie in
-files of their own, as rows without a question; they are joined by id. Irrelevance and relevance have no right calls:
-whether any call is made decides.
+Categories of several turns are a separate benchmark (`multi_turn_calls`). The hub has the right calls in separate
+files, as rows without a question; they are joined by id. Irrelevance and relevance have no right calls: whether any
+call is made decides.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""BFCL, several turns: what a user asks for one after the other, of simulated services whose state the calls change.
+"""BFCL, several turns: a sequence of user requests to simulated services, whose state the calls change.
 
 The functions on offer are those of the services, and their descriptions come with `bfcl-eval`. In `miss_func` one is
 kept back until a turn in which the user says nothing but that there are more functions now. The ground truth has, for
@@ -34,7 +34,7 @@ class MultiTurnCallTask:
     services: tuple[str, ...]
     initial_config: dict[str, Any]
     missed_functions: dict[int, tuple[str, ...]]
-    """By the turn in which they come to light."""
+    """The functions that are withheld at first, by the turn in which they are offered."""
     ground_truth: tuple[tuple[str, ...], ...]
 
     @property
@@ -67,7 +67,7 @@ class MultiTurnCallTask:
 
 
 def multi_turn_call_problems(rows: Iterable[Row], source: str) -> Iterator[Problem]:
-    """Rows of other categories are passed over. As with single turns, golds may lie in rows of their own."""
+    """Rows of other categories are skipped. As with single turns, golds may be in separate rows."""
     questions: list[tuple[str, str, Row]] = []
     golds: dict[str, Any] = {}
     for row in rows:

@@ -28,7 +28,7 @@ def _two_factors(rng: random.Random) -> tuple[int, int]:
 
 
 def _two_multiples(rng: random.Random) -> tuple[int, int]:
-    """Of one number, so that their greatest common divisor is worth asking for."""
+    """Two multiples of one number, so that their greatest common divisor is seldom 1."""
     common = rng.randint(12, 99)
     first, second = rng.sample(range(20, 100), 2)
     return common * first, common * second

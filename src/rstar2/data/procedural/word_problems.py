@@ -1,7 +1,7 @@
-"""Sums of everyday life, told in a few sentences: who has what, what happens to it, how much there is in the end.
+"""Sums of everyday life in a few sentences: who has what, what happens to it, how much there is in the end.
 
 A story is put together step by step, each step a sentence and what it does to a number, so that no two are built alike
-and every gold is computed as the story is told. Steps are drawn from those that leave a whole number of something.
+and every gold is computed as the story is built. Steps are drawn from those that leave an integer.
 """
 
 import random
@@ -32,7 +32,7 @@ class Step:
 
 
 Next = Callable[[random.Random, int], Step | None]
-"""From how much there is to the next step; None where it would not come out even."""
+"""Makes the next step from the current amount; None if the result would not be an integer."""
 
 
 def make_word_problem(rng: random.Random, num_steps: int) -> tuple[str, int]:
@@ -51,12 +51,12 @@ def _walk(rng: random.Random, value: int, steps: Sequence[Next], num_steps: int)
 
 
 def _part(rng: random.Random, value: int) -> tuple[int, str] | None:
-    """A part that can be taken of so many."""
+    """A part that divides `value` without a remainder."""
     fitting = [(divisor, words) for divisor, words in PARTS if value % divisor == 0 and value > divisor]
     return rng.choice(fitting) if fitting else None
 
 
-# What somebody has, and what becomes of it.
+# What a person has, and what happens to it.
 
 
 def collection(rng: random.Random, num_steps: int) -> tuple[str, int]:
@@ -193,7 +193,7 @@ def earning(rng: random.Random, num_steps: int) -> tuple[str, int]:
     return " ".join([opening, *texts, f"How many dollars does {who} have then?"]), value
 
 
-# Things that are made, and ways that are gone.
+# Things that are made, and distances that are travelled.
 
 
 def making(rng: random.Random, num_steps: int) -> tuple[str, int]:
@@ -208,11 +208,11 @@ def making(rng: random.Random, num_steps: int) -> tuple[str, int]:
         days = rng.randint(2, 7)
         return Step(f"This happens on each of {days} days.", value * days)
 
-    def sets_aside(rng: random.Random, value: int) -> Step:
+    def keeps_back(rng: random.Random, value: int) -> Step:
         fewer = rng.randint(2, 30)
         return Step(f"Then {fewer} are kept back.", value - fewer)
 
-    texts, value = _walk(rng, hourly * hours, (breaks, every_day, sets_aside), max(0, num_steps - 2))
+    texts, value = _walk(rng, hourly * hours, (breaks, every_day, keeps_back), max(0, num_steps - 2))
     opening = f"{place} makes {hourly} {what} an hour, {hours} hours a day."
     price = rng.randint(2, 12)
     asked = [
@@ -230,9 +230,9 @@ def making(rng: random.Random, num_steps: int) -> tuple[str, int]:
 def travel(rng: random.Random, num_steps: int) -> tuple[str, int]:
     who = rng.choice(NAMES)
     legs = [(rng.randint(2, 6), 5 * rng.randint(2, 20)) for _ in range(max(1, num_steps - 1))]
-    told = [f"{hours} hours at {speed} miles an hour" for hours, speed in legs]
+    parts = [f"{hours} hours at {speed} miles an hour" for hours, speed in legs]
     total = sum(hours * speed for hours, speed in legs)
-    opening = f"{who} travels {_listed(told, 'and then')}."
+    opening = f"{who} travels {_listed(parts, 'and then')}."
     if rng.random() < 0.5:
         whole = total + rng.randint(5, 200)
         return f"{opening} The whole way is {whole} miles. How many miles are left?", whole - total
@@ -260,7 +260,7 @@ def ages(rng: random.Random, num_steps: int) -> tuple[str, int]:
 
 
 STORIES = (collection, collection, comparison, comparison, shopping, earning, making, travel, ages)
-"""Those with the most turns are told twice as often."""
+"""Those with the most variants are drawn twice as often."""
 
 
 def _listed(parts: Sequence[str], last: str = "and") -> str:

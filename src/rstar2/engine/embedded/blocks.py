@@ -32,7 +32,7 @@ class BlockManager:
         self._key_by_block: dict[int, _Key] = {}
         self._content_by_block: dict[int, int] = {}
         self._block_by_content: dict[int, int] = {}
-        self._num_keepers: dict[int, int] = {}
+        self._num_keeping_sessions: dict[int, int] = {}
         self._last_content = _ROOT
 
     @property
@@ -98,7 +98,7 @@ class BlockManager:
                 if content is None:
                     self._blank.append(block)
                 else:
-                    (self._kept if content in self._num_keepers else self._idle)[block] = None
+                    (self._kept if content in self._num_keeping_sessions else self._idle)[block] = None
 
     def offer(
         self, token_ids: Sequence[int], blocks: Sequence[int], num_computed: int, offered: Offered = NOTHING_OFFERED
@@ -127,22 +127,22 @@ class BlockManager:
         if key is not None:
             content = self._content_by_block.pop(block)
             del self._block_by_key[key], self._block_by_content[content]
-            self._num_keepers.pop(content, None)
+            self._num_keeping_sessions.pop(content, None)
 
     def keep(self, blocks: Iterable[int]) -> list[int]:
         """Their session may continue: evict them last. Returns the argument for `unkeep`."""
         contents = [self._content_by_block[block] for block in blocks if block in self._content_by_block]
         for content in contents:
-            self._num_keepers[content] = self._num_keepers.get(content, 0) + 1
+            self._num_keeping_sessions[content] = self._num_keeping_sessions.get(content, 0) + 1
         return contents
 
     def unkeep(self, contents: Iterable[int]) -> None:
         for content in contents:
-            if content not in self._num_keepers:  # evicted meanwhile
+            if content not in self._num_keeping_sessions:  # evicted meanwhile
                 continue
-            self._num_keepers[content] -= 1
-            if self._num_keepers[content] == 0:
-                del self._num_keepers[content]
+            self._num_keeping_sessions[content] -= 1
+            if self._num_keeping_sessions[content] == 0:
+                del self._num_keeping_sessions[content]
                 block = self._block_by_content[content]
                 if block in self._kept:
                     del self._kept[block]
@@ -168,4 +168,4 @@ class BlockManager:
         assert all(self._block_by_key[key] == block for block, key in self._key_by_block.items())
         assert self._content_by_block.keys() == self._key_by_block.keys()
         assert len(self._block_by_content) == len(self._content_by_block)
-        assert self._num_keepers.keys() <= self._block_by_content.keys()
+        assert self._num_keeping_sessions.keys() <= self._block_by_content.keys()

@@ -29,13 +29,13 @@ CONTEXT_TILE = 64
 """Tokens of context that one product sums over; a common prefix is shared in full tiles. MKL sums up to 192 in one
 go."""
 _MIN_SHARING_ROWS = 4
-"""Rows that share the read of a common tile. A group of its own costs a dozen calls a layer: fewer rows do not pay."""
+"""Rows that share the read of a common tile. A group costs a dozen calls a layer: with fewer rows it does not pay."""
 _GROUP_BYTES = 2 << 20
 """Keys and values that a group of tokens attends to: about what the cores' own caches hold."""
 _SPAN_PART = 64
 """Tokens of a span that attend together: their scores stay small, and few of them are masked."""
 _SHORT_SPAN = 16
-"""Up to so many tokens are faster in a group with others than alone."""
+"""Up to this many tokens are faster in a group with others than alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class PrefixGroup:
 def group_by_prefix(
     table_RP: NDArray[np.int32], num_past_tiles_R: Sequence[int], blocks_per_tile: int
 ) -> list[PrefixGroup]:
-    """Groups rows by their common blocks; each row has so many tiles that end before its own token.
+    """Groups rows by their common blocks; `num_past_tiles_R` counts each row's tiles that end before its own token.
 
     Every row is in exactly one group, and the common prefix is in its past, so that it needs no mask."""
     groups: list[PrefixGroup] = []

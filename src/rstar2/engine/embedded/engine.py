@@ -34,8 +34,8 @@ _Item = Chunk | BaseException
 _MANY_SEQUENCES = 64
 _MIN_CHUNK_TOKENS = 32
 _CHUNKS_PER_STEP = 8
-"""With many running sequences each gets many tokens in one chunk, so that about so many chunks are handed over in each
-step: waking event loops costs more than the tokens."""
+"""With many running sequences each gets many tokens in one chunk, so that about this many chunks are handed over in
+each step: waking event loops costs more than the tokens."""
 _SWITCH_INTERVAL_S = 2e-4
 """Each call of the GPU's driver releases the interpreter lock, and gets it back from a busy event loop only after this:
 with Python's 5 ms, a run of steps would wait longer for the lock than for the GPU."""
@@ -100,7 +100,7 @@ class EmbeddedEngine:
         self._seeds = random.Random(options.seed)
         self._turns: dict[EngineSequence, _Turn] = {}
         self._kept: dict[str, list[int]] = {}
-        """By session: the cached content that is evicted last, because the session may continue."""
+        """The cached content of each session that is evicted last, because the session may continue."""
         self._in_flight: _Run | None = None
         self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[_Turn, _Item]]] = defaultdict(list)
         self._num_generated_tokens = 0
@@ -123,7 +123,7 @@ class EmbeddedEngine:
 
     @classmethod
     def from_folder(cls, folder: Path, options: EmbeddedOptions | None = None, *, device: str = "auto") -> Self:
-        """On a Hugging Face model folder: float32 on a CPU, bfloat16 on a GPU."""
+        """An engine on a Hugging Face model folder: float32 on a CPU, bfloat16 on a GPU."""
         chosen = choose_device(device)
         dtype = torch.bfloat16 if chosen.type == "cuda" else torch.float32
         return cls.on_model(load_model(folder, chosen, dtype), options)
@@ -223,7 +223,7 @@ class EmbeddedEngine:
                 self._wakeup.notify_all()
 
     def _await_pause(self) -> None:
-        """Returns also when nobody pauses any more, because the one who did was cancelled."""
+        """Returns also when the pause has ended because its caller was cancelled."""
         with self._wakeup:
             is_over = self._wakeup.wait_for(lambda: not (self._is_working and self._num_pauses), PAUSE_DEADLINE_S)
         if not is_over:
@@ -247,12 +247,13 @@ class EmbeddedEngine:
             self._load = self._measure_load()
 
     def warm_up(self, num_sequences: int) -> None:
-        """Records the GPU's decode steps for up to so many sequences now; nothing to do on a CPU."""
+        """Records the GPU's decode steps for up to `num_sequences` now; nothing to do on a CPU."""
         with self.paused():
             self._runner.warm_up(range(1, num_sequences + 1))
 
     def _release_workers(self) -> None:
-        """Of the thread that will not compute for now, so that the other thread has all cores."""
+        """Release the OpenMP workers of the thread that will not compute for now: the other thread then has all
+        cores."""
         if not self._runner.is_asynchronous:
             openmp.release_workers()
 

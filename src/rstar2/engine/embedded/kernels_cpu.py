@@ -13,7 +13,7 @@ it relies on these facts, each for one number of threads:
   between full vectors and the rest of a row: `gate` keeps each row in one share.
 
 The cache of a layer is blocks x 2 x K x S x D: gathered by block and head, a sequence's context is one matrix for each
-head. What depends on the batch and not on the layer is computed once a pass.
+head. Values that depend on the batch and not on the layer are computed once a pass.
 
 Suffixes as in `architecture`; X: several heads or columns, M: rows of a matrix product, C: cache rows, of one head and
 token each.
@@ -32,7 +32,7 @@ from rstar2.engine.embedded.options import EngineLimits
 from rstar2.engine.embedded.weights import LayerWeights, Weights
 
 _SHARE_ELEMENTS = 32768
-"""PyTorch gives a thread at least so many elements; fewer are not split."""
+"""PyTorch gives a thread at least this many elements; fewer are not split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class CpuKernels:
 
 
 def _rotate(heads_TXD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> None:
-    """In place."""
+    """Rotate the heads in place."""
     first, second = heads_TXD.chunk(2, dim=-1)
     swapped_TXD = torch.cat((second, first), dim=-1).mul_(sin_T1D)
     heads_TXD.mul_(cos_T1D).add_(swapped_TXD)

@@ -22,7 +22,7 @@ _GATE_TILE = 1024
 _VOCABULARY_TILE = 4096
 _MAX_SPLITS = 16
 _ENOUGH_PROGRAMS = 2048
-"""Of decode attention, at two warps each: about what an H200's 132 multiprocessors hold at once."""
+"""Programs of decode attention, of two warps each: about what an H200's 132 multiprocessors hold at once."""
 _LOG2_E = 1.4426950408889634
 
 

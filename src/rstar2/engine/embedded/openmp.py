@@ -1,9 +1,9 @@
 """The worker threads that OpenMP keeps for each thread that computes, and how to release them.
 
-Every thread that runs a parallel operation has workers of its own from then on. With more of them than cores in the
+Every thread that runs a parallel operation has its own workers from then on. With more of them than cores in the
 process, GNU's OpenMP lets a worker sleep at once when it has nothing to do, and each of the thousand operations of a
-decode step pays for waking it: a third of the engine's speed on two cores, and likewise of a trainer's beside it. So
-a thread that will not compute for a while releases its workers; they restart, in a fraction of a millisecond, when they
+decode step pays for waking it: a third of the engine's speed on two cores, and likewise of a trainer's beside it. So a
+thread that will not compute for a while releases its workers; they restart, in a fraction of a millisecond, when they
 are needed.
 """
 
@@ -24,7 +24,7 @@ def release_workers() -> None:
 
 @cache
 def _libraries() -> tuple[ctypes.CDLL, ...]:
-    """As loaded into this process: PyTorch brings its own."""
+    """The OpenMP libraries that this process has loaded: PyTorch brings its own."""
     if sys.platform != "linux":
         return ()
     lines = Path("/proc/self/maps").read_text().splitlines()

@@ -33,7 +33,7 @@ class EmbeddedOptions:
     steps_ahead: int | None = None
     """Decode steps between two runs of the scheduler. More steps use less CPU, and let requests wait longer."""
     seed: int = 0
-    """For requests without a seed of their own."""
+    """For requests without a seed."""
 
     def __post_init__(self) -> None:
         for name in ("max_running", "max_context_tokens", "kv_cache_tokens", "max_prefill_tokens", "steps_ahead"):

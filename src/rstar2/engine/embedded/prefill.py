@@ -102,7 +102,7 @@ class RecordedPrefill:
         return integers
 
     def _num_tiles(self, size: int) -> int:
-        """At most: each row has full tiles and one that is not full."""
+        """An upper bound: each row has full tiles and one that is not full."""
         return size // PREFILL_TILE + min(size, len(self._table_RP))
 
     def _record(self, size: int) -> _Recorded:

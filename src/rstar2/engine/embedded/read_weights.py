@@ -21,7 +21,7 @@ _UNUSUAL = ("quantization_config", "rope_scaling", "partial_rotary_factor", "att
 
 
 def read_weights(folder: Path, device: torch.device, dtype: torch.dtype) -> Weights | None:
-    """None if the folder is not plain."""
+    """The weights; None if the folder is not plain."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         theta = _rope_theta(config)
@@ -37,7 +37,7 @@ def read_weights(folder: Path, device: torch.device, dtype: torch.dtype) -> Weig
 
 
 def _rope_theta(config: dict[str, Any]) -> float | None:
-    """None if anything about the model is not plain."""
+    """The base of the rotary embedding; None if anything about the model is not plain."""
     rope = dict(config.get("rope_parameters") or {})
     theta = rope.pop("rope_theta", config.get("rope_theta"))
     has_plain_rope = rope.pop("rope_type", "default") == "default" and not rope and theta is not None
@@ -69,12 +69,12 @@ def _expected_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     if config["model_type"] == "qwen3":
         layer |= {f"self_attn.{name}_norm.weight": (head_dim,) for name in "qk"}
     embedding = (config["vocab_size"], hidden)
-    whole: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": embedding, "model.norm.weight": (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": embedding, "model.norm.weight": (hidden,)}
     if not config["tie_word_embeddings"]:
-        whole["lm_head.weight"] = embedding
+        shapes["lm_head.weight"] = embedding
     for index in range(config["num_hidden_layers"]):
-        whole |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
-    return whole
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    return shapes
 
 
 def _head_dim(config: dict[str, Any]) -> int:

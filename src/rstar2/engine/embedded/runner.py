@@ -33,8 +33,8 @@ _SMALL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768,
 _BATCH_STEP = 256
 """Between larger batch sizes. Rows of padding cost little: their attention ends at once."""
 NUM_DECIMALS = 6
-"""Of log-probabilities and entropies: the precision of a float32. All 17 digits of the float64 would double the time
-and space of storing them."""
+"""The decimals of log-probabilities and entropies: the precision of a float32. All 17 digits of the float64 would
+double the time and space of storing them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class DecodeHandle:
     num_rows: int
     output_3AB: Tensor
     event: Any
-    """None where the steps ran synchronously."""
+    """The event at the end of the steps; None if they ran synchronously."""
 
     def wait(self) -> Sampled:
         if self.event is not None:

@@ -53,7 +53,7 @@ class EngineSequence:
         return self.slot >= 0
 
     def num_tokens_after(self, num_steps: int) -> int:
-        """Tokens with keys and values after so many decode steps beyond those in flight, at most."""
+        """Tokens with keys and values after `num_steps` decode steps beyond those in flight, at most."""
         return min(len(self.token_ids) - 1 + self.num_steps_in_flight + num_steps, self.max_total_tokens - 1)
 
     @property
@@ -69,7 +69,7 @@ class EngineSequence:
             self.num_computed = len(self.token_ids) - 1
 
     def stop_reason(self) -> StopReason | None:
-        """None while it runs."""
+        """Why the sequence stopped; None while it runs."""
         if self.token_ids[-1] in self.sampling.stop_token_ids:
             return StopReason.END_OF_TURN
         return StopReason.TOKEN_LIMIT if self.is_full else None
@@ -100,7 +100,7 @@ class BatchScheduler:
         self.steps_ahead = steps_ahead
         self.waiting: deque[EngineSequence] = deque()
         self.running: dict[EngineSequence, None] = {}
-        """In the order of admission: the last one is preempted first."""
+        """Running sequences in the order of admission: the last one is preempted first."""
         self._prefilling: dict[EngineSequence, None] = {}
         """Running sequences whose prompt is not computed yet."""
         self.num_preemptions = 0

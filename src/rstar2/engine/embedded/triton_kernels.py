@@ -264,7 +264,7 @@ def draw_kernel(logits, uniforms, inverse_temperatures, tokens, log_probs, entro
     column = tl.maximum(start - V_TILE, 0) + lane
     x_V = tl.load(source + column, column < vocab_size, other=-float("inf")).to(tl.float32) * scale
     prob_V = tl.exp(x_V - log_total)
-    # A sum by halves may dip by a rounding; asking for a probability of its own keeps cut tokens out.
+    # A sum by halves may dip by a rounding; requiring a probability above 0 keeps cut tokens out.
     is_passed_V = (mass + tl.cumsum(prob_V, 0) > uniform) & (prob_V > 0)
     drawn = tl.min(tl.where(is_passed_V, column, vocab_size), 0)
     token = tl.where(is_greedy | (drawn >= vocab_size), likeliest, drawn)

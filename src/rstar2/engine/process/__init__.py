@@ -1,4 +1,4 @@
-"""Engines and rollouts in processes of their own, without sharing an interpreter.
+"""Engines and rollouts in separate processes, so that they share no interpreter.
 
 Promise: what a `SharedEngine` yields is what the engine in the child sampled, in order; a child that dies
 raises an `InfrastructureError` in everything that awaits it; a child never outlives the process that started it.

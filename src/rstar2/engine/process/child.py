@@ -1,8 +1,8 @@
 """A child process of ours: how it starts, the frames to and from it, and its garbage collection.
 
-What goes over the socket is four bytes of length, then a pickled list of frames. Both ends are this program, and nobody
-else has the socket. JSON would take longer to write thousands of log-probabilities a second than the engine to sample
-them.
+What goes over the socket is four bytes of length, then a pickled list of frames. Both ends are this program, and no
+other process has the socket. JSON would take longer to write thousands of log-probabilities a second than the engine to
+sample them.
 """
 
 import asyncio

@@ -47,7 +47,7 @@ async def serve_guest(engine: Engine, connection: socket.socket) -> None:
 
 
 async def _serve(host: EngineHost, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Until the other side disconnects."""
+    """Serve until the other side disconnects."""
     write_frames(writer, [{"error": None, "load": host.load}])
 
     async def keep_sending() -> None:

@@ -1,4 +1,4 @@
-"""An embedded engine in a process of its own, on the parameters of a model in this one.
+"""An embedded engine in a separate process, on the parameters of a model in this one.
 
 An interpreter runs one thread at a time: an engine that shares it with thousands of rollouts waits for them, and they
 for it. Memory is shared all the same: a GPU's by handle, a CPU's by mapping. The engine sees an update of the model at

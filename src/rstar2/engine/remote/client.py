@@ -14,7 +14,7 @@ from rstar2.engine.remote.wire import Frame, decode_chunk, decode_error, encode_
 from rstar2.errors import InfrastructureError
 
 SILENCE_S = 60.0
-"""A peer that sends nothing for so long is lost. An engine's host and a process of rollouts send every second, whatever
+"""A peer that sends nothing for so long is lost. An engine's host and a rollout process send every second, whatever
 else they do."""
 
 
@@ -24,7 +24,7 @@ class Channel(Protocol):
         ...
 
     async def receive(self) -> Frame | None:
-        """The other end's next frame; None when it is gone."""
+        """The other end's next frame; None when it has disconnected."""
         ...
 
     async def close(self) -> None: ...
@@ -45,7 +45,7 @@ class Peer:
 
     @property
     def is_alive(self) -> bool:
-        """As far as this end knows."""
+        """Whether the other end is alive, as far as this end knows."""
         return self._end is None
 
     async def lost(self) -> InfrastructureError:
@@ -100,11 +100,11 @@ class Peer:
         try:
             while (frame := await asyncio.wait_for(self._channel.receive(), self._silence_s)) is not None:
                 self._take(frame)
-            reason = f"{self._name} is gone"
+            reason = f"{self._name} has disconnected"
         except TimeoutError:
-            reason = f"{self._name} has not been heard of for {self._silence_s:g} s"
+            reason = f"{self._name} has sent nothing for {self._silence_s:g} s"
         except Exception as error:
-            # Handling a frame may fail, on a full disk: whoever awaits an answer must get that error.
+            # Handling a frame may fail, on a full disk: the caller that awaits an answer must get that error.
             reason = f"a frame of {self._name} could not be handled: {error}"
             self._fail(error)
         finally:
@@ -143,7 +143,7 @@ class RemoteEngine(Peer):
                 self._tell("leave", {}, number)
 
     def load(self) -> EngineLoad:
-        """As of the host's last frame, some hundredths of a second ago."""
+        """The load in the host's last frame, some hundredths of a second ago."""
         self._check_alive()
         return self._load
 

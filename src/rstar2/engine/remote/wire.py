@@ -1,7 +1,7 @@
 """The frames between an engine and its owner elsewhere.
 
-Frames are pickled. What they hold by the thousands a second is encoded as plain values, which are pickled in half the
-time; errors become one of ours, since others may not be picklable. `decode_*` inverts `encode_*`.
+Frames are pickled. Chunks come thousands of times a second, so they are encoded as plain values, which are pickled in
+half the time; errors become one of ours, since others may not be picklable. `decode_*` inverts `encode_*`.
 """
 
 from collections.abc import Sequence

@@ -23,7 +23,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._cancelled: dict[str, set[asyncio.Future[None]]] = defaultdict(set)
-        """By session, one for each of its turns."""
+        """The cancellations of each session, one for each of its turns."""
 
     async def run(self, session: str, chunks: AsyncGenerator[Chunk]) -> AsyncGenerator[Chunk]:
         """The chunks of one turn. When it is cancelled, `chunks` is closed, which ends it wherever it comes from."""

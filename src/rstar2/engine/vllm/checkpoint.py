@@ -1,9 +1,9 @@
-"""Weights as a folder that vLLM can reload, always with an output head of its own.
+"""Weights as a folder that vLLM can reload, always with a separate output head.
 
-Invariant: what is written here has `lm_head.weight`. A model whose head is tied to its embedding has no such tensor in
-its checkpoint, and vLLM on a CPU then keeps the head that it packed when it started: a part of the model stays old,
-silently. A model that was started untied takes the head from every checkpoint, and one that was started
-tied skips it, so an untied checkpoint is right for both.
+Invariant: every folder written here has `lm_head.weight`. A model whose head is tied to its embedding has no such
+tensor in its checkpoint, and vLLM on a CPU then keeps the head that it packed when it started: a part of the model
+stays old, silently. A model that was started untied takes the head from every checkpoint, and one that was started tied
+skips it, so an untied checkpoint is right for both.
 
     python -m rstar2.engine.vllm.checkpoint FOLDER TARGET      # what `vllm serve TARGET` needs on a CPU
 """
@@ -46,7 +46,7 @@ def has_own_head(folder: Path) -> bool:
 
 
 def untie(folder: Path, target: Path) -> None:
-    """Make `target` the same model with a head of its own: links to the weights of `folder`, and one more tensor."""
+    """Make `target` the same model with a separate head: links to the weights of `folder`, and one more tensor."""
     sources = _weight_files(folder)
     files: dict[str, str] = {}
     target.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""vLLM as a part of this process: its `AsyncLLM`, whose workers are processes of its own."""
+"""vLLM as a part of this process: its `AsyncLLM`, whose workers are separate processes."""
 
 import base64
 import json
@@ -75,7 +75,7 @@ class VllmInProcessEngine(VllmEngine):
         if options.transfer == "gloo":
             _require_trainer_engines()
         if options.transfer == "ipc":
-            # Handles of memory are pickled on their way to vLLM's own processes, which nobody else can talk to.
+            # Handles of memory are pickled on their way to vLLM's own processes, which no other process can reach.
             os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         arguments = _engine_arguments(options, is_cpu=is_cpu)
         model = untied.name if untied else str(folder)
@@ -120,7 +120,7 @@ class VllmInProcessEngine(VllmEngine):
         llm = self._in_process.llm
         with _classified_faults():
             if hasattr(llm, "shutdown_weight_transfer_engine"):
-                # What it holds of an earlier connection would stay in the GPU's memory. vLLM 0.25 cannot release it.
+                # Buffers of an earlier connection would stay in the GPU's memory. vLLM 0.25 cannot release them.
                 await llm.shutdown_weight_transfer_engine()
             await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info))
 
@@ -221,7 +221,7 @@ class _InProcessControl:
 
 @contextmanager
 def _classified_faults() -> Iterator[None]:
-    """vLLM raises a ValueError for a request that it refuses, and anything else for a fault of its own."""
+    """vLLM raises a ValueError for a request that it refuses, and anything else for an internal error."""
     try:
         yield
     except (UserError, InfrastructureError):
@@ -278,7 +278,7 @@ def _engine_arguments(options: VllmOptions, *, is_cpu: bool) -> dict[str, Any]:
 
 
 def _plain(update_info: dict[str, Any]) -> dict[str, Any]:
-    """As vLLM can pass it to its workers: memory handles as text."""
+    """The same in a form that vLLM can pass to its workers: memory handles as text."""
     handles = update_info.get("ipc_handles")
     if handles is None:
         return update_info

@@ -29,8 +29,8 @@ def open_trainer_engine(backend: Backend, rank: int, weights: ServedWeights, lin
     if backend == "gloo":
         return _EngineSender(WeightTransferTrainerFactory.trainer_init(info, client=link, source=source))
     if backend == "ipc":
-        patient = ErrorKeepingLink(link)
-        return _PatientSender(WeightTransferTrainerFactory.trainer_init(info, client=patient, source=source), patient)
+        checked = ErrorKeepingLink(link)
+        return _CheckedSender(WeightTransferTrainerFactory.trainer_init(info, client=checked, source=source), checked)
     alarmed = AbortingLink(link)
     sender = _EngineSender(WeightTransferTrainerFactory.trainer_init(info, client=alarmed, source=source))
     alarmed.abort = sender.close
@@ -52,7 +52,7 @@ class _EngineSender:
 
 
 @dataclass(frozen=True)
-class _PatientSender(_EngineSender):
+class _CheckedSender(_EngineSender):
     link: ErrorKeepingLink
 
     def send(self, running: WeightStream) -> None:

@@ -55,7 +55,7 @@ class _Reader:
 
     def read(self, choice: Mapping[str, Any]) -> Chunk:
         if choice.get("finish_reason") == "error":
-            raise InfrastructureError("vLLM ended a request with an error of its own: its log says more")
+            raise InfrastructureError("vLLM ended a request with an internal error: its log says more")
         return self.tokens.read(choice)
 
 
@@ -96,7 +96,7 @@ class VllmServerEngine(VllmEngine):
         try:
             load = load_of(await control.metrics())
             max_context_tokens = _context_tokens(await control.models(), model, root)
-            reports_sampled = await _tells_drawn(
+            reports_sampled = await _reports_drawn(
                 OpenAIEngine(f"{root}/v1", model, VllmWire(reports_sampled=True), api_key)
             )
         except BaseException:
@@ -106,7 +106,7 @@ class VllmServerEngine(VllmEngine):
         return cls(completions, control, load, max_context_tokens, scratch)
 
     def load(self) -> EngineLoad:
-        """As of at most `PERIOD_S` ago, as long as the server answers."""
+        """The load at most `PERIOD_S` ago, as long as the server answers."""
         if self._lost is not None:
             raise self._lost
         return self._load
@@ -148,7 +148,7 @@ def _context_tokens(models: list[dict[str, Any]], model: str, root: str) -> int:
     raise UserError(f"the vLLM at {root} has no model {model!r} (it has {names}): choose one with --model")
 
 
-async def _tells_drawn(engine: OpenAIEngine) -> bool:
+async def _reports_drawn(engine: OpenAIEngine) -> bool:
     """One token, drawn from the most likely one alone: its log-probability is 0 in the distribution that it was drawn
     from, and less in the model's own."""
     try:

@@ -34,7 +34,7 @@ class ServedWeights:
     """All weights of an engine, under the names of the checkpoint, without holding any of them."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """In the order of `tensors`."""
+    """The shapes, in the order of `tensors`."""
     dtype: torch.dtype
     tensors: Callable[[], Iterator[tuple[str, Tensor]]]
     """Yields full tensors, one at a time, on every rank."""
@@ -45,7 +45,7 @@ class ServedWeights:
 
 
 def with_head(weights: ServedWeights) -> ServedWeights:
-    """Adds an output head of its own, for vLLM on a CPU: see `checkpoint`."""
+    """Adds a separate output head, for vLLM on a CPU: see `checkpoint`."""
     if HEAD in weights.shapes:
         return weights
     shapes: dict[str, tuple[int, ...]] = {}

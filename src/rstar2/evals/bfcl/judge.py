@@ -18,18 +18,18 @@ _SYNTAXES = {Language.PYTHON: "Python 3", Language.JAVA: "Java 8 SDK", Language.
 
 
 def asked_messages(problem: Problem) -> list[Message]:
-    """The task's own messages, and its functions in the system turn in Qwen's words."""
+    """The task's own messages, and its functions in the system turn as Qwen describes them."""
     task = FunctionCallTask.of(problem)
     messages: list[Message] = [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in task.messages]
     language = Language.of(task.category)
     functions = [{"type": "function", "function": shown_function(function, language)} for function in task.functions]
-    words = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
-    system = with_tools(words, functions).strip()
+    system_text = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
+    system = with_tools(system_text, functions).strip()
     return [{"role": "system", "content": system}, *messages] if system else messages
 
 
 def shown_function(function: Mapping[str, Any], language: Language) -> dict[str, Any]:
-    """In the benchmark's words for the language. Java and JavaScript arguments are asked for as source text."""
+    """As the benchmark states them for the language. Java and JavaScript arguments are asked for as source text."""
     schema = json_schema(function.get("parameters") or {})
     if language is not Language.PYTHON:
         written = (function.get("parameters") or {}).get("properties") or {}

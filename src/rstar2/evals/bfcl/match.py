@@ -56,7 +56,7 @@ OPTIONAL = ""
 
 
 class Language(Enum):
-    """What the functions of a problem are written in."""
+    """The programming language of a problem's functions."""
 
     PYTHON = "Python"
     JAVA = "Java"
@@ -105,7 +105,7 @@ def _is_right_call(task: FunctionCallTask, call: ToolCall, right: Mapping[str, A
 
 
 def _function(task: FunctionCallTask, name: str) -> Mapping[str, Any] | None:
-    """Where only one function is on offer it is meant, whatever the right call names it."""
+    """The function of this name. If only one function is offered, it is that one, whatever the name."""
     if len(task.functions) == 1 and "multiple" not in task.category and "parallel" not in task.category:
         return task.functions[0]
     return next((function for function in task.functions if function["name"] == name), None)

@@ -80,7 +80,7 @@ def require_services() -> Path:
 
 
 def functions_of(task: MultiTurnCallTask) -> list[dict[str, Any]]:
-    """What the services of a task can do, as the package describes it."""
+    """The functions of a task's services, as the package describes them."""
     for service in task.services:
         if service not in _DOCUMENTS:
             raise UserError(

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_CHARS = 4096
-"""Of a literal. A longer text stays a text: no gold is as long, and reading one can take quadratic time."""
+"""The longest literal that is read. A longer text stays a text: no gold is as long, and reading one can take quadratic
+time."""
 
 _BOOLEANS = {"true": True, "false": False}
 _DECIMAL = r"-?\d+(\.\d+)?([eE][+-]?\d+)?"
@@ -155,7 +156,7 @@ def _end_of_rows(text: str) -> int | None:
         return None
     close = ")" if start[1] else "]"
     ends: dict[int, int] = {}
-    """Of each `]` behind which the list goes on to its end: that end. Found from the right."""
+    """For each `]` after which the list continues to its end: that end. Found from the right."""
     for position in range(len(text) - 1, start.end() - 1, -1):
         if text[position] != "]":
             continue

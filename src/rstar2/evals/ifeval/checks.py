@@ -1,8 +1,8 @@
 """IFEval's 25 checks, by the names that the data uses. Pure but for the language detector.
 
 Each takes the response and the instruction's arguments. What the task's authors let pass, passes: keywords are searched
-as patterns, a bullet may be a star or a dash, a title needs no line of its own. All are linear in the response, since
-a model may write a hundred thousand brackets.
+as patterns, a bullet may be a star or a dash, a title needs no separate line. All are linear in the response, since a
+model may write a hundred thousand brackets.
 """
 
 import json
@@ -69,7 +69,7 @@ def _number_words(response: str, arguments: Arguments) -> bool:
 
 
 def _number_paragraphs(response: str, arguments: Arguments) -> bool:
-    """Paragraphs between `***`; an empty one may stand only at either end."""
+    """Paragraphs between `***`; an empty one may be only at either end."""
     paragraphs = re.split(r"\s?\*\*\*\s?", response)
     if any(not paragraph.strip() for paragraph in paragraphs[1:-1]):
         return False

@@ -84,10 +84,10 @@ class RollerFarm:
         return [finished[request.trace_id] for request in requests]
 
     def _alive(self) -> "list[Worker]":
-        """At least one; without any, nothing can be rolled out any more."""
+        """The workers that are alive; InfrastructureError if there is none."""
         alive = [worker for worker in self._workers if worker.is_alive]
         if not alive:
-            raise InfrastructureError(f"all {len(self._workers)} processes of rollouts are gone")
+            raise InfrastructureError(f"all {len(self._workers)} rollout processes have disconnected")
         return alive
 
 
@@ -109,19 +109,19 @@ class Worker(Peer):
         self.pid = channel.pid
         self._pipe = channel
         self._runs: dict[int, Run] = {}
-        super().__init__(channel, f"the process of rollouts {self.pid}")
+        super().__init__(channel, f"the rollout process {self.pid}")
 
     @classmethod
     async def start(cls, open_roller: OpenRoller, engine_connection: socket.socket) -> Self:
         with engine_connection:
             channel = await spawn(work, engine_connection, open_roller)
-        await channel.hello("a process of rollouts")
+        await channel.hello("a rollout process")
         return cls(channel)
 
     def run(
         self, requests: Sequence[RolloutRequest], limits: AgentLimits, sampling: Sampling, on_trace: OnTrace
     ) -> "Run":
-        """The requests are on their way at once: whoever asks may be busy when it is time to wait."""
+        """Sends the requests at once: the caller may be busy when it is time to wait."""
         number = next(self._numbers)
         ended = self._ask("run", {"requests": requests, "limits": limits, "sampling": sampling}, number)
         run = self._runs[number] = Run(self, number, ended, on_trace)
@@ -129,8 +129,8 @@ class Worker(Peer):
         return run
 
     async def cancel(self, number: int) -> None:
-        """Returns when nothing of the run is left. A process that cannot be told, or does not do it in time, is ended:
-        no rollout goes on that nobody wants."""
+        """Returns when nothing of the run is left. A process that cannot be reached, or does not cancel in time, is
+        ended: no rollout runs without a caller."""
         try:
             async with asyncio.timeout(CANCEL_DEADLINE_S):
                 await self._ask("cancel", {"run": number})
@@ -159,7 +159,7 @@ class Worker(Peer):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Some rollouts in one of the processes. Traces that come when nobody waits for them any more are dropped."""
+    """Some rollouts in one of the processes. Traces that arrive after the caller has left are dropped."""
 
     worker: Worker
     number: int
@@ -171,7 +171,7 @@ class Run:
             self.on_trace(trace)
 
     async def leave(self) -> None:
-        """Returns when nothing of it goes on: at once, if it has come to its end."""
+        """Returns when nothing of it runs any more: at once, if it has ended."""
         if self.ended.done() and not self.ended.cancelled() and self.ended.exception() is None:
             return
         self.ended.cancel()

@@ -1,8 +1,8 @@
-"""The child's side: a roller of its own, asked and answered in frames until its owner is gone.
+"""The child's side: it runs its own roller and answers the owner's frames until the owner disconnects.
 
-Asked is `run` (with requests), `cancel` (of a run), `begin_step` and `end_step`. A trace is sent the moment it is
-ready. The end of a run, or of a step, is an answer under the number of what was asked. A run that is cancelled has no
-answer of its own: `cancel` is answered when nothing of it is left. In between it says that it is there.
+Frames of the owner are `run` (with requests), `cancel` (of a run), `begin_step` and `end_step`. A trace is sent the
+moment it is ready. The end of a run, or of a step, is answered under the number of its frame. A cancelled run has no
+answer: `cancel` is answered when nothing of the run is left. In between the child sends heartbeats.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ It is sent to the child, so it must be a plain function, or a `functools.partial
 
 def work(connection: socket.socket, engine_connection: socket.socket, open_roller: OpenRoller) -> None:
     _do_without_torch()
-    # Ctrl-C goes to the whole terminal; the owner decides what it means.
+    # Ctrl-C reaches every process of the terminal; the owner decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_work(connection, engine_connection, open_roller))
 
@@ -39,7 +39,7 @@ def _do_without_torch() -> None:
     """A worker has a tokenizer and no model. Transformers would load PyTorch with it, which is seconds and hundreds of
     megabytes, in each of many processes."""
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # as if it were not installed
-    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # nobody need hear of that
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it warns that torch is missing
 
 
 async def _work(connection: socket.socket, engine_connection: socket.socket, open_roller: OpenRoller) -> None:
@@ -49,7 +49,7 @@ async def _work(connection: socket.socket, engine_connection: socket.socket, ope
         async with open_roller(joining) as roller:
             make_garbage_collection_rare()
             owner.send({"error": None})
-            await _Desk(owner, roller).serve()
+            await _FrameServer(owner, roller).serve()
         await (await joining).close()
     except (UserError, InfrastructureError) as error:
         joining.cancel()
@@ -57,15 +57,15 @@ async def _work(connection: socket.socket, engine_connection: socket.socket, ope
         await owner.drain()
 
 
-class _Desk:
+class _FrameServer:
     def __init__(self, owner: SocketChannel, roller: RollsInSteps) -> None:
         self._owner = owner
         self._roller = roller
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        """By the number of what was asked."""
+        """The running tasks by the number of their frame."""
 
     async def serve(self) -> None:
-        heartbeat = asyncio.create_task(self._say_that_it_is_there())
+        heartbeat = asyncio.create_task(self._send_heartbeats())
         while (frame := await self._owner.receive()) is not None:
             if frame["ask"] == "begin_step":
                 self._roller.begin_step(frame["step"])
@@ -81,7 +81,7 @@ class _Desk:
         task = self._tasks[number] = asyncio.create_task(self._answer(frame))
         task.add_done_callback(lambda _: self._tasks.pop(number))
 
-    async def _say_that_it_is_there(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             self._owner.send({})
@@ -93,7 +93,7 @@ class _Desk:
         except (UserError, InfrastructureError) as error:
             self._owner.send({"number": number, "error": encode_error(error)})
         except Exception as error:
-            # A mistake of ours: it is told by its name, and ends the run as an error of the owner's own would.
+            # A bug of rstar2: the error names its type, and ends the run as an error in the owner would.
             reason = encode_error(InfrastructureError(f"{type(error).__name__}: {error}"))
             self._owner.send({"number": number, "error": reason})
         else:
@@ -108,7 +108,7 @@ class _Desk:
             case "cancel":
                 await self._cancel(frame["run"])
             case unknown:
-                raise AssertionError(f"nobody asks for {unknown}")
+                raise AssertionError(f"unknown frame {unknown}")
         return None
 
     async def _run(self, frame: Frame) -> None:

@@ -11,7 +11,7 @@ from rstar2.rollout.scheduler import Scheduler
 
 
 def make_policy(name: str) -> Scheduler:
-    """Of the table of policies, or of `package.module:name`."""
+    """The policy of this name in the table, or of `package.module:name`."""
     make: Callable[[], Scheduler] = POLICIES.load(name)
     return make()
 

@@ -64,7 +64,7 @@ class KvAwareSettings:
     siblings_per_home: int = 4
     """Siblings run where their prompt is, but not all on one engine: their lengths are correlated."""
     move_gain: float = 4.0
-    """A move must save so many times its cost: neighbours end, too, and then there is less to save."""
+    """A move must save this many times its cost: neighbours end too, and then there is less to save."""
     move_budget: float = 0.007
     """Share of all tokens so far that may be recomputed, including overflow; beyond it only forced moves happen."""
 

@@ -16,9 +16,9 @@ class Static(StickyPolicy):
     def __init__(self) -> None:
         super().__init__()
         self._num_unfinished: dict[str, int] = {}
-        """By engine: rollouts that have not ended."""
+        """The number of rollouts of each engine that have not ended."""
         self._ready: dict[str, dict[str, None]] = {}
-        """By engine: rollouts whose tool has returned, waiting for the others."""
+        """The rollouts of each engine whose tool has returned, and which wait for the others."""
 
     def place(self, rollouts: Sequence[str]) -> list[str]:
         placed = [self.engines[index * len(self.engines) // len(rollouts)] for index in range(len(rollouts))]

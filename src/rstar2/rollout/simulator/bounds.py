@@ -31,7 +31,7 @@ def lower_bound_s(workload: Workload, engine: EngineModel, num_engines: int) -> 
 
 
 def alone_s(rollout: PlannedRollout, engine: EngineModel) -> float:
-    """The rollout on an engine of its own."""
+    """The rollout alone on an engine."""
     total_s, context = 0.0, rollout.spec.num_prompt_tokens
     for turn in rollout.turns:
         total_s += engine.decode_s(1, context, turn.num_sampled_tokens - 1) + engine.decode_s(1, 0, 1) + turn.tool_s
@@ -67,7 +67,7 @@ Floats = npt.NDArray[np.float64]
 NUM_BINS = 48
 """Moments in the life of a rollout, up to the longest; twice as many change the result by less than 1%."""
 NUM_KINDS = 12
-"""Of problems, from easy to hard."""
+"""Problems are sorted into this many kinds, from easy to hard."""
 POINTS_PER_BIN = 16
 
 
@@ -88,7 +88,7 @@ def informed_bound_s(
 
 
 class _Kinds:
-    """Of each kind of problem: its share of all, the tokens that one of its rollouts holds in expectation in each bin
+    """For each kind of problem: its share of all, the tokens that one of its rollouts holds in expectation in each bin
     of its life, and the share of its rollouts that outlives each bin."""
 
     def __init__(self, mu: Floats, spread: float, max_response_tokens: int) -> None:
@@ -124,7 +124,7 @@ def _fewest_bins(kinds: _Kinds, cache: float, max_late: float) -> int:
 
 
 def _is_possible(kinds: _Kinds, num_bins: int, cache: float, max_late: float) -> bool:
-    """Whether some plan ends in so many bins. A plan has one number for each kind and each bin to start in."""
+    """Whether some plan ends in `num_bins` bins. A plan has one number for each kind and each bin to start in."""
     num_kinds = len(kinds.weight)
     used = np.zeros((num_bins, num_kinds, num_bins))
     late = np.zeros((num_kinds, num_bins))

@@ -1,9 +1,9 @@
 """The KV cache of one simulated engine, in tokens.
 
-As vLLM's prefix cache: what a rollout leaves behind when its turn ends or is preempted stays until the room is needed,
-then is evicted least recently used first, the end of a context before its beginning. Siblings share their prompt; it
-stays as long as one of them has anything here. Rollouts that have ended leave nothing, which spares the others' caches;
-vLLM itself would evict them only by age.
+Like vLLM's prefix cache: when a turn ends or is preempted, its tokens stay cached until the room is needed, then is
+evicted least recently used first, the end of a context before its beginning. Siblings share their prompt; it stays as
+long as one of them has anything here. Rollouts that have ended leave nothing, which spares the others' caches; vLLM
+itself would evict them only by age.
 
 Invariant: `num_held` (running) + `num_kept` (left behind) + `num_prompt` (shared) never exceed `num_tokens`.
 """
@@ -43,7 +43,7 @@ class Cache:
         return prompt + num_own_tokens <= self.num_available
 
     def hold(self, rollout: str, problem: str, num_prompt_tokens: int, num_own_tokens: int) -> None:
-        """A rollout starts to run with so many own tokens, some of which may be cached here."""
+        """A rollout starts to run with `num_own_tokens`, some of which may be cached here."""
         self.num_kept -= self._kept.pop(rollout, 0)
         if rollout not in self._problem_of:
             self._problem_of[rollout] = problem
@@ -55,7 +55,7 @@ class Cache:
         self.grow(num_own_tokens)
 
     def grow(self, num_tokens: int) -> None:
-        """Running rollouts take so many more tokens; what was left behind is evicted."""
+        """Running rollouts take `num_tokens` more; kept tokens of rollouts that do not run are evicted for them."""
         self.num_held += num_tokens
         excess = self.num_used - self.num_tokens
         while excess > 0:
@@ -68,14 +68,14 @@ class Cache:
             excess = self.num_used - self.num_tokens
 
     def leave(self, rollout: str, num_own_tokens: int, num_computed_tokens: int) -> None:
-        """A rollout stops running; what is computed of its tokens stays cached while there is room."""
+        """A rollout stops running; its computed tokens stay cached while there is room."""
         num_left_behind = max(0, num_computed_tokens)
         self.num_held -= num_own_tokens
         self._kept[rollout] = num_left_behind
         self.num_kept += num_left_behind
 
     def forget(self, rollout: str) -> None:
-        """Drop what a rollout that does not run has left here."""
+        """Drop the cached tokens of a rollout that does not run."""
         self.num_kept -= self._kept.pop(rollout, 0)
         problem = self._problem_of.pop(rollout, None)
         if problem is None:

@@ -15,7 +15,7 @@ class PolicyComparison:
     workload: str
     lower_bound_s: float
     results: dict[str, SimulationResult]
-    """By policy."""
+    """The result of each policy."""
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -42,7 +42,7 @@ def compare(
     num_processes: int,
     on_done: Callable[[], None],
 ) -> list[PolicyComparison]:
-    """Every workload with every policy, on so many processes; `on_done` is called after each."""
+    """Every workload with every policy, on `num_processes` processes; `on_done` is called after each."""
     for policy in policies:
         make_policy(policy)
     with ProcessPoolExecutor(num_processes) as pool:

@@ -36,7 +36,7 @@ class EngineTimeline:
 
 
 BLOCK_SIZE = 16
-"""Only for reported loads; the simulation counts tokens."""
+"""Used only for reported loads; the simulation counts tokens."""
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class SimulatedEngine:
         self._prefilling: dict[str, SimulatedSequence] = {}
         self._num_decoding = 0
         self._num_context_tokens = 0
-        """Of the decoding rollouts, prompts included for each."""
+        """The tokens of all decoding rollouts, each with its prompt."""
         self._ends: list[tuple[int, int, str, int]] = []
         self._num_ends = 0
         self._to_cancel: set[str] = set()

@@ -1,8 +1,8 @@
 """The speeds of the engines of a real step, fitted to its record.
 
-Between two samples of a busy engine, so many steps were made, tokens decoded, tokens prefilled and cached tokens read;
-the costs of each are fitted to the time that passed, over all such intervals together. So the speeds are those of the
-run itself, with whatever else the machine had to do.
+Two samples of a busy engine give the steps, decoded tokens, prefilled tokens and cached tokens read in between. The
+cost of each is fitted to the time that passed, over all such intervals together. So the speeds are those of the run
+itself, with whatever else the machine had to do.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -75,7 +75,7 @@ def fit_run(run: Path, step: int | None = None) -> EngineModel:
 
 
 def fit_speeds(records: Iterable[StepRecord]) -> Speeds:
-    """Of engines that are alike."""
+    """The speeds of the engines, which are assumed to be equal."""
     rows: list[tuple[float, float, float, float]] = []
     times_s: list[float] = []
     for record in records:

@@ -1,8 +1,8 @@
 """How fast an engine is: a roofline of an accelerator and a model, or numbers that were measured.
 
-A decoding step runs its kernels one after the other, so its time is a sum: the linear layers (reading the weights once,
-or computing, whichever is longer), attention (reading the cache of every running rollout) and a fixed overhead. The
-tokens of a prefill are added to the linear layers of their step, and pay for their own attention.
+A decoding step runs its kernels in sequence, so its time is a sum: the linear layers (reading the weights once, or
+computing, whichever is longer), attention (reading the cache of every running rollout) and a fixed overhead. The tokens
+of a prefill are added to the linear layers of their step, and pay for their own attention.
 """
 
 import json
@@ -70,7 +70,7 @@ class EngineModel:
     cached_token_s: float
     """Reading one token of a running rollout's cache."""
     attention_pair_s: float
-    """In a prefill: one token attends to one other."""
+    """The time in which one token attends to one other, in a prefill."""
     overhead_s: float = 0.001
     """Launching and scheduling, every step."""
     sampled_token_s: float = 0.0
@@ -87,7 +87,8 @@ class EngineModel:
         return EngineSpeed(self.linear_token_s, self.weights_s + self.overhead_s, self.cached_token_s)
 
     def decode_s(self, num_running: int, num_context_tokens: int, num_steps: int) -> float:
-        """Of steps in each of which `num_running` rollouts, of `num_context_tokens` together at first, grow by 1."""
+        """The time of steps in which `num_running` rollouts, with `num_context_tokens` in total at first, grow by 1
+        each."""
         linear_s = max(self.weights_s, num_running * self.linear_token_s)
         growth = num_running * num_steps * (num_steps - 1) / 2
         sampled_s = num_running * self.sampled_token_s

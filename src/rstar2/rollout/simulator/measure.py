@@ -1,9 +1,9 @@
 """How fast a real engine is, measured through its public interface: for any `Engine`, the embedded one or a server's.
 
-Decoding: the time of a step at several numbers of sequences n and context tokens c is fitted as
-`base + n * sequence_s + c * cached_token_s`. Prefill: the time of several prompts at once at several lengths is fitted
-as `fixed + tokens * token_s + pairs * attention_pair_s`. What is measured is what a client sees, so it
-includes the engine's own scheduling and the transport of tokens.
+Decoding: the time of a step at several numbers of sequences n and context tokens c is fitted as `base + n * sequence_s
++ c * cached_token_s`. Prefill: the time of several prompts at once at several lengths is fitted as `fixed + tokens *
+token_s + pairs * attention_pair_s`. The measurement is from a client's view, so it includes the engine's own scheduling
+and the transport of tokens.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ class MeasurePlan:
     """The trials. Contexts that the cache cannot hold are left out."""
 
     max_num_seqs: int
-    """Of the engine: turns that it decodes at a time."""
+    """How many turns the engine decodes at a time."""
     max_num_batched_tokens: int
-    """Of the engine: prompt tokens that it computes between two decoding steps."""
+    """How many prompt tokens the engine computes between two decode steps."""
     max_context_tokens: int
     vocab_size: int
     num_decode_steps: int = 64
@@ -104,7 +104,7 @@ class _Trials:
         self._num_turns = 0
 
     async def decode(self, num_seqs: int, num_prompt_tokens: int) -> float:
-        """Seconds of one step, while so many sequences decode."""
+        """Seconds of one step, while this many sequences decode."""
         return statistics.median(
             [await self._decode(num_seqs, num_prompt_tokens) for _ in range(self.plan.num_repeats)]
         )
@@ -119,7 +119,7 @@ class _Trials:
         return statistics.median(times_s)
 
     async def _decode(self, num_seqs: int, num_prompt_tokens: int) -> float:
-        """From the moment when every sequence has a token to the last token of all."""
+        """The time from the moment when every sequence has a token to the last token of all."""
         begin_s, num_begun, num_tokens, num_tokens_at_begin = 0.0, 0, 0, 0
 
         def see(num_new: int, is_first: bool) -> None:

@@ -55,11 +55,11 @@ class SimulationResult:
     generated_tokens: int
     recomputed_tokens: int
     preemptions: int
-    """By the engines, and turns that the policy cancelled."""
+    """Preemptions by the engines, and turns that the policy cancelled."""
     num_moves: int
     num_evictions: int
     idle_share: float
-    """Of all engines' time up to the makespan."""
+    """The idle share of all engines' time up to the makespan."""
     num_ended: int
     timelines: tuple[EngineTimeline, ...] = field(repr=False)
 

@@ -22,7 +22,7 @@ MIN_RESPONSE_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
-    """So many sampled tokens; then, but after the last turn, a tool that takes `tool_s` and appends tokens."""
+    """Sampled tokens; then, except after the last turn, a tool that takes `tool_s` and appends tokens."""
 
     num_sampled_tokens: int
     num_appended_tokens: int = 0
@@ -55,7 +55,7 @@ class WorkloadShape:
     spread_between: float
     """Standard deviation of the logarithm of the length, between problems."""
     spread_within: float
-    """And between the rollouts of one problem."""
+    """The spread between the rollouts of one problem."""
     max_response_tokens: int
     mean_tool_s: float
     tool_spread: float = 1.0
@@ -95,7 +95,7 @@ def generate(name: str, seed: int, num_problems: int = 512, num_rollouts_each: i
 def draw_problem(
     shape: WorkloadShape, problem: str, deviation: float, num_rollouts: int, rng: np.random.Generator
 ) -> Iterator[PlannedRollout]:
-    """The rollouts of a problem whose difficulty is so many spreads from the mean."""
+    """The rollouts of a problem whose difficulty is this many spreads from the mean."""
     difficulty = math.log(shape.median_response_tokens) + shape.spread_between * deviation
     num_prompt_tokens = max(16, round(shape.mean_prompt_tokens * math.exp(0.2 * rng.standard_normal())))
     for sample in range(num_rollouts):

@@ -1,4 +1,4 @@
-"""Who may call a service: not a page of another site in somebody's browser, and only with the service's token.
+"""Who may call a service: not a page of another site in a user's browser, and only with the service's token.
 
 A page of another site can send requests to a server on loopback, and by rebinding its own name to 127.0.0.1 it can even
 read the answers. It cannot choose two headers: Host is the name that the page was loaded from, and Origin, which every

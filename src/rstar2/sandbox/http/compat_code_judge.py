@@ -22,7 +22,7 @@ from rstar2.sandbox.http.service import Service
 
 MAX_SUBMISSIONS = 65_536
 MAX_OUTPUT_CHARS = 1000
-"""Of stdout and of stderr: code-judge's default, and so what policies trained with it are used to see."""
+"""The limit of stdout and of stderr each. It is code-judge's default, which policies trained with it have seen."""
 QUEUE_S = 19.0
 """code-judge gives a single submission, and a plain batch, 4 s in the queue and 15 s of work."""
 LONG_QUEUE_S = 3600.0

@@ -5,8 +5,8 @@ language that is not here), with 200 whenever the body is valid. Being over capa
 verl's client retries.
 
 SandboxFusion's requests carry files, and the sandbox takes only code. So the program gets a frame that first writes the
-files and last prints the wanted ones, behind a mark that only this request knows. A program that forges them forges its
-own result and nobody else's; paths lead only into its own sandbox.
+files and last prints the wanted ones, behind a mark that only this request knows. A program that forges them forges
+only its own result; paths lead only into its own sandbox.
 """
 
 import base64
@@ -98,7 +98,7 @@ class RunCodeRequest(LenientRequest):
 
 class RunJupyterRequest(LenientRequest):
     cells: list[Code] = Field(max_length=MAX_CELLS)
-    cell_timeout: Timeout = Field(0, description="Not positive: none of its own.")
+    cell_timeout: Timeout = Field(0, description="Zero or less: no limit for a single cell.")
     total_timeout: Timeout = 45
     memory_limit_MB: Integer = -1
     kernel: Literal["python3"] = "python3"

@@ -1,8 +1,8 @@
 """Once per key: while it runs and for a while after, the same key with the same body gives the one result.
 
-Invariants: an execution starts at most once per key that is remembered; one whose callers have all gone is cancelled
-(unless it changes state that outlives it); what failed by our fault is forgotten, so that asking again tries again;
-memory is bounded by entries and by bytes, oldest result out first.
+Invariants: an execution starts at most once per key that is remembered; one whose callers have all left is cancelled
+(unless it changes state that outlives it); infrastructure failures are forgotten, so that a repeated request is tried
+again; memory is bounded by entries and by bytes, oldest result out first.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class OnceTable:
     async def run(
         self, key: str, digest: bytes, start: Callable[[], Awaitable[Outcome]], *, cancel_when_alone: bool = True
     ) -> bytes:
-        """The result for the key. `start` is called only if nobody else did; what it raises is raised to all."""
+        """The result for the key. `start` is called only for the first caller; all callers get its exception."""
         joined = self.join(key, digest, start)
         if isinstance(joined, bytes):
             return joined
@@ -86,7 +86,7 @@ class OnceTable:
             return
         entry.num_waiters -= 1
         if cancel_when_alone and not entry.num_waiters and not task.done():
-            # Forgotten at once: whoever comes next must not wait on an execution that is being torn down.
+            # Forgotten at once: the next caller must not wait on an execution that is being torn down.
             del self._entries[key]
             task.cancel()
 

@@ -57,8 +57,8 @@ class Operation:
 
     @property
     def operation_id(self) -> str:
-        words = [word.strip("{}").replace("-", "_").replace(".", "_") for word in self.path.split("/") if word]
-        return "_".join([self.method.lower(), *words])
+        parts = [part.strip("{}").replace("-", "_").replace(".", "_") for part in self.path.split("/") if part]
+        return "_".join([self.method.lower(), *parts])
 
 
 async def read_body(

@@ -185,7 +185,7 @@ class NodeInfo:
     num_failures: int
     """Questions that it left unanswered, in a row."""
     silent_s: float
-    """Since it was last heard from."""
+    """Seconds since its last answer."""
     message: str
 
 

@@ -32,7 +32,7 @@ _PR_SET_PDEATHSIG = 1
 @dataclass(frozen=True, slots=True)
 class ServingConfig:
     """Everything that a server process needs to know: the first message on its supervisor's channel. Not an argument,
-    because everybody on the machine reads those, and the token is in it."""
+    because every user of the machine can read those, and it holds the token."""
 
     listen_fd: int
     supervisor_pid: int
@@ -69,7 +69,7 @@ class LentTemplates(TemplateSource):
     def _on_message(self) -> None:
         message, fds, _, _ = socket.recv_fds(self._supervisor, MAX_MESSAGE_BYTES, 1)
         if not message:
-            os._exit(0)  # the supervisor is gone
+            os._exit(0)  # the supervisor has exited
         content: dict[str, Any] = json.loads(message)
         if content["kind"] == "serve":
             self.may_serve.set()
@@ -127,7 +127,7 @@ def run_server(make_grader: Callable[[LocalExecutor], AnswerGrader] | None) -> N
     supervisor = socket.socket(fileno=int(sys.argv[1]))
     message = supervisor.recv(MAX_MESSAGE_BYTES)
     if not message:
-        return  # the supervisor is gone
+        return  # the supervisor has exited
     config = ServingConfig.from_message(message)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != config.supervisor_pid:

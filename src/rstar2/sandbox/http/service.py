@@ -32,8 +32,8 @@ class ServiceSettings:
     """What the operator decides. Every bound is here, so that nothing a caller sends can exceed memory."""
 
     token: str | None = None
-    """Callers must send it as `Authorization: Bearer ...`; None: whoever reaches the address may use the service, but
-    for pages of other sites."""
+    """Callers must send it as `Authorization: Bearer ...`; None: any client that reaches the address may use the
+    service, except pages of other sites."""
     listening_host: str = "127.0.0.1"
     """The address that it is listened on. Without a token it decides which names the service answers to."""
     max_request_bytes: int = 64 * MIB
@@ -41,7 +41,7 @@ class ServiceSettings:
     """Executions admitted and not yet answered, over all callers. Beyond it the answer is 503, at once."""
     max_sessions: int = 4_096
     session_idle_s: float = 3600.0
-    """A session that nobody used for this long is closed: its caller has most likely died."""
+    """A session that was not used for this long is closed: its caller has most likely died."""
     transfer_timeout_s: float = 60.0
     """For receiving one request body, and for a caller to accept a piece of a streamed answer."""
     retry_after_s: float = 1.0
@@ -78,8 +78,8 @@ class Graded(Protocol):
 
 
 class AnswerGrader(Protocol):
-    """Compares an answer with the gold answer, by a deadline of its own. Grading imports the sandbox and not the other
-    way round, so whoever starts the service passes the grader."""
+    """Compares an answer with the gold answer, with its own deadline. Grading imports the sandbox and not the other way
+    round, so the code that starts the service passes the grader."""
 
     async def grade(self, *turns: str, gold: str) -> Graded: ...
 
@@ -114,7 +114,7 @@ class Service:
         self._executor_load = load
 
     def load(self) -> Load:
-        """As the executor reports it; without a report, everything in flight counts as queued."""
+        """The load that the executor reports. Without a report, all requests in flight count as queued."""
         return self._executor_load() if self._executor_load else Load(0, 0, self.num_in_flight)
 
     @contextmanager

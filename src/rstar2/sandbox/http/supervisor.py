@@ -23,7 +23,7 @@ from rstar2.sandbox.http.server_process import ServingConfig
 from rstar2.sandbox.isolation import cgroup
 from rstar2.sandbox.local import LocalConfig
 from rstar2.sandbox.slots.slot_factory import decide_layers, make_service_group, template_config
-from rstar2.sandbox.slots.templates import ReadyTemplate, TemplateKeeper
+from rstar2.sandbox.slots.templates import ReadyTemplate, TemplatePool
 
 _NUM_TEMPLATES = 2
 _FIRST_READY_S = 120.0
@@ -50,7 +50,7 @@ class _Server:
     started_at: float = field(default_factory=time.monotonic)
 
     def send(self, content: dict[str, object], fds: list[int] | None = None) -> None:
-        with contextlib.suppress(OSError):  # if it is gone, its end is noticed on its own
+        with contextlib.suppress(OSError):  # if it has exited, the supervisor notices that elsewhere
             socket.send_fds(self.channel, [json.dumps(content).encode()], fds or [])
 
 
@@ -71,7 +71,7 @@ class Supervisor:
         self._group = make_service_group(config.local.slots)
         template = template_config(config.local.slots, layers, self._group)
         self._templates: list[ReadyTemplate] = []
-        self._keeper = TemplateKeeper(template, _NUM_TEMPLATES, self._on_template)
+        self._pool = TemplatePool(template, _NUM_TEMPLATES, self._on_template)
         self._servers: list[_Server] = []
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
@@ -92,7 +92,7 @@ class Supervisor:
             for _ in range(2):
                 self._start_server()
             self._promote()
-            first = asyncio.create_task(self._keeper.start_first())
+            first = asyncio.create_task(self._pool.start_first())
             ready = asyncio.create_task(self._first_ready.wait())
             ended = asyncio.create_task(self._ended.wait())
             done, _ = await asyncio.wait([first, ended], timeout=_FIRST_READY_S, return_when=asyncio.FIRST_COMPLETED)
@@ -118,7 +118,7 @@ class Supervisor:
     def _on_template_death(self, started: ReadyTemplate) -> None:
         self._templates.remove(started)
         if not self._stopping.is_set():
-            self._keeper.replace(started)
+            self._pool.replace(started)
 
     def _lend(self, server: _Server, started: ReadyTemplate) -> None:
         # A standby must not hold a template's socket as if it used it: answers would go to the wrong reader.
@@ -216,7 +216,7 @@ class Supervisor:
         for server in list(self._servers):
             server.process.kill()
             server.process.wait()
-        await self._keeper.close()
+        await self._pool.close()
         if self._group is not None:
             cgroup.remove_slots_of(self._group.path, None, deadline_s=2.0)
             self._group.close()

@@ -93,7 +93,7 @@ class SystemApi:
         ]
         if self._nodes is not None:
             joined, left = Answer("The node as the gateway knows it.", NODE_INFO), Answer("It drains.", NODE_INFO, 202)
-            summary = "Leave: no new calls; what is running is finished first."
+            summary = "Leave: no new calls; running calls finish first."
             operations += [
                 Operation("POST", "/nodes", self.join, "Join, or repeat it.", (joined,), NODE, tag="nodes"),
                 Operation("DELETE", "/nodes", self.leave, summary, (left,), NODE, refusals=(404,), tag="nodes"),

@@ -82,7 +82,7 @@ def _start_time(pid: int) -> str:
 
 
 def _remove(group: Path, deadline_s: float = 0.0) -> bool:
-    """Remove an empty group; wait up to the deadline for its last process to be gone."""
+    """Remove an empty group; wait up to the deadline for its last process to exit."""
     until = time.monotonic() + deadline_s
     while True:
         try:
@@ -131,7 +131,7 @@ class SlotGroup:
         return 0
 
     def close(self) -> None:
-        """Close the files; the parent's `remove_slots` removes the directory once its processes are gone."""
+        """Close the files; the parent's `remove_slots` removes the directory once its processes have exited."""
         for fd in (self.procs_fd, self._limit_fd, self._kills_fd):
             os.close(fd)
 
@@ -175,7 +175,7 @@ class ServiceGroup:
 
 
 def remove_slots_of(service_group: Path, owner_pid: int | None, deadline_s: float) -> None:
-    """Remove the slots' groups that one host process made (None: any), waiting for their processes to be gone."""
+    """Remove the slots' groups that one host process made (None: any), waiting for their processes to exit."""
     until = time.monotonic() + deadline_s
     with contextlib.suppress(FileNotFoundError):
         for child in service_group.iterdir():

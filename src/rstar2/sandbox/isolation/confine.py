@@ -1,8 +1,8 @@
 """How a template and its slots give up their rights, in order.
 
-The template takes namespaces and the read-only root once; each slot adds a process namespace (made by whoever forks
-it), a scratch file system, a memory group, no capabilities and the system-call filter. Executions inherit all of it,
-which is why isolation costs an execution almost nothing.
+The template takes namespaces and the read-only root once; each slot adds a process namespace (made by the process that
+forks it), a scratch file system, a memory group, no capabilities and the system-call filter. Executions inherit all of
+it, which is why isolation costs an execution almost nothing.
 """
 
 import os
@@ -71,7 +71,7 @@ def enter_slot(layers: Layers, memory_group_fd: int | None, proc_fd: int) -> Non
     os.setsid()
     os.umask(0o022)
     if layers.user_namespace:
-        # One of its own, because Linux counts processes by user: a fork bomb must not use up its neighbours' share.
+        # A separate one, because Linux counts processes by user: a fork bomb must not use up its neighbours' share.
         linux.unshare(linux.CLONE_NEWUSER)
         map_single_id(INSIDE_UID, INSIDE_UID, proc_fd)
     os.close(proc_fd)

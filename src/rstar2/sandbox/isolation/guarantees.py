@@ -24,7 +24,7 @@ _NEEDED_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCA
 
 
 def slot_uid(service_pid: int, slot_number: int) -> int:
-    """A slot's programs run under a uid of its own."""
+    """Each slot runs its programs under a separate uid."""
     block = service_pid % NUM_UID_BLOCKS
     return FIRST_UID + block * NUM_UIDS_PER_BLOCK + slot_number % NUM_UIDS_PER_BLOCK
 
@@ -178,7 +178,7 @@ def describe(capabilities: Capabilities) -> list[Guarantee]:
         by_namespace("files of the machine are out of reach", "pivot_root on a read-only view of the Python runtime"),
         by_namespace("no network", "an empty network namespace"),
         by_namespace("other processes are invisible and all children end with the program", "a process namespace"),
-        by_namespace("scratch directory of its own, bounded and empty", "a tmpfs of its own"),
+        by_namespace("private scratch directory, bounded and empty", "a private tmpfs"),
         row(
             "system calls are filtered",
             capabilities.seccomp,
@@ -189,9 +189,9 @@ def describe(capabilities: Capabilities) -> list[Guarantee]:
             "no capabilities, no way to gain privileges", namespaces, "empty bounding set, no_new_privs", fix_namespaces
         ),
         row(
-            "programs run under a uid of their own",
+            "programs run under a separate uid",
             capabilities.is_privileged,
-            "one uid per slot, shared with nobody",
+            "one uid per slot, never shared",
             f"{capabilities.to_be_privileged}; without it a program shares the uid of its slot's init, which the "
             "process namespace protects",
             required=False,

@@ -34,12 +34,12 @@ def memory_limit_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _read_words(path: Path) -> tuple[str, str]:
-    """The first two words of a file; empty where there are none."""
+    """The first two fields of a file; empty where there are none."""
     try:
-        words = path.read_text().split()
+        fields = path.read_text().split()
     except OSError:
-        words = []
-    first, second, *_ = [*words, "", ""]
+        fields = []
+    first, second, *_ = [*fields, "", ""]
     return first, second
 
 

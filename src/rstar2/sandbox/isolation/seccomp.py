@@ -150,15 +150,15 @@ def _special_cases(owner_may_renice: bool) -> list[_Instruction]:
         *on_call(_CLONE, clone),
         *on_call(_CLONE3, [(_RETURN, 0, 0, _ABSENT)]),  # its flags are in memory, where no filter can read them
         *on_call(_PRCTL, _allow_only((_ARGUMENT_0, _ALL_BITS, _SAFE_PRCTL))),
-        # Nobody may change the limits of another process: 0 means the caller itself.
+        # A program may not change the limits of another process: 0 means the caller itself.
         *on_call(_PRLIMIT64, _allow_only((_ARGUMENT_0, _ALL_BITS, (0,)))),
         *on_call(_SETPRIORITY, [(_RETURN, 0, 0, _ALLOW)] if owner_may_renice else setpriority),
     ]
 
 
 def compile_filter(*, distinct_uid: bool) -> bytes:
-    """The filter as an array of `struct sock_filter`. `distinct_uid`: programs run under a uid of their own, so the
-    kernel already keeps them from touching the slot's init."""
+    """The filter as an array of `struct sock_filter`. `distinct_uid`: programs run under a separate uid, so the kernel
+    already keeps them from touching the slot's init."""
     allowed = sorted(allowed_numbers())
     ranges: list[tuple[int, int]] = []
     for number in range(allowed[-1] + 2):

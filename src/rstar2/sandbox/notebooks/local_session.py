@@ -1,7 +1,7 @@
 """Notebook sessions, the host's side: the cells of a session, and the process tree that holds its state, if any.
 
 A session is its list of cells. A tree is a live slot that holds the states of some of them. Whenever a session's last
-state is gone or changed (its tree was evicted or killed, or files in the shared scratch directory changed), the cells
+state is lost or changed (its tree was evicted or killed, or files in the shared scratch directory changed), the cells
 are replayed in a new tree before anything else happens; the caller notices nothing but the delay.
 """
 
@@ -39,14 +39,14 @@ class _Cell:
     limits: Limits
     state: int
     fingerprint: int
-    """Of the scratch directory at the end of the cell."""
+    """The fingerprint of the scratch directory at the end of the cell."""
 
 
 _ROOT = _Cell("", "", Limits(), state=0, fingerprint=0)
 
 
 class _LostError(Exception):
-    """The tree's process is gone."""
+    """The tree's process has exited."""
 
 
 class _DamagedError(Exception):
@@ -126,7 +126,7 @@ class _Tree:
             self.channel.send(wire.SESSION_REQUEST.pack(wire.OPERATION_DROP, state, 0))
 
 
-class SessionKeeper:
+class LocalSessions:
     """Makes trees, one ahead of need, and ends the least recently used ones when there are too many."""
 
     def __init__(self, factory: SlotFactory, *, max_live: int) -> None:
@@ -255,9 +255,9 @@ def _resolve(tree: _Tree, settle: Callable[[asyncio.Future[tuple[bytes, bytes]]]
 class LocalSession:
     """Satisfies `Session`."""
 
-    def __init__(self, keeper: SessionKeeper, cells: tuple[_Cell, ...], tree: _Tree | None) -> None:
+    def __init__(self, sessions: LocalSessions, cells: tuple[_Cell, ...], tree: _Tree | None) -> None:
         self.id = uuid.uuid4().hex
-        self._keeper = keeper
+        self._sessions = sessions
         self._cells = cells
         self.tree = tree
         self._turn = asyncio.Lock()
@@ -296,7 +296,7 @@ class LocalSession:
             except asyncio.CancelledError:
                 # The cell may be running: its tree goes, and with it the cell; the state before it can be rebuilt.
                 if self.tree is not None:
-                    self._keeper.end_tree(self.tree)
+                    self._sessions.end_tree(self.tree)
                 raise
             if state is not None:
                 self._cells = (*self._cells, _Cell(code, stdin, limits, state, tree.fingerprint))
@@ -315,7 +315,7 @@ class LocalSession:
                 return execution, state, tree
             except _DamagedError:
                 if self.tree is not None:
-                    self._keeper.end_tree(self.tree)
+                    self._sessions.end_tree(self.tree)
                 if is_rebuilt:
                     if not self._cells:
                         raise _LostError from None
@@ -330,11 +330,11 @@ class LocalSession:
             return tree
         self._leave_tree()
         most = max((cell.limits.memory_bytes for cell in self._cells), default=0)
-        tree = await self._keeper.take_tree(replace(limits, memory_bytes=max(limits.memory_bytes, most)))
+        tree = await self._sessions.take_tree(replace(limits, memory_bytes=max(limits.memory_bytes, most)))
         try:
             await self._replay(tree)
         except BaseException:
-            self._keeper.end_tree(tree)
+            self._sessions.end_tree(tree)
             raise
         self.tree = tree
         tree.sessions.add(self)
@@ -362,13 +362,13 @@ class LocalSession:
         if tree is not None:
             tree.sessions.discard(self)
             if not tree.sessions:
-                self._keeper.end_tree(tree)
+                self._sessions.end_tree(tree)
 
     async def fork(self) -> "LocalSession":
         async with self._turn:
             self._check_open()
             has_room = self.tree is not None and len(self.tree.sessions) < _MAX_SESSIONS_IN_TREE
-            return self._keeper.open(self._cells, self.tree if has_room else None)
+            return self._sessions.open(self._cells, self.tree if has_room else None)
 
     async def rollback(self, num_cells: int = 1) -> None:
         async with self._turn:
@@ -388,7 +388,7 @@ class LocalSession:
         async with self._turn:
             self._is_closed = True
             self._leave_tree()
-            self._keeper.forget(self)
+            self._sessions.forget(self)
 
     def _check_open(self) -> None:
         if self._is_closed:

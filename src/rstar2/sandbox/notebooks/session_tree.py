@@ -76,7 +76,7 @@ class _Cell:
 
 
 def serve(socket_fd: int, uid: int, pid_namespace: bool, base_data_bytes: int, base_address_bytes: int) -> None:
-    """Answer the host until it is gone. Never returns."""
+    """Answer the host until it exits. Never returns."""
     caller = socket.socket(fileno=socket_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it has the uid of its cells, they could send it
     try:
@@ -206,7 +206,7 @@ class _Controller:
         process_fd = os.pidfd_open(pid)
         watch = Watch(
             *(self._caller, header, self._streams, memoryview(stdin), input_write),
-            end_fds=(ours.fileno(), process_fd),  # its own end too, whoever else may hold its channel
+            end_fds=(ours.fileno(), process_fd),  # its own end too: other processes may hold its channel
             question_prefix=wire.SESSION_REPLY.pack(0, 0),
         )
         # Its time begins here: a state that this machine let wait for its turn to fork has not run the cell yet.
@@ -234,7 +234,7 @@ class _Controller:
         if not self._pid_namespace:
             return
         with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGSTOP)  # reaches all at once: from here on nobody forks
+            os.kill(-1, signal.SIGSTOP)  # reaches all at once: from here on no process forks
         parked = {state.pid for state in self._states.values()}
         highest = _latest_pid()
         if highest < self._swept_to:
@@ -248,7 +248,7 @@ class _Controller:
     def _reply(self, cell: _Cell | None) -> bytes:
         fingerprint = _scratch_fingerprint(self._empty_scratch)
         if cell is None:
-            # The state could not even fork: it is gone, whatever the reason; the host sees status -1.
+            # The state could not even fork, so it is lost, whatever the reason; the host sees status -1.
             return wire.SESSION_REPLY.pack(0, fingerprint) + wire.REPLY.pack(-1, 0, 0, 0, 0, 0, 0, 0)
         bodies = [stream.content for stream in self._streams]
         wall_us = int((time.monotonic() - cell.started) * 1e6)

@@ -73,8 +73,8 @@ class PoolExecutor:
         return await self.table.finish_leaving(node, deadline_s)
 
     def lose_node(self, name: str) -> None:
-        """It is gone now: its calls are rerun elsewhere. If it has a probe, it is taken back when it answers."""
-        self.table.lose(self._known(name), "it was reported as gone")
+        """Mark the node as lost and rerun its calls elsewhere. A node with a probe is used again when it answers."""
+        self.table.lose(self._known(name), "it was reported as lost")
 
     def nodes(self) -> Sequence[NodeInfo]:
         return [node.info() for node in self.table]
@@ -160,7 +160,7 @@ class PoolExecutor:
                 self._queue.push_front(call.flow, call)
                 break
             node.num_outstanding += 1
-            # What failed once is sent alone: if it was the cause, it must not fail others.
+            # A call that failed once is sent alone: if it was the cause, it must not fail others.
             if call.num_failed_tries:
                 self._give(node, [call])
             else:
@@ -191,7 +191,7 @@ class PoolExecutor:
                 async for index, execution in node.executor.run_many(requests):
                     self._take_answer(group, index, execution)
         except Overloaded as full:
-            self._let_rest(group, full.retry_after_s)
+            self._back_off(group, full.retry_after_s)
         except (InfrastructureError, UserError) as error:
             group.error = error
         except Exception as error:
@@ -243,7 +243,7 @@ class PoolExecutor:
             for call in calls:
                 self._rerun(call, node, error)
 
-    def _let_rest(self, group: CallGroup, retry_after_s: float) -> None:
+    def _back_off(self, group: CallGroup, retry_after_s: float) -> None:
         """The node has no room: it did not fail, and its calls wait here, where any node can take them."""
         group.node.rests_until = time.monotonic() + retry_after_s
         group.node.wake.set()
@@ -263,8 +263,8 @@ class PoolExecutor:
         _settle(call, fault)
 
     def _abandon(self, call: PoolCall) -> None:
-        """The caller has its answer, or is gone. A call that nobody waits for is cancelled: at once if it is alone,
-        else with the last of its group."""
+        """The caller has its answer, or has left. A call without a caller is cancelled: at once if it is alone, else
+        with the last of its group."""
         if call.future.done() and not call.future.cancelled():
             return
         call.future.cancel()

@@ -74,5 +74,5 @@ def create_gateway(
     pool: PoolExecutor, gateway: Gateway, settings: ServiceSettings, grader: AnswerGrader
 ) -> web.Application:
     if settings.token is None:
-        raise UserError("token: a gateway needs one; whoever could join a node would be given everybody's programs")
+        raise UserError("token: a gateway needs one; without it any client could join a node and read all programs")
     return create_app(pool, settings, grader=grader, guarantees=gateway.guarantees, load=gateway.load, nodes=gateway)

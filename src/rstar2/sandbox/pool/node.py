@@ -13,8 +13,8 @@ from rstar2.sandbox.isolation.guarantees import Guarantee
 from rstar2.sandbox.pool.choice import Candidate
 
 NUM_CALLS_PER_SLOT = 128
-"""A node gets far more calls than it has slots: programs that sleep leave their core to others, and it has a fair queue
-of its own. The bound keeps the rest here, where it can still go to another node."""
+"""A node gets far more calls than it has slots: programs that sleep leave their core to others, and it has its own fair
+queue. The bound keeps the rest here, where it can still go to another node."""
 
 
 class NodeState(StrEnum):

@@ -31,7 +31,7 @@ class _Cell:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the state is."""
+    """The node that holds the state."""
 
     node: Node
     session: Session

@@ -22,7 +22,7 @@ from rstar2.sandbox.isolation.guarantees import Guarantee
 from rstar2.sandbox.pool.node import NodeReport
 
 PROBE_DEADLINE_S = 60.0
-"""An upper bound only: whoever probes has a much shorter deadline."""
+"""An upper bound only: a probe has a much shorter deadline."""
 HEARTBEAT_S = 5.0
 JOIN_DEADLINE_S = 5.0
 
@@ -40,7 +40,7 @@ _ANSWER = TypeAdapter(_Answer)
 
 
 class RemoteNode(RemoteExecutor):
-    """Retries nothing: the pool has other nodes. Probes use a connection of their own, so that an answer does not wait
+    """Retries nothing: the pool has other nodes. Probes use a separate connection, so that an answer does not wait
     behind the calls, and send the token, so that a node that would refuse calls gets none. A node that isolates less
     than the minimum counts as one that does not answer: it must not get programs."""
 

@@ -63,11 +63,11 @@ class Job:
 
 @dataclass(eq=False)
 class _Slot:
-    """One place for executions, with a memory group of its own; the process in it may be replaced."""
+    """One place for executions, with its own memory group; the process in it may be replaced."""
 
     memory: MemoryAccount
     uid_number: int = -1
-    """Of the process: another one for each."""
+    """Each process in the slot gets another one."""
     channel: SlotChannel | None = None
     pid: int = 0
     job: Job | None = None
@@ -78,7 +78,7 @@ class Counters:
     num_started: int = 0
     num_retried: int = 0
     num_starved: int = 0
-    """Of those retried: the ones restarted at full share."""
+    """How many of the retried executions were restarted at full share."""
     num_slots_lost: int = 0
     num_slots_made: int = 0
     by_status: dict[str, int] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class Dispatcher:
         return job
 
     def cancel(self, job: Job) -> None:
-        """The caller is gone: end the execution, or remove it from the queue."""
+        """The caller has left: end the execution, or remove it from the queue."""
         job.future.cancel()
         if job.slot is not None:
             slot = job.slot
@@ -223,7 +223,7 @@ class Dispatcher:
         return True
 
     def _fresh_uid_number(self) -> int:
-        """One that nobody has, nor had recently: killed processes may take a while to die, and Linux counts them
+        """One that no slot has, nor had recently: killed processes may take a while to die, and Linux counts them
         against their uid."""
         taken = {slot.uid_number for slot in self._slots}
         return next(number for number in self._uid_numbers if number not in taken)
@@ -294,7 +294,7 @@ class Dispatcher:
         execution, flags = wire.decode_reply(
             header, body, job.request.limits, killed_for_memory=killed_for_memory, is_starved=job.clock.is_starved
         )
-        if Flag.SCRATCH_DIRTY in flags:  # the slot has ended itself; the next one is made while nobody waits for it
+        if Flag.SCRATCH_DIRTY in flags:  # the slot has ended itself; the next one is made before a request needs it
             self._drop_process(slot)
             self._make_process(slot)
         self._finish(job, execution)
@@ -323,7 +323,7 @@ class Dispatcher:
         return not job.keeps_share and num_keeping < self._num_young_allowed
 
     def _on_lost(self, slot: _Slot) -> None:
-        """The process of a slot is gone, idle or in the middle of an execution."""
+        """The process of a slot has exited, idle or during an execution."""
         self._drop_process(slot)
         self.counters.num_slots_lost += 1
         if slot.job is None:

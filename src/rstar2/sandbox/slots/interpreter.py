@@ -49,9 +49,9 @@ _carried_flags = 0
 
 
 def prepare() -> None:
-    """In the template, last: streams, a fresh `__main__`, and a rehearsal of what programs do."""
+    """The template's last step: streams, a fresh `__main__`, and a rehearsal of typical programs."""
     global _num_inherited_exit_handlers, _num_inherited_log_handlers, _num_first_names
-    # Handlers that the libraries registered need not run for a program that registers none of its own, and a rehearsal
+    # Handlers that the libraries registered need not run for a program that registers none, and a rehearsal
     # that ran them would shut the libraries' thread pools down.
     _num_inherited_exit_handlers = _num_exit_handlers()
     _num_inherited_log_handlers = len(_log_handlers)
@@ -135,8 +135,8 @@ def run_reseeded(source: bytes) -> int:
 
 
 def find_twisters() -> tuple[tuple[int, int], ...]:
-    """Addresses of words and position of the loaded Mersenne twisters, for reseeding them in place. Where memory does
-    not look as expected, none: programs must then be run by `run_reseeded`."""
+    """Addresses of the state and the position of the loaded Mersenne twisters, for reseeding them in place. Where
+    memory does not look as expected, none: programs must then be run by `run_reseeded`."""
     pairs = []
     generators = [random._inst]
     if "sympy.core.random" in sys.modules:
@@ -214,9 +214,9 @@ def run_cell(source: bytes, namespace: dict[str, object], name: str) -> int:
 
 
 def ends_with_print(source: bytes) -> bool:
-    """Whether the last statement certainly is a call of `print` on a line of its own, as in most programs: it has no
-    value to show, so the syntax tree is not needed. A bracket opened on an earlier line would have to be
-    closed on this one, and only a quoted bracket could hide that."""
+    """Whether the last statement certainly is a call of `print` on a separate line, as in most programs: it has no
+    value to show, so the syntax tree is not needed. A bracket opened on an earlier line would have to be closed on this
+    one, and only a quoted bracket could hide that."""
     line = source[source.rfind(b"\n", 0, len(source.rstrip())) + 1 :].rstrip()
     # `find` and not `in`, which raises and catches a TypeError on its way to the bytes.
     if not line.startswith(b"print(") or not line.endswith(b")") or source.find(b"\\\n") >= 0:

@@ -46,7 +46,7 @@ _MAX_FDS = 4
 
 
 SlotFacts = tuple[int, int, bool, int, int]
-"""Socket, uid (< 0: stay who we are), whether in a process namespace of its own, bytes of data and of address space
+"""Socket, uid (< 0: keep the current one), whether in its own process namespace, bytes of data and of address space
 that are the interpreter's own."""
 
 
@@ -61,9 +61,9 @@ def park(
     twisters: tuple[tuple[int, int], ...],  # noqa: ARG001 - here their own seed functions are called
 ) -> bool:
     """Fork a slot for each message, as the init of a new process namespace if `new_namespaces`. Returns True if it was
-    asked to end, False if its host is gone."""
+    asked to end, False if its host has exited."""
     control = socket.socket(fileno=control_fd)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # slots are reaped by nobody; their end is seen on their sockets
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # slots are not reaped; their sockets report their end
 
     def serve_as_slot(message: bytes, fds: tuple[int, ...]) -> None:
         try:
@@ -120,7 +120,7 @@ class _Slot:
 
 
 def _serve(facts: SlotFacts, run: Callable[[bytes], int]) -> None:
-    """Answer requests until the caller is gone or the scratch directory has changed. Never returns.
+    """Answer requests until the caller has closed the socket or the scratch directory has changed. Never returns.
 
     A later child inherits this interpreter's heap and frames, so nothing of a request or a reply ever enters them."""
     socket_fd, uid, pid_namespace, base_data_bytes, base_address_bytes = facts

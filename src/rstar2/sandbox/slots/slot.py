@@ -16,7 +16,7 @@ _READ_BYTES = 1 << 14
 
 
 class SlotChannel:
-    """Sends a request without blocking the loop, collects the reply, and reports when the slot is gone.
+    """Sends a request without blocking the loop, collects the reply, and reports when the slot has exited.
 
     `on_reply(header, body)` and `on_lost()` are called from the event loop; after `on_lost` nothing else is.
     """
@@ -49,7 +49,7 @@ class SlotChannel:
         except BlockingIOError:
             sent = 0
         except OSError:
-            return  # the slot is gone: the reader is about to report it
+            return  # the slot has exited: the reader is about to report it
         if sent < len(data):
             self._unsent = memoryview(data)[sent:]
             self._loop.add_writer(self._fd, self._on_writable)
@@ -128,6 +128,6 @@ class MemoryAccount:
         if self.group is None:
             return False
         before = self._num_kills
-        with contextlib.suppress(OSError):  # the group was removed: nobody can know
+        with contextlib.suppress(OSError):  # the group was removed, and its counter with it
             self._num_kills = self.group.num_kills()
         return self._num_kills > before

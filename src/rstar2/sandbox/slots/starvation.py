@@ -28,7 +28,7 @@ _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MAX_SLEEPS_PER_S = 10
 _STATE, _PARENT, _USER_TICKS, _SYSTEM_TICKS, _START_TICKS = 0, 1, 11, 12, 19
-"""In /proc/PID/stat, after the name."""
+"""Indices of fields in /proc/PID/stat, after the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class WallClock:
         self.had_s = 0.0
         """The time that it has used, at the last look."""
         self.is_starved = False
-        """At the last look; stays true where the bound then ended it."""
+        """Whether it was starved at the last check. It stays true if the bound then ended the program."""
 
     def more_s(self, elapsed_s: float, tasks: Iterable[Task]) -> float:
         """How much longer it may run before the next look; 0: stop it."""
@@ -75,7 +75,8 @@ class WallClock:
 
 
 def tasks_below(pid: int, proc: Path = _PROC) -> list[Task]:
-    """Of all descendants of `pid` that can be read and are not stopped, as the parked states of a session are."""
+    """The tasks of all descendants of `pid` that can be read and are not stopped, as the parked states of a session
+    are."""
     found = []
     for child in _children(pid, proc):
         with suppress(OSError):  # it may end while we look
@@ -86,7 +87,7 @@ def tasks_below(pid: int, proc: Path = _PROC) -> list[Task]:
 
 
 def _children(pid: int, proc: Path) -> list[int]:
-    """From one file where the kernel has it; else by reading every process's parent."""
+    """Read from one file if the kernel has it, else from every process's parent."""
     threads = proc / str(pid) / "task"
     with suppress(OSError):
         return [int(word) for thread in threads.iterdir() for word in (thread / "children").read_text().split()]
@@ -121,7 +122,7 @@ def _read(folder: Path) -> Task:
 
 
 def _stat(folder: Path) -> list[str]:
-    """Of a process or a task; its name, which may hold anything, is left out."""
+    """The fields of a process or a task, without its name, which may contain any character."""
     return (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
 
 

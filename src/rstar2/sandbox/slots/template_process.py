@@ -1,4 +1,4 @@
-"""The template process: loads the libraries once, confines itself, then forks slots on demand until its host is gone.
+"""The template process: loads the libraries once, confines itself, then forks slots on demand until its host exits.
 
 `templates.py` starts it, with the control socket and its configuration as arguments. When it is ready it sends its
 facts on the control socket; then it answers each slot message there with the slot's process id.
@@ -89,7 +89,7 @@ def main() -> None:
         try:
             confine.enter_slot(config.layers, fds[1] if len(fds) > 1 else None, proc_fd)
         except OSError:
-            if _is_abandoned(fds[0]):  # its host is gone, and with it the memory group that it needs
+            if _is_abandoned(fds[0]):  # its host has exited, and removed the memory group that the slot needs
                 os._exit(0)
             raise
         facts = (fds[0], uid, config.layers.namespaces, base_data_bytes, base_address_bytes)

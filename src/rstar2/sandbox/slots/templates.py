@@ -112,7 +112,7 @@ class Template:
         self.is_alive = True
 
     def fork_slot(self, kind: int, uid: int, fds: list[int], on_answer: Callable[[int], None]) -> None:
-        """Ask for a slot. `on_answer` gets its process id, or minus an errno. OSError if the template is gone."""
+        """Ask for a slot. `on_answer` gets its process id, or minus an errno. OSError if the template has exited."""
         self._serial = (self._serial + 1) & 0xFFFFFFFF
         message = wire.SLOT_MESSAGE.pack(kind, uid, self._serial)
         rights = array.array("i", fds).tobytes()
@@ -136,7 +136,7 @@ class Template:
             on_answer(pid)
 
     def detach(self) -> None:
-        """Stop listening; the socket belongs to whoever gave it."""
+        """Stop listening; the caller that gave the socket closes it."""
         if self.is_alive:
             self.is_alive = False
             self._loop.remove_reader(self._control.fileno())
@@ -168,7 +168,7 @@ class TemplateSource(ABC):
         self._ready.clear()
 
 
-class TemplateKeeper:
+class TemplatePool:
     """Starts template processes in the background until there are as many as wanted, and replaces those that die."""
 
     def __init__(self, config: TemplateConfig, num_wanted: int, on_start: Callable[[ReadyTemplate], None]) -> None:
@@ -224,18 +224,18 @@ class OwnTemplates(TemplateSource):
 
     def __init__(self, config: TemplateConfig) -> None:
         super().__init__()
-        self._keeper = TemplateKeeper(config, 1, self._on_start)
+        self._pool = TemplatePool(config, 1, self._on_start)
         self._is_closed = False
 
     async def start(self) -> None:
-        await self._keeper.start_first()
+        await self._pool.start_first()
 
     def _on_start(self, started: ReadyTemplate) -> None:
         def on_death(template: Template) -> None:
             self._ready.remove(template)
             if not self._is_closed:
                 self.num_deaths += 1
-                self._keeper.replace(started)
+                self._pool.replace(started)
 
         self._ready.append(Template(started.control, started.facts, on_death))
         if len(self._ready) == 1:
@@ -244,4 +244,4 @@ class OwnTemplates(TemplateSource):
     async def close(self) -> None:
         self._is_closed = True
         await super().close()
-        await self._keeper.close()
+        await self._pool.close()

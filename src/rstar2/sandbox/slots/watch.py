@@ -45,7 +45,7 @@ class Stream:
         self.fd, self.limit, self.length, self.cut = fd, limit, 0, False
 
     def drain(self) -> bool:
-        """Read what is there; False when the writers are all gone."""
+        """Read what is there; False when all writers have closed the pipe."""
         while not self.cut:
             room = self.limit - self.length
             try:
@@ -86,7 +86,7 @@ def close_streams(streams: tuple[Stream, ...]) -> None:
 
 
 def cut_flags(streams: tuple[Stream, ...]) -> Flag:
-    """Of the streams that went over their limit."""
+    """The flags of the streams that exceeded their limit."""
     return Flag(sum(flag for stream, flag in zip(streams, _CUT_FLAGS, strict=True) if stream.cut))
 
 
@@ -97,7 +97,7 @@ class Watch:
     streams: tuple[Stream, ...]
     stdin: memoryview
     stdin_fd: int
-    """-1 once all is written or nobody reads."""
+    """-1 once all is written or the reader has closed the pipe."""
     end_fds: tuple[int, ...]
     """One of them is readable when the program has ended."""
     question_prefix: bytes = b""
@@ -107,7 +107,7 @@ class Watch:
     """The caller has not answered yet whether the program may continue."""
 
     def until_end(self, started: float) -> Flag:
-        """Until the program ends, a limit is hit or the caller is gone, which is an EOFError."""
+        """Returns when the program ends or a limit is hit; EOFError if the caller has closed the socket."""
         os.set_blocking(self.stdin_fd, False)
         poller = select.poll()
         for fd in self.end_fds:  # first: where the end has overtaken an answer, the end counts
@@ -154,7 +154,7 @@ class Watch:
             self.stdin = self.stdin[os.write(self.stdin_fd, self.stdin) :] if self.stdin else self.stdin
         except BlockingIOError:
             return
-        except OSError:  # nobody reads
+        except OSError:  # the reader has closed the pipe
             self.stdin = self.stdin[:0]
 
     def close_stdin(self) -> None:

@@ -77,7 +77,7 @@ def unbuffered(descriptor: int) -> io.TextIOWrapper:
 
 
 def limit(what: int, amount: int) -> None:
-    """Where the system has it: macOS refuses to bound the address space."""
+    """Set a limit if the system has it: macOS refuses to bound the address space."""
     _, hard = resource.getrlimit(what)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(what, (amount if hard == resource.RLIM_INFINITY else min(amount, hard), hard))

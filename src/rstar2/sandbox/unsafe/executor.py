@@ -162,7 +162,7 @@ def _from_reply(reply: dict[str, Any], max_value_bytes: int) -> Execution:
 
 
 class UnsafeSession:
-    """A notebook in one long-lived child; its cell log rebuilds it whenever that child is gone."""
+    """A notebook in one long-lived child. When that child exits, the cell log rebuilds it."""
 
     def __init__(
         self,

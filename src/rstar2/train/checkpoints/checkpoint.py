@@ -21,7 +21,7 @@ from rstar2.train.state import TrainState
 
 FORMAT_VERSION = 3
 _FAILED_WRITES = (OSError, SafetensorError, CannotWrite)
-"""What a full disk is to Python, to safetensors and to ranks that write shards."""
+"""The errors that mean a full disk: of Python, of safetensors and of ranks that write shards."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What is written stays written, through a loss of power too."""
+"""Writes that survive a loss of power."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The trained model as a Hugging Face folder; and what adapters learnt, as a small folder of its own."""
+"""The trained model as a Hugging Face folder; and trained adapters as a separate, small folder."""
 
 import shutil
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ def write_model(folder: Path, policy: Policy, *, is_writer: bool = True) -> None
 
 
 def write_adapter(folder: Path, policy: Policy, *, is_writer: bool = True) -> None:
-    """As peft reads it, in the precision that engines compute with. Every rank calls it."""
+    """Write the adapter as peft reads it, in the precision of the engines. Every rank must call it."""
     from safetensors.torch import save_file
 
     state = {}

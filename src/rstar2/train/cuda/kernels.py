@@ -14,7 +14,8 @@ import triton.language as tl
 def log_prob_kernel(
     logits, targets, log_probs, entropies, normalizers, vocab_size, inverse_temperature, TILE: tl.constexpr
 ):
-    """Of the row's target; the running sums are rescaled whenever a larger logit is met."""
+    """The log-probability of the row's target, and the entropy; the running sums are rescaled whenever a larger logit
+    is met."""
     row = tl.program_id(0).to(tl.int64)
     largest = float("-inf")
     total = 0.0
@@ -41,7 +42,7 @@ def log_prob_kernel(
 def log_prob_gradient_kernel(
     logits, targets, normalizers, gradients, out, vocab_size, inverse_temperature, TILE: tl.constexpr
 ):
-    """Of one tile of the row's logits."""
+    """The gradient of one tile of the row's logits."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = column < vocab_size
@@ -83,7 +84,7 @@ def add_norm_gradient_kernel(
     HAS_WEIGHT_GRADIENT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Every so many-th token. The gradient of the weight is left as one row a program, to be summed."""
+    """Each program takes every N-th token. The gradient of the weight is left as one row a program, to be summed."""
     column = tl.arange(0, WIDTH)
     mask = column < width
     w = tl.load(weight + column, mask, other=0.0).to(tl.float32)
@@ -185,8 +186,8 @@ def rotate_gradient_kernel(
     K: tl.constexpr,
     D: tl.constexpr,
 ):
-    """Every so many-th token, all heads: gradients of what `rotate_kernel` read. Those of the norms' weights are left
-    as one row a program, those of queries before those of keys, to be summed."""
+    """Each program takes every N-th token, all heads: gradients of what `rotate_kernel` read. Those of the norms'
+    weights are left as one row a program, those of queries before those of keys, to be summed."""
     head = tl.arange(0, HEAD_TILE)[:, None]
     half = tl.arange(0, D // 2)[None, :]
     is_head = head < N + 2 * K

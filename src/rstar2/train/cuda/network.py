@@ -76,7 +76,7 @@ class CudaNetwork:
         ]
 
     def token_log_probs(self, pack: Pack, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Of each target its log-probability, with gradient, and the entropy of its distribution, without."""
+        """For each target its log-probability, with gradient, and the entropy of its distribution, without."""
         if self._merged is not None:
             self._merged.merge()
         hidden_TH = F.embedding(pack.token_ids_T, self._model.model.embed_tokens.weight)
@@ -106,7 +106,7 @@ class CudaNetwork:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """As the engine's `LayerWeights`, with parameters in place of their values."""
+    """Like the engine's `LayerWeights`, with parameters in place of their values."""
 
     input_norm: Tensor
     qkv: Projection

@@ -15,7 +15,7 @@ from rstar2.train.learning.forward import Spans
 _GATE_TILE = 1024
 _VOCABULARY_TILE = 4096
 _NUM_PROGRAMS = 1056
-"""Of kernels that go through many tokens: eight for each of an H200's 132 multiprocessors."""
+"""Programs of kernels that process many tokens: eight for each of an H200's 132 multiprocessors."""
 
 
 class AddNorm(torch.autograd.Function):

@@ -20,7 +20,7 @@ async def hard_problems(
     step: int,
     on_trace: Callable[[Trace], None],
 ) -> tuple[Problem, ...]:
-    """Those that fewer than `drop_solved` of `num_samples` rollouts solved, in their order."""
+    """The problems that fewer than `drop_solved` of `num_samples` rollouts solved, in their order."""
     wanted = stage.difficulty_filter
     assert wanted is not None
     requests = [

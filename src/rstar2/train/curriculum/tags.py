@@ -19,7 +19,7 @@ from rstar2.errors import UserError
 MAX_SAME_ROWS = 100
 """Trained rows are all different; the rows that were never trained are counted in hundreds at least."""
 SAME_WITHIN = 0.01
-"""Of a row's length: what weight decay and rounding may have left between rows that were never told apart."""
+"""Relative to a row's length: the largest difference that weight decay and rounding leave between untrained rows."""
 ROWS_AT_ONCE = 8192
 HEAD_MODULE = HEAD.removesuffix(".weight")
 

@@ -30,7 +30,7 @@ ApplyHead = Callable[[Any, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 entropy of its distribution, without."""
 ATTENTION_NAME = "rstar2_packed"
 HEAD_PIECE_TOKENS = 4096
-"""Tokens whose logits stand in memory at one time: 0.8 GB of float32 for a vocabulary of 50,000."""
+"""Tokens whose logits are in memory at one time: 0.8 GB of float32 for a vocabulary of 50,000."""
 
 
 MAX_ROUNDS = 4
@@ -53,14 +53,15 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
-    """Of a pack that begins with them. What continues them follows in `num_rounds` rounds; in each comes some of what
-    continues the first prefix, then some of the second's. A GPU attends to a prefix in so many places at a time."""
+    """The shared prefixes at the start of a pack. Their suffixes follow in `num_rounds` rounds: each round has some
+    suffixes of the first prefix, then some of the second. A GPU attends to a prefix in `num_rounds` places at a
+    time."""
 
     prefixes: Bounds
     suffixes: Bounds
-    """What continues one prefix in one round counts as one piece; the first starts where the last prefix ends."""
+    """The suffixes of one prefix in one round count as one piece; the first starts where the last prefix ends."""
     repeated: Bounds
-    """Of the prefixes, once for each round."""
+    """The bounds of the prefixes, once for each round."""
     num_rounds: int
 
     @property
@@ -93,7 +94,7 @@ class Family:
 @dataclass(frozen=True, slots=True)
 class Pack:
     """Sequences end to end. `targets_S` are the tokens to learn, `places_S` where each is predicted from, in the order
-    of families and their sequences. A place that several sequences share may stand there once for each of them."""
+    of families and their sequences. A place that several sequences share may occur there once for each of them."""
 
     token_ids_T: Tensor
     positions_T: Tensor
@@ -103,7 +104,7 @@ class Pack:
 
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[bool]], device: torch.device) -> "Pack":
-        """Nothing is shared."""
+        """A pack without shared prefixes."""
         alone = [Family([ids], [mask]) for ids, mask in zip(sequences, masks, strict=True)]
         return cls.of_families(alone, device)
 
@@ -164,7 +165,7 @@ def _round(family: Family, number: int, num_rounds: int) -> list[tuple[Family, i
 def _targets(
     families: Sequence[Family], prefix_starts: Mapping[int, int], own_starts: Mapping[tuple[int, int], int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each token to learn is predicted from, and the tokens."""
+    """The positions from which the tokens to learn are predicted, and these tokens."""
     places, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for family in families:
         for number, (sequence, mask) in enumerate(zip(family.sequences, family.masks, strict=True)):
@@ -192,7 +193,7 @@ def use_packed_attention(model: Any) -> None:
 
 
 def token_log_probs(model: Any, pack: Pack, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Of each target its log-probability, with gradient, and the entropy of its distribution, without."""
+    """For each target its log-probability, with gradient, and the entropy of its distribution, without."""
     hidden_TH = model.model(
         input_ids=pack.token_ids_T[None],
         position_ids=pack.positions_T[None],
@@ -225,7 +226,7 @@ def in_pieces(
 
 
 def kernel_head(head: Any, hidden_SH: Tensor, targets_S: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """On a GPU: a quarter of the time of `plain_head` (benchmarks/update_head.py)."""
+    """The head on a GPU: a quarter of the time of `plain_head` (benchmarks/update_head.py)."""
     from rstar2.train.cuda.operations import LogProbs
 
     log_prob_S, entropy_S = LogProbs.apply(head(hidden_SH), targets_S, temperature)  # type: ignore[no-untyped-call]

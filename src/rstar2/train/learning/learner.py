@@ -1,4 +1,4 @@
-"""The seam between the run and whoever holds its weights: this process, or ranks on many machines.
+"""The interface between the run and the holder of its weights: this process, or ranks on many machines.
 
 Everything is awaited, because ranks may be elsewhere. A learner that cannot continue raises `LearnerLost`: the
 weights since the last checkpoint are lost, and the run resumes from there.
@@ -36,7 +36,7 @@ class Learner(Protocol):
     async def reset_optimizer(self) -> None: ...
 
     async def weights_id(self) -> str:
-        """Which weights it has now: the same for the same bits, and another for any others."""
+        """The id of its weights: the same for the same bits, and another for any others."""
         ...
 
     async def save(self, folder: Path) -> None:
@@ -57,8 +57,8 @@ class Learner(Protocol):
 
 
 class SoloLearner:
-    """Satisfies `Learner` in this process. It blocks the process while it learns, unless it is `concurrent`: then
-    it learns in a thread of its own while rollouts are sampled."""
+    """Satisfies `Learner` in this process. It blocks the process while it learns, unless it is `concurrent`: then it
+    learns in a separate thread while rollouts are sampled."""
 
     def __init__(self, rank: LearnerRank, *, concurrent: bool = False) -> None:
         self._rank = rank

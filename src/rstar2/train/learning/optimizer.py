@@ -1,7 +1,7 @@
 """AdamW on float32 numbers, whatever format the model's own are in.
 
 A learning rate of 1e-6 moves a bfloat16 weight by less than its last bit, so such weights are updated in float32 copies
-and rounded back into place; the model's tensors stay where they are, and whoever shares them sees the new values.
+and rounded back into place; the model's tensors stay where they are, and engines that share them see the new values.
 Gradients of micro-batches are summed in float32 too: in bfloat16 a sum of many loses what each of them adds.
 
 Parameters may be sharded over ranks. The norm is that of the full gradient, so all ranks clip, or skip a gradient that
@@ -115,7 +115,7 @@ class Optimizer:
 
 
 def warmup_factor(step: int, num_warmup_steps: int) -> float:
-    """Of the learning rate at `step`, counted from 0: it rises over the warm-up and then stays."""
+    """The factor of the learning rate at `step`, counted from 0: it rises over the warm-up and then stays at 1."""
     return min(1.0, (step + 1) / (num_warmup_steps + 1))
 
 

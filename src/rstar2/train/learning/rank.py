@@ -55,7 +55,7 @@ class LearnerRank:
         self._optimizer.reset()
 
     def weights_id(self) -> str:
-        """Which weights all ranks have together."""
+        """The id of the weights that all ranks have together."""
         return weights_id(self.policy.parameters(), self._ranks)
 
     def save(self, folder: Path) -> None:

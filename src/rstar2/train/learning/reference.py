@@ -15,14 +15,14 @@ from rstar2.train.policy.policy import Policy
 
 class Reference:
     def __init__(self, policy: Policy) -> None:
-        """As the policy is now."""
+        """The reference is the policy as it is now."""
         self._policy = policy
         self.state = {name: parameter.detach().clone() for name, parameter in policy.parameters().items()}
         """May be overwritten with another one's."""
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The policy is the reference, without dropout; whoever shares its tensors must be paused."""
+        """The policy is the reference, without dropout; engines that share its tensors must be paused."""
         modes = [(module, module.training) for module in self._policy.network.modules()]
         self._swap()
         self._policy.network.eval()

@@ -1,8 +1,8 @@
 """A conversation to the ids that it is learnt from, written piece by piece exactly as the agent's rollouts are.
 
-Invariant: what the mask covers is all and only what the assistant says, its end of turn included; the opening of its
-turn is the environment's, as it is in a rollout. Each piece is tokenized alone, so what is learnt here are the very
-ids that the agent sees and samples.
+Invariant: the mask covers exactly the assistant's text, its end of turn included; the opening of its turn is the
+environment's, as it is in a rollout. Each piece is tokenized alone, so what is learnt here are the very ids that the
+agent sees and samples.
 """
 
 import json
@@ -45,7 +45,7 @@ def render_conversation(conversation: Conversation, chat: ChatFormat) -> Example
 
 
 def conversation_texts(conversations: Sequence[Conversation]) -> Iterator[str]:
-    """All that is said, for a tokenizer to learn its words from."""
+    """All texts, for a tokenizer to build its vocabulary from."""
     for conversation in conversations:
         for message in conversation.messages:
             yield _said(message)
@@ -53,12 +53,12 @@ def conversation_texts(conversations: Sequence[Conversation]) -> Iterator[str]:
 
 def _opening(before: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]], chat: ChatFormat) -> str:
     has_own = bool(before) and _role(before[0]) == "system"
-    words = str(before[0]["content"]) if has_own else chat.system_words
-    return chat.opening_text(words, functions, _heard(before[1:] if has_own else before))
+    system_text = str(before[0]["content"]) if has_own else chat.system_text
+    return chat.opening_text(system_text, functions, _environment_text(before[1:] if has_own else before))
 
 
 def _turns(messages: Sequence[Mapping[str, Any]], conversation_id: str) -> Iterator[tuple[str, bool]]:
-    """Alternately what the assistant says and what is said to it; nothing after its last words."""
+    """Alternately a text of the assistant and the reply to it; nothing after its last text."""
     pending: list[Mapping[str, Any]] = []
     was_assistant = False
     for message in messages:
@@ -69,13 +69,13 @@ def _turns(messages: Sequence[Mapping[str, Any]], conversation_id: str) -> Itera
         if was_assistant:
             raise UserError(f"conversation {conversation_id!r} has two assistant turns in a row: join them")
         if pending:
-            yield _heard(pending), False
+            yield _environment_text(pending), False
             pending = []
         yield _said(message), True
         was_assistant = True
 
 
-def _heard(messages: Sequence[Mapping[str, Any]]) -> str:
+def _environment_text(messages: Sequence[Mapping[str, Any]]) -> str:
     """What is said to the assistant between two of its turns, or before the first, as one turn of the user's."""
     return "\n".join(map(_said, messages))
 
@@ -85,7 +85,7 @@ def _role(message: Mapping[str, Any]) -> str:
 
 
 def _said(message: Mapping[str, Any]) -> str:
-    """A message's words and its calls, as the agent writes calls."""
+    """A message's text and its calls, as the agent writes calls."""
     content = str(message.get("content") or "")
     if _role(message) == "tool":
         return tool_responses([content])

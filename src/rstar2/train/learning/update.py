@@ -36,7 +36,7 @@ class Rollout:
     token_ids: tuple[int, ...]
     mask: tuple[bool, ...]
     engine_log_probs: tuple[float, ...]
-    """Of the sampled tokens alone, in order."""
+    """The log-probabilities of the sampled tokens alone, in order."""
     advantage: float
 
     @property
@@ -99,7 +99,7 @@ class _Part:
     micro_batches: list["_MicroBatch"]
     """This rank's; an empty one is run through the model like any other, because the other ranks run theirs."""
     num_tokens: int
-    """To be learnt, of all ranks."""
+    """Tokens to learn from, over all ranks."""
 
     @classmethod
     def of(cls, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings, ranks: Ranks, policy: Policy) -> "_Part":
@@ -213,6 +213,6 @@ def _backward(
 
 
 def _log_probs(policy: Policy, part: _Part, settings: UpdateSettings) -> list[Tensor]:
-    """Of the sampled tokens of each micro-batch, without gradient."""
+    """The log-probabilities of the sampled tokens of each micro-batch, without gradient."""
     with torch.no_grad():
         return [policy.token_log_probs(batch.pack, temperature=settings.temperature)[0] for batch in part.micro_batches]

@@ -1,7 +1,7 @@
 """Low-rank adapters beside the linear layers of a model (peft), the only weights that are then trained.
 
-Invariant: what an adapter starts from is a function of the recipe's seed and of its own name, so it is the same
-however many ranks it is sharded over.
+Invariant: an adapter's initial weights are a function of the recipe's seed and of its name, so they are the same
+however many ranks they are sharded over.
 """
 
 import math
@@ -35,7 +35,7 @@ def add_adapters(network: Any, recipe: Recipe) -> Any:
 
 
 def adapter_settings(recipe: Recipe) -> Any:
-    """The recipe's adapters in peft's words."""
+    """The recipe's adapters as a peft config."""
     from peft import LoraConfig
 
     lora = recipe.model.lora

@@ -4,7 +4,7 @@ Adapters beside a layer read and write all of its activations once more, and rou
 what engines serve. Here a pass multiplies by the merged weights. Their gradient is never made: that of an adapter needs
 two narrow products. The weights are merged again when the adapters have changed, not with every pass.
 
-Invariant: what a layer multiplies by in training is, to the bit, what `served_state` gives to the engines.
+Invariant: a layer's weights in training equal, to the bit, those that `served_state` gives to the engines.
 """
 
 import copy
@@ -39,7 +39,7 @@ class AdaptedLinear(torch.autograd.Function):
 
 
 class Adapters:
-    """Of projections that read the same input, and whose outputs lie side by side.
+    """Adapters of projections that read the same input, and whose outputs are adjacent.
 
     Suffixes: T tokens, I inputs, O outputs of one projection, R rank.
     """
@@ -47,7 +47,7 @@ class Adapters:
     def __init__(self, modules: Sequence[Any], weights: Sequence[Tensor]) -> None:
         self._modules = modules
         self._weights = weights
-        """Of each module, merged: written by `merge`."""
+        """The merged weight of each module, written by `merge`."""
         ends = torch.tensor([len(weight) for weight in weights]).cumsum(0).tolist()
         self._columns = [slice(end - len(weight), end) for end, weight in zip(ends, weights, strict=True)]
         self._downs = [module.lora_A[ADAPTER].weight for module in modules if is_adapted(module)]
@@ -58,7 +58,7 @@ class Adapters:
         self._up_OR: list[Tensor] = []
 
     def merge(self) -> None:
-        """Nothing is done if nothing has changed."""
+        """Merge the adapters, if they have changed."""
         version = tuple(parameter._version for parameter in self.parameters)
         if version == self._merged_version:
             return
@@ -72,7 +72,7 @@ class Adapters:
         self._merged_version = version
 
     def gradients(self, x_TI: Tensor, gradient_TO: Tensor) -> tuple[Tensor, ...]:
-        """Of `parameters`, in float32."""
+        """The gradients of `parameters`, in float32."""
         adapted = [
             (columns, module.scaling[ADAPTER])
             for columns, module in zip(self._columns, self._modules, strict=True)
@@ -90,7 +90,7 @@ class Adapters:
 
 
 def _product(first: Tensor, second: Tensor) -> Tensor:
-    """In float32: a sum over all tokens of a pack."""
+    """The product in float32: it is a sum over all tokens of a pack."""
     if first.is_cuda and first.dtype is not torch.float32:
         return torch.mm(first, second, out_dtype=torch.float32)
     return first.float() @ second.float()

@@ -36,11 +36,11 @@ class Policy:
     """The model whose tensors the engine reads: `network` itself, or its copy with the adapters added. None where the
     network is sharded."""
     device: torch.device
-    """Where it computes."""
+    """The device on which it computes."""
     dtype: torch.dtype
     """What it computes with, and what engines get."""
     adapters: Any = None
-    """Their settings, where it has some, in peft's words."""
+    """The peft config of the adapters, if it has some."""
     shares_prefixes: bool = False
     """Whether sequences of a pack that begin alike have what they share computed once."""
     _forward: Forward = field(default=token_log_probs)
@@ -52,7 +52,7 @@ class Policy:
         return {name: parameter for name, parameter in self.network.named_parameters() if parameter.requires_grad}
 
     def token_log_probs(self, pack: Pack, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Of each target its log-probability, with gradient, and the entropy of its distribution, without."""
+        """For each target its log-probability, with gradient, and the entropy of its distribution, without."""
         return self._forward(self.network, pack, temperature=temperature)
 
     def publish(self) -> None:
@@ -61,7 +61,7 @@ class Policy:
             self._publish()
 
     def settle(self) -> None:
-        """Let go of what a pass without gradient may have gathered, before the parameters are changed."""
+        """Release the shards that a pass without gradient may have gathered, before the parameters change."""
         self._settle()
 
     def served_state(self) -> Iterator[tuple[str, Tensor]]:
@@ -79,7 +79,7 @@ def load_policy(folder: Path, recipe: Recipe) -> Policy:
 
 
 def make_policy(network: Any, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> Policy:
-    """Of a model that is loaded."""
+    """The policy of a loaded model."""
     if recipe.model.lora is not None:
         return _adapted_policy(network, recipe, device, dtype)
     if device.type == "cuda" and dtype is torch.bfloat16:
@@ -101,7 +101,7 @@ def _adapted_policy(base: Any, recipe: Recipe, device: torch.device, dtype: torc
         forward = _on_cuda(merged.model, recipe, merged, network)
     else:
         merged.adapt_each(network)
-        # What is dropped at random cannot be merged: such adapters learn beside their layers, as peft has it.
+        # Adapters with dropout cannot be merged: they learn beside their layers, as in peft.
         forward = _merged_forward(merged) if not lora.dropout else token_log_probs
         runs = network if lora.dropout else merged.model
         use_packed_attention(runs)

@@ -25,7 +25,7 @@ def served_state(network: Any, dtype: torch.dtype) -> Iterator[tuple[str, Tensor
 
 
 def served_shapes(network: Any) -> dict[str, tuple[int, ...]]:
-    """Of the tensors that `served_state` gives, in its order. Nothing is put together for it."""
+    """The shapes of the tensors of `served_state`, in its order. No tensor is gathered for it."""
     return {
         name.replace(".base_layer.", "."): tuple(parameter.shape)
         for name, parameter in network.named_parameters()
@@ -34,7 +34,7 @@ def served_shapes(network: Any) -> dict[str, tuple[int, ...]]:
 
 
 def merged_weight(module: Any, dtype: torch.dtype) -> Tensor:
-    """Of a layer with adapters; the sum is taken in float32 and rounded once."""
+    """The weight of a layer with its adapters; the sum is taken in float32 and rounded once."""
     base = full_tensor(module.get_base_layer().weight.detach()).float()
     down, up = (full_tensor(matrix[ADAPTER].weight.detach()).float() for matrix in (module.lora_A, module.lora_B))
     scaling: float = module.scaling[ADAPTER]

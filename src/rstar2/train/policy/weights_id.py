@@ -22,14 +22,14 @@ _AS_INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
 def weights_id(parameters: Mapping[str, Tensor], ranks: Ranks = ALONE) -> str:
-    """Of all that is trained. Where it is sharded all ranks ask, and get the same; another number of ranks gets
-    another."""
-    digest = hashlib.sha256("".join(ranks.all_told(_digest(parameters))).encode())
+    """The id of all trained weights. If they are sharded, all ranks must call this, and get the same id. Another number
+    of ranks gives another id."""
+    digest = hashlib.sha256("".join(ranks.gather_texts(_digest(parameters))).encode())
     return digest.hexdigest()[:16]
 
 
 def _digest(parameters: Mapping[str, Tensor]) -> str:
-    """Of this rank's share."""
+    """The digest of this rank's shard."""
     digest = hashlib.sha256()
     sums: list[Tensor] = []
     with torch.no_grad():

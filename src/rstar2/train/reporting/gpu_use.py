@@ -1,7 +1,7 @@
 """How busy the GPU was: the share of the time in which at least one kernel ran, as its driver counts it.
 
-The driver's library is asked directly, from a thread, ten times a second: a tool in a process of its own would cost
-more than what it measures. Where there is no NVIDIA driver there is nothing to say.
+The driver's library is asked directly, from a thread, ten times a second: a tool in a separate process would cost more
+than what it measures. Where there is no NVIDIA driver there is nothing to say.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ class GpuWatch:
             self._thread.join()
 
     def share(self) -> float | None:
-        """Since it was last asked."""
+        """The busy share since the last call."""
         samples, self._samples = self._samples, []
         return sum(samples) / (100 * len(samples)) if samples else None
 

@@ -21,7 +21,8 @@ MAX_STEPS_WITHOUT_SIGNAL = 5
 
 
 def watch_rollouts(traces: Sequence[Trace], groups: Sequence[Group]) -> dict[str, float]:
-    """Of one step, over all its rollouts, those that were not kept included. Names are those of metrics.jsonl."""
+    """The metrics of one step over all its rollouts, also those that were not kept. Names are those of
+    metrics.jsonl."""
     scored = [trace for trace in traces if trace.reward is not None]
     right = [trace for trace in scored if trace.reward == 1]
     wrong = [trace for trace in scored if trace.reward != 1]
@@ -68,7 +69,7 @@ def watch_schedule(record: StepRecord | None) -> dict[str, float]:
 
 
 def window_mean(rewards: Sequence[float]) -> float | None:
-    """None until there are enough of them."""
+    """The mean of the last rewards; None until there are enough of them."""
     return fmean(rewards[-WINDOW:]) if len(rewards) >= WINDOW else None
 
 
@@ -116,14 +117,14 @@ def _kept(traces: Sequence[Trace], groups: Sequence[Group]) -> list[Trace]:
 
 
 def _tool_error_share(traces: Sequence[Trace]) -> float:
-    """Of the calls of these rollouts, those that failed by the policy's own doing."""
+    """The share of tool calls that failed through the policy's fault."""
     counts = [trace.own_calls for trace in traces]
     num_calls, num_failed = (sum(count[place] for count in counts) for place in (0, 1))
     return num_failed / num_calls if num_calls else 0.0
 
 
 def _void_turn_share(traces: Sequence[Trace]) -> float:
-    """Of all finished turns, those that neither called a tool nor gave an answer."""
+    """The share of finished turns that neither called a tool nor gave an answer."""
     turns = [turn for trace in traces for turn in trace.turns if turn.stop_reason is StopReason.END_OF_TURN]
     return _share(turns, lambda turn: not turn.calls and not count_answer_blocks(turn.text))
 

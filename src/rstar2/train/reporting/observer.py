@@ -19,20 +19,20 @@ class Observer(Protocol):
         ...
 
     def rollouts_begun(self, num_begun: int) -> None:
-        """A step begins so many more rollouts."""
+        """A step begins `num_begun` more rollouts."""
         ...
 
     def rollouts(self, num_ended: int) -> None:
-        """So many more rollouts of the phase ended."""
+        """`num_ended` more rollouts of the phase ended."""
         ...
 
     def say(self, message: str) -> None:
-        """Something worth a line of its own."""
+        """Something worth a separate line."""
         ...
 
 
 class Observers:
-    """All of them, one after the other. Satisfies `Observer`."""
+    """Calls all observers in order. Satisfies `Observer`."""
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = observers

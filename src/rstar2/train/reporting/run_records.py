@@ -1,6 +1,6 @@
 """What a training run writes down, in its run directory and for its observers.
 
-A thread writes traces; but an interpreter runs one thread at a time, and rollouts that end by the thousand in a second
+A thread writes traces; but an interpreter runs one thread at a time, and thousands of rollouts that end in one second
 wait for each trace that is written among them. So traces are held back for up to `HOLD_S`, unless there is time now.
 
 Invariant: traces are written in the order in which they were given; after `settled` they are in their files, or the

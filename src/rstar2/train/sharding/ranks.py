@@ -39,8 +39,8 @@ class Ranks:
         dist.all_reduce(sums)
         return dict(zip(names, sums.tolist(), strict=True))
 
-    def all_told(self, mine: str) -> tuple[str, ...]:
-        """What each rank says, in their order."""
+    def gather_texts(self, mine: str) -> tuple[str, ...]:
+        """The text of each rank, in their order."""
         if self.size == 1:
             return (mine,)
         gathered: list[str] = [""] * self.size
@@ -48,7 +48,7 @@ class Ranks:
         return tuple(gathered)
 
     def wait(self) -> None:
-        """Until all ranks are here."""
+        """Wait until all ranks have called this."""
         self.total({"here": 1.0})
 
 

@@ -41,7 +41,7 @@ def read_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> No
 
 
 def stored_shapes(folder: Path) -> dict[str, torch.Size]:
-    """By name, of all that the folder holds."""
+    """The shapes of all tensors in the folder, by name."""
     try:
         stored = FileSystemReader(folder).read_metadata().state_dict_metadata
     except Exception as error:

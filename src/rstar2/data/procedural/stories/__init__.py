@@ -1,16 +1,15 @@
 """Conversations about small everyday sums: a story with numbers, a program that works the answer out, the answer.
 
-They show how words become a program, sentence by sentence, each sum under a name of its own, and how its output becomes
-an answer.
-Promise: no story is one of `word_problems` or of a benchmark, so nothing that is trained or measured later is worked
-out in them; every answer is a whole number.
+They show how a text becomes a program, sentence by sentence, each sum in its own variable, and how its output becomes
+an answer. Promise: no story is one of `word_problems` or of a benchmark, so they solve nothing that is trained on or
+measured later; every answer is an integer.
 """
 
 import random
 from typing import Any
 
 from rstar2.data.conversation import Conversation
-from rstar2.data.procedural.stories.story import Story, Told, all_stories
+from rstar2.data.procedural.stories.story import FilledStory, Story, all_stories
 from rstar2.data.procedural.tool_format import TOOL_NAME
 
 OPENINGS = ("Let me work this out in Python.", "I will write this down step by step.", "A short program will do.")
@@ -18,12 +17,12 @@ CLOSINGS = ("The program gives the result.", "So that is the result.", "This is 
 
 
 def story_conversation(rng: random.Random, conversation_id: str) -> Conversation:
-    told = rng.choice(all_stories()).tell(rng)
-    code = f"{told.program}\nprint({told.asked})"
+    story = rng.choice(all_stories()).fill(rng)
+    code = f"{story.program}\nprint({story.asked})"
     call = {"type": "function", "function": {"name": TOOL_NAME, "arguments": {"code": code, "input": ""}}}
-    result = _value(told)
+    result = _value(story)
     messages: tuple[dict[str, Any], ...] = (
-        {"role": "user", "content": told.question},
+        {"role": "user", "content": story.question},
         {"role": "assistant", "content": f"<reason> {rng.choice(OPENINGS)}</reason>", "tool_calls": [call]},
         {"role": "tool", "content": str(result)},
         {
@@ -34,11 +33,11 @@ def story_conversation(rng: random.Random, conversation_id: str) -> Conversation
     return Conversation(messages, id=conversation_id, source="procedural/stories")
 
 
-def _value(told: Told) -> int:
+def _value(story: FilledStory) -> int:
     """The programs are our own, so they may run here."""
     values: dict[str, int] = {}
-    exec(told.program, {}, values)
-    return values[told.asked]
+    exec(story.program, {}, values)
+    return values[story.asked]
 
 
-__all__ = ["Story", "Told", "all_stories", "story_conversation"]
+__all__ = ["FilledStory", "Story", "all_stories", "story_conversation"]

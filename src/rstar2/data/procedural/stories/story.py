@@ -1,6 +1,6 @@
-"""A small sum told as a story, with blanks for its numbers and people, and the lines of a program that works it out.
+"""A small sum as a story, with blanks for its numbers and people, and the lines of a program that works it out.
 
-Stories stand in TOML files beside this one:
+Stories are in TOML files beside this one:
 
     [[story]]
     text = "{who} buys {a:w} {what} at {b} dollars each and pays with {c} dollars. How much change does {they} get?"
@@ -45,7 +45,7 @@ _RANGE = re.compile(r"(?P<least>\d+)\.\.(?P<most>\d+)(?: (?P<sign>[*+]) (?P<base
 _STEP = re.compile(r"(?P<name>[a-z][a-z_]+) = (?P<sum>.+)")
 _NUMBER_NAME = re.compile(r"\b[a-h]\b")
 _NUMBER = re.compile(r"\b(?:[a-h]|\d+)\b")
-_TOLD_NUMBER = re.compile(r"(?<=\{)[a-h](?=[:}])|\b\d+\b")
+_WRITTEN_NUMBER = re.compile(r"(?<=\{)[a-h](?=[:}])|\b\d+\b")
 _SENTENCE_END = re.compile(r"(?<=[.?!])(?<!Mr\.)(?<!Mrs\.)(?<!Ms\.)(?<!Dr\.)(?<!St\.)(?<!\.m\.) +")
 
 
@@ -55,7 +55,7 @@ class _Number(int):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class FilledStory:
     question: str
     program: str
     asked: str
@@ -69,13 +69,13 @@ class Story:
     steps: tuple[str, ...]
     """Each gives a sum a name; the last is what is asked for."""
 
-    def tell(self, rng: random.Random) -> Told:
+    def fill(self, rng: random.Random) -> FilledStory:
         numbers = self._draw(rng)
         blanks = {**_people(rng), **{name: _Number(value) for name, value in numbers.items()}}
         lines = [_NUMBER_NAME.sub(lambda found: str(numbers[found[0]]), step) for step in self.steps]
         quotes = [[f"# {sentence.format(**blanks)}" for sentence in sentences] for sentences in self._read()]
         program = [text for quoted, line in zip(quotes, lines, strict=True) for text in (*quoted, line)]
-        return Told(self.text.format(**blanks), "\n".join(program), _name_of(self.steps[-1]))
+        return FilledStory(self.text.format(**blanks), "\n".join(program), _name_of(self.steps[-1]))
 
     def _read(self) -> list[list[str]]:
         """For each step the sentences that have to be read for it, in their order and each once: up to the last that
@@ -83,7 +83,7 @@ class Story:
         sentences = _SENTENCE_END.split(self.text)
         told_at: dict[str, int] = {}
         for index, sentence in enumerate(sentences):
-            for number in _numbers_told(sentence):
+            for number in _numbers_in(sentence):
                 told_at.setdefault(number, index)
         num_read, read = 0, []
         for step in self.steps:
@@ -116,10 +116,10 @@ def all_stories() -> tuple[Story, ...]:
     return tuple(stories)
 
 
-def _numbers_told(sentence: str) -> set[str]:
-    """Names of drawn ones, and others as they stand in a program, whether they are written in digits or in words."""
+def _numbers_in(sentence: str) -> set[str]:
+    """Names of drawn ones, and others as a program writes them, whether the text has digits or words."""
     words = re.findall(r"[a-z]+", sentence.lower())
-    return {*_TOLD_NUMBER.findall(sentence), *(_IN_WORDS[word] for word in words if word in _IN_WORDS)}
+    return {*_WRITTEN_NUMBER.findall(sentence), *(_IN_WORDS[word] for word in words if word in _IN_WORDS)}
 
 
 def _people(rng: random.Random) -> dict[str, str]:
