@@ -62,10 +62,9 @@ class Table(Mapping[str, Extension]):
         except (ImportError, AttributeError) as error:
             if name in self:
                 raise
-            raise UserError(
-                f"{self.kind} {name!r} cannot be loaded: {error}. Install the package of {module}, or name the folder "
-                "that holds it in PYTHONPATH"
-            ) from error
+            is_missing = isinstance(error, ModuleNotFoundError)
+            hint = ". Install it, or name the folder that holds it in PYTHONPATH" if is_missing else ""
+            raise UserError(f"{self.kind} {name!r} cannot be loaded: {error}{hint}") from error
 
     def describe(self) -> str:
         """All entries as sentences: `paper: what it does. random: …`"""

@@ -85,7 +85,7 @@ def test_a_new_line_in_a_table_is_enough(own: str, monkeypatch: pytest.MonkeyPat
     ("name", "message"),
     [
         ("papers", r"must be the name of a selection \(paper, .*\) or package.module:name; did you mean 'paper'\?"),
-        ("nowhere.at_all:x", "selection 'nowhere.at_all:x' cannot be loaded: No module named 'nowhere'"),
+        ("nowhere.at_all:x", "selection 'nowhere.at_all:x' cannot be loaded: No module named 'nowhere'.*PYTHONPATH"),
         ("rstar2.algo:nothing", "cannot be loaded: .*nothing"),
     ],
 )
