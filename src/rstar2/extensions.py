@@ -1,8 +1,11 @@
 """Everything that can be extended, one table for each kind: what a recipe may name, where its code is, what it does.
 
-The recipe's choices, `--help` and the docs read these tables. To add an entry, write its file and add one line here. A
-recipe may also name any other code as `package.module:name`, without an entry in a table. CONTRIBUTING.md has the
-interface of each kind.
+The recipe's choices, `--help` and the docs read these tables. To add an entry, write its code and add one line here.
+CONTRIBUTING.md has the interface of each kind.
+
+A recipe may also name code of its own as `package.module:name`, which no table has to know: a selection, an advantage,
+a tool, an engine or a scheduling policy. Every loss term of its table is applied, and a benchmark of one's own is a set
+of `[data]`, so no recipe names those two in this way.
 """
 
 import difflib
@@ -44,7 +47,10 @@ class Table(Mapping[str, Extension]):
         if name not in self and ":" not in name:
             near = difflib.get_close_matches(name, self, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UserError(f"must be the name of a {self.kind} ({', '.join(self)}) or package.module:name{hint}")
+            article = "an" if self.kind[0] in "aeiou" else "a"
+            raise UserError(
+                f"must be the name of {article} {self.kind} ({', '.join(self)}) or package.module:name{hint}"
+            )
         return name
 
     def load(self, name: str) -> Any:
@@ -56,7 +62,9 @@ class Table(Mapping[str, Extension]):
         except (ImportError, AttributeError) as error:
             if name in self:
                 raise
-            raise UserError(f"{self.kind} {name!r} cannot be loaded: {error}") from error
+            is_missing = isinstance(error, ModuleNotFoundError)
+            hint = ". Install it, or name the folder that holds it in PYTHONPATH" if is_missing else ""
+            raise UserError(f"{self.kind} {name!r} cannot be loaded: {error}{hint}") from error
 
     def describe(self) -> str:
         """All entries as sentences: `paper: what it does. random: …`"""
@@ -132,3 +140,26 @@ POLICIES = Table(
         "kv-aware": ("rstar2.rollout.policies.kv_aware:KvAware", "by expected KV need, moves rollouts where it pays"),
     },
 )
+BENCHMARKS = Table(
+    "benchmark",
+    {
+        "aime24": ("rstar2.data.benchmark_sets:AIME24", "AIME 2024, both papers"),
+        "aime25": ("rstar2.data.benchmark_sets:AIME25", "AIME 2025, both papers"),
+        "amc23": ("rstar2.data.benchmark_sets:AMC23", "AMC 12 of 2023, problems with integer answers"),
+        "gsm8k": ("rstar2.data.benchmark_sets:GSM8K", "grade school word problems, test split"),
+        "hmmt_feb25": ("rstar2.data.benchmark_sets:HMMT_FEB25", "HMMT February 2025"),
+        "math500": ("rstar2.data.benchmark_sets:MATH500", "500 problems of MATH's test split"),
+        "gpqa_diamond": (
+            "rstar2.data.benchmark_sets:GPQA_DIAMOND",
+            "graduate-level multiple choice in physics, chemistry and biology",
+        ),
+        "ifeval": ("rstar2.data.benchmark_sets:IFEVAL", "instructions that a program can check"),
+        "bfcl": ("rstar2.data.benchmark_sets:BFCL", "function calling, BFCL v3, single turn"),
+        "bfcl_multi_turn": (
+            "rstar2.data.benchmark_sets:BFCL_MULTI_TURN",
+            "function calling, BFCL v3, several turns with simulated services",
+        ),
+        "arena_hard": ("rstar2.data.benchmark_sets:ARENA_HARD", "open requests for a judge, v0.1"),
+    },
+)
+"""A recipe names its own problems in [data], as file:PATH: they need no entry."""

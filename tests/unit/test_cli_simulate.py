@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from rstar2.cli.simulate import simulate_command
 from rstar2.errors import UserError
+from rstar2.extensions import POLICIES
 
 pytestmark = pytest.mark.unit
 
@@ -21,12 +22,12 @@ def test_json_has_every_workload_and_policy_and_nothing_else() -> None:
     result = CliRunner().invoke(app, ["--json", *SMALL])
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
-    assert "simulating: 0 of 20 done" in result.stderr
+    assert f"simulating: 0 of {4 * len(POLICIES)} done" in result.stderr
     assert list(document) == ["workloads"]
     assert list(document["workloads"]) == ["default", "short-tail", "heavy-tail", "slow-tools"]
     for workload in document["workloads"].values():
         assert list(workload) == ["lower_bound_s", "policies"]
-        assert list(workload["policies"]) == ["static", "round-robin", "least-requests", "worst-case", "kv-aware"]
+        assert list(workload["policies"]) == list(POLICIES)
         for policy in workload["policies"].values():
             assert list(policy) == ["makespan_s", "recomputed_tokens", "generated_tokens", "idle_share", "preemptions"]
             assert policy["makespan_s"] >= workload["lower_bound_s"]
@@ -54,7 +55,7 @@ def test_the_table_names_the_bound_and_the_chart_is_written(tmp_path: Path) -> N
     ("arguments", "sentence"),
     [
         (["--workload", "tall"], "there is no workload 'tall'"),
-        (["--policy", "fair"], "must be the name of a scheduling policy"),
+        (["--policy", "fair"], "--policy fair: must be the name of a scheduling policy"),
         (["--hardware", "abacus"], "--hardware abacus: known are mi300x, h100, h200"),
         (["--hardware", "h100", "--memory-fraction", "0.3"], "leaves no cache"),
         (["--replay", "nowhere", "--workload", "default"], "exclude each other"),

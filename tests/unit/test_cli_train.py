@@ -101,6 +101,10 @@ def test_a_dry_run_names_all_mistakes_of_recipe_and_data(empty_machine: Path, re
         (["missing.toml", "--dry-run"], r"missing\.toml"),
         (["quickstart", "--threads", "100000"], r"--threads of 100000 is more than the \d+ cores"),
         (["quickstart", "--dry-run", "--set", "train.learning_rate=1"], "learning_rate"),
+        (
+            ["quickstart", "--dry-run", *FEWER, "--set", "algo.advantage=nowhere:x"],
+            "algo.advantage: advantage 'nowhere:x' cannot be loaded: .*PYTHONPATH",
+        ),
     ],
 )
 def test_mistakes_on_the_command_line(arguments: list[str], said: str) -> None:

@@ -17,7 +17,7 @@ from rstar2.cli.data import app
 from rstar2.cli.output import ExitCode
 from rstar2.config import DataSet
 from rstar2.data import CATALOG, load_benchmark, load_problems
-from rstar2.data.catalog import HubSource
+from rstar2.data.catalog_set import HubSource
 from rstar2.data.hub import LOCK_NAME, PARTIAL_NAME, cached_files, choose_files, fetch_files, repo_folder
 from rstar2.data.hub_split import choose_split
 from rstar2.errors import InfrastructureError, UserError

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from rstar2.config import DataSet
-from rstar2.config.curriculum import BENCHMARKS
 from rstar2.data import (
     CATALOG,
     FunctionCallTask,
@@ -20,6 +19,7 @@ from rstar2.data import (
     load_problems,
 )
 from rstar2.errors import UserError
+from rstar2.extensions import BENCHMARKS
 
 pytestmark = pytest.mark.unit
 

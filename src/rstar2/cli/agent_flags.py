@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rstar2.cli.flag_groups import in_panel
 from rstar2.cli.sandbox.service_token import TOKEN_ENV
 from rstar2.errors import UserError
+from rstar2.extensions import ENGINES, TOOLS
 
 if TYPE_CHECKING:
     from rstar2.config import Recipe
-
-EngineKind = Literal["embedded", "vllm", "openai", "scripted"]
 
 _model, _agent, _limits = map(in_panel, ("Model and engine", "Agent and sandbox", "Limits and sampling"))
 BRIEF = {"max_turns": 10, "max_response_tokens": 4096}
@@ -53,11 +52,11 @@ class AskFlags:
         list[str] | None, _model("--set", metavar="KEY=VALUE", help="Override a field of the recipe; may be repeated.")
     ] = None
     engine: Annotated[
-        EngineKind | None,
+        str | None,
         _model(
             metavar="KIND",
-            help="embedded, vllm, openai or scripted. By default embedded; openai with --base-url, scripted with "
-            "--script.",
+            help=f"{', '.join(ENGINES)} or package.module:name. By default embedded; openai with --base-url, scripted "
+            "with --script.",
         ),
     ] = None
     base_url: Annotated[
@@ -112,7 +111,7 @@ class AgentFlags(AskFlags):
         _agent(
             "--tool",
             metavar="TOOL",
-            help="execute_python_code_with_standard_io, jupyter_code, or FILE.py whose make_tool() returns one; may be "
+            help=f"{', '.join(TOOLS)}, package.module:name, or FILE.py whose make_tool() returns a tool; may be "
             "repeated. By default the one that the model was trained with.",
         ),
     ] = None

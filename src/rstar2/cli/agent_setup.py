@@ -123,9 +123,15 @@ def _tool_makers(names: Sequence[str], recipe: "Recipe", executor: "Executor") -
     makers: list[Callable[[], Tool]] = []
     for name in names:
         if name in TOOLS or ":" in name:
-            makers.append(partial(TOOLS.load(name).of, recipe, executor))
+            tool = TOOLS.load(name)
+            if not hasattr(tool, "of"):
+                raise UserError(f"--tool: {name!r} has no classmethod of(recipe, executor) that makes a tool")
+            makers.append(partial(tool.of, recipe, executor))
         elif name.endswith(".py"):
             makers.append(tool_maker(Path(name)))
         else:
-            raise UserError(f"--tool: {name!r} is neither {' nor '.join(TOOLS)} nor a file that ends in .py")
+            raise UserError(
+                f"--tool: {name!r} is neither {' nor '.join(TOOLS)}, nor package.module:name, nor a file that ends in "
+                ".py"
+            )
     return makers

@@ -19,6 +19,7 @@ from rstar2.cli.eval_setup import (
 from rstar2.cli.flag_groups import in_panel, with_flags
 from rstar2.cli.output import ExitCode, note, print_json
 from rstar2.errors import UserError
+from rstar2.extensions import BENCHMARKS
 
 if TYPE_CHECKING:
     from rstar2.cli.agent_setup import Asked
@@ -49,8 +50,8 @@ def eval_command(
         str,
         _measure(
             metavar="NAME[,NAME]",
-            help="aime24, aime25, amc23, gsm8k, hmmt_feb25, math500, gpqa_diamond, ifeval, bfcl, bfcl_multi_turn, "
-            "arena_hard, procedural:TASK[+TASK], a set of the recipe's \\[data], or a file. By default the recipe's.",
+            help=f"{', '.join(BENCHMARKS)}, procedural:TASK[+TASK], a set of the recipe's \\[data], or a file. By "
+            "default the recipe's.",
         ),
     ] = "",
     samples: Annotated[

@@ -8,6 +8,7 @@ import typer
 from rstar2.cli.output import note, print_json
 from rstar2.cli.progress import counted, waiting
 from rstar2.errors import UserError
+from rstar2.extensions import POLICIES
 
 if TYPE_CHECKING:
     from rstar2.rollout.simulator import EngineModel, Workload
@@ -23,7 +24,7 @@ def simulate_command(
         list[str] | None,
         typer.Option(
             "--policy",
-            help="static, round-robin, least-requests, worst-case or kv-aware; may be repeated. All of them.",
+            help=f"{', '.join(POLICIES)} or package.module:name; may be repeated. By default all that have a name.",
         ),
     ] = None,
     run: Annotated[
@@ -61,7 +62,6 @@ def simulate_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Simulate a step of rollouts under several scheduling policies. No GPU is needed."""
-    from rstar2.rollout.policies import POLICIES
     from rstar2.rollout.simulator import SHAPES, Fleet, generate, replay
     from rstar2.rollout.simulator.compare import compare
 
@@ -71,13 +71,18 @@ def simulate_command(
         raise UserError("--step needs --replay")
     if run is not None and informed:
         raise UserError("--informed needs workloads whose distribution is known: leave out --replay")
+    policies = policy or list(POLICIES)
+    for name in policies:
+        try:
+            POLICIES.load(name)
+        except UserError as error:
+            raise UserError(f"--policy {name}: {error}") from None
     if measure is not None:
         _write_measured(measure, measured)
     model = _engine_model(hardware, memory_fraction, measured, step if measured == run else None)
     names = workload or list(SHAPES)
     with waiting("reading the run" if run is not None else "drawing the workloads"):
         workloads = [replay(run, step)] if run is not None else [generate(n, seed, problems, samples) for n in names]
-    policies = policy or list(POLICIES)
     with counted("simulating", len(workloads) * len(policies)) as on_done:
         comparisons = compare(
             workloads,

@@ -13,8 +13,10 @@ from rstar2.cli.output import note
 from rstar2.cli.progress import waiting
 from rstar2.cli.threads import check_threads, use_threads
 from rstar2.errors import UserError
+from rstar2.extensions import ADVANTAGES, ENGINES, POLICIES, SELECTIONS, TOOLS
 
 if TYPE_CHECKING:
+    from rstar2.config import Recipe
     from rstar2.train import Observer, Prepared
 
 
@@ -74,11 +76,32 @@ def _dry_run(path: Path, overrides: list[str]) -> None:
     from rstar2.data.mistakes import listed
 
     reading = examine_recipe(path, overrides)
-    mistakes = (*reading.mistakes, *data_mistakes(reading))
+    mistakes = [*reading.mistakes, *data_mistakes(reading)]
+    if reading.recipe is not None:
+        mistakes += _own_code_mistakes(reading.recipe)
     if mistakes:
         raise UserError(listed(str(path), mistakes))
     assert reading.recipe is not None
     typer.echo(to_toml(reading.recipe), nl=False)
+
+
+def _own_code_mistakes(recipe: "Recipe") -> list[str]:
+    """About code that the recipe names as package.module:name. It is loaded now, so that a mistake costs no training
+    time."""
+    mistakes = []
+    for field, table, name in (
+        ("algo.selection", SELECTIONS, recipe.algo.selection),
+        ("algo.advantage", ADVANTAGES, recipe.algo.advantage),
+        ("agent.tool", TOOLS, recipe.agent.tool),
+        ("engine.kind", ENGINES, recipe.engine.kind),
+        ("rollout.scheduler", POLICIES, recipe.rollout.scheduler),
+    ):
+        if name not in table:
+            try:
+                table.load(name)
+            except UserError as error:
+                mistakes.append(f"{field}: {error}")
+    return mistakes
 
 
 def _supervise(
@@ -122,6 +145,8 @@ def _prepare(
         return prepare_resumed(resume, check)
     assert recipe is not None
     loaded = load_recipe(recipe, overrides)
+    if mistakes := _own_code_mistakes(loaded):
+        raise UserError("\n".join(mistakes))
     prepared = prepare_new(loaded, run or Path(), check)
     if run is None:
         from dataclasses import replace

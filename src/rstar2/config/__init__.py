@@ -6,7 +6,7 @@ May import: nothing.
 """
 
 from rstar2.config.cluster import ClusterSection
-from rstar2.config.curriculum import BENCHMARKS, DataSet, DifficultyFilter, EvalSection, StageSection
+from rstar2.config.curriculum import DataSet, DifficultyFilter, EvalSection, StageSection
 from rstar2.config.emit import to_toml
 from rstar2.config.generation import AgentSection, EngineSection, RolloutSection, SandboxLimits, SandboxSection
 from rstar2.config.learning import AlgoSection, SftSection, TrainSection
@@ -16,7 +16,6 @@ from rstar2.config.recipe import Recipe
 from rstar2.config.shipped import ShippedRecipe, shipped_recipes
 
 __all__ = [
-    "BENCHMARKS",
     "AgentSection",
     "AlgoSection",
     "ClusterSection",

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rstar2.config.curriculum import BENCHMARKS
 from rstar2.config.model import TINY_PREFIX
+from rstar2.extensions import BENCHMARKS
 
 if TYPE_CHECKING:
     from rstar2.config.recipe import Recipe

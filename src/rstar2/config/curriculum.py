@@ -5,21 +5,7 @@ import re
 from pydantic import Field, field_validator
 
 from rstar2.config.section import Section
-
-BENCHMARKS = (
-    "aime24",
-    "aime25",
-    "amc23",
-    "arena_hard",
-    "bfcl",
-    "bfcl_multi_turn",
-    "gpqa_diamond",
-    "gsm8k",
-    "hmmt_feb25",
-    "ifeval",
-    "math500",
-)
-"""Benchmarks that `[eval]` knows by name; any set of `[data]` can be evaluated on as well."""
+from rstar2.extensions import BENCHMARKS
 
 _SOURCES = {
     "procedural": re.compile(r"[a-z0-9_]+(,[a-z0-9_]+)*"),

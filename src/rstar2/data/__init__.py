@@ -8,7 +8,8 @@ May import: records, grading, config, models.
 
 from rstar2.data.benchmarks import FunctionCallTask, InstructionTask, MultiTurnCallTask
 from rstar2.data.by_name import grading_of, load_any, load_any_problems
-from rstar2.data.catalog import CATALOG, CatalogSet, Grading, Kind, find_set
+from rstar2.data.catalog import CATALOG, find_set
+from rstar2.data.catalog_set import CatalogSet, Grading, Kind
 from rstar2.data.conversation import Conversation
 from rstar2.data.curate import Curated, CurationRules, Reason, Rejected, curate
 from rstar2.data.curriculum import Curriculum, data_mistakes, load_curriculum, require_short_prompts

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from rstar2.config import DataSet
 from rstar2.data import procedural
-from rstar2.data.catalog import CATALOG, Grading, Kind, find_set
+from rstar2.data.catalog import CATALOG, find_set
+from rstar2.data.catalog_set import Grading, Kind
 from rstar2.data.conversation import Conversation
 from rstar2.data.conversation_rows import conversations_of, holds_conversation
 from rstar2.data.load import (

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from rstar2.config import Recipe, RecipeReading
 from rstar2.data.by_name import holds_conversations
-from rstar2.data.catalog import Grading, find_set
+from rstar2.data.catalog import find_set
+from rstar2.data.catalog_set import Grading
 from rstar2.data.conversation import Conversation
 from rstar2.data.load import load_benchmark, load_conversations, load_problems
 from rstar2.data.mistakes import Mistakes

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from rstar2.data.catalog import HubSource
+from rstar2.data.catalog_set import HubSource
 from rstar2.data.rows import is_data_file
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.models.gguf_wheel import sha256_of

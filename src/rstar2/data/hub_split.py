@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from rstar2.data.catalog import HubSource
+from rstar2.data.catalog_set import HubSource
 from rstar2.data.hub import fetch_files, repo_paths
 from rstar2.data.rows import is_data_file
 from rstar2.errors import UserError

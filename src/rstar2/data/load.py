@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from rstar2.config import DataSet
 from rstar2.data import procedural
-from rstar2.data.catalog import CatalogSet, Kind, find_set
+from rstar2.data.catalog import find_set
+from rstar2.data.catalog_set import CatalogSet, Kind
 from rstar2.data.conversation import Conversation
 from rstar2.data.conversation_rows import conversations_of
 from rstar2.data.folder import DATA_FOLDER_ENV, data_folder, find_in_folder

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rstar2.data.benchmarks import FunctionCallTask, InstructionTask
 from rstar2.data.benchmarks.function_calls import WITHOUT_GOLD
-from rstar2.data.catalog import Grading
+from rstar2.data.catalog_set import Grading
 from rstar2.data.conversation import Conversation
 from rstar2.grading import Grader
 from rstar2.records import Problem, Verdict
