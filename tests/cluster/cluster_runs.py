@@ -82,17 +82,25 @@ class Watcher:
 
 
 def processes(actor: str) -> list[int]:
-    """Of Ray's actors of this class, the oldest first."""
+    """Of Ray's actors of this class that run below this process, the oldest first: another Ray of this machine may have
+    actors of the same class."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 title = (entry / "cmdline").read_bytes()
+                if title.startswith(f"ray::{actor}".encode()) and _is_descendant(int(entry.name)):
+                    found.append(int(entry.name))
             except OSError:
                 continue
-            if title.startswith(f"ray::{actor}".encode()):
-                found.append(int(entry.name))
     return sorted(found)
+
+
+def _is_descendant(pid: int) -> bool:
+    """Of this process, whichever of its threads started it."""
+    while pid > 1 and pid != os.getpid():
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid == os.getpid()
 
 
 def send(actor: str, number: signal.Signals) -> Callable[[], None]:
