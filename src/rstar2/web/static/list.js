@@ -37,7 +37,7 @@ export class VirtualList {
   #row(row, index) {
     const inner = h("a", { href: this.href(row), tabindex: index === this.focused ? "0" : "-1", "data-index": index,
       on: { focus: () => { this.focused = index; } } }, this.render(row, index));
-    // Most rows are no elements, so a screen reader is told which of how many this is; -1 says that more may come.
+    // Most rows are no elements, so a screen reader gets the index and the count; -1 says that more may come.
     const position = { "aria-setsize": this.isEnd ? this.rows.length : -1, "aria-posinset": index + 1 };
     const vars = { "--top": `${index * this.rowHeight}px`, "--row": `${this.rowHeight}px` };
     return h("div", { class: "row", role: "listitem", ...position, vars }, inner);

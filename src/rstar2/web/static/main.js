@@ -1,4 +1,4 @@
-// The shell: which run, which view, following a run that goes on, light or dark.
+// The shell: which run, which view, following a live run, light or dark.
 import { announce, h, replace, setLabel } from "./dom.js";
 import { words } from "./format.js";
 import { link, place } from "./router.js";
@@ -61,7 +61,7 @@ async function show() {
   }
 }
 
-/** A run that goes on is looked at again and again, as long as somebody looks at the page. */
+/** A live run is polled as long as the page is visible. */
 async function follow(run, followers, signal, heading) {
   for (let status = run.status; status === "running";) {
     await new Promise((resolve) => setTimeout(resolve, FOLLOW_MS));

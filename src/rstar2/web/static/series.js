@@ -52,7 +52,7 @@ export class MetricRows {
     return [...found.values()];
   }
 
-  /** Stages after which steps are counted anew, as after a warm-up: they have charts of their own. */
+  /** Stages after which the step count restarts, as after a warm-up: they have separate charts. */
   get preludes() {
     const stages = this.stages;
     const restarts = ({ last }, index) => stages.slice(index + 1).some((later) => later.first <= last);

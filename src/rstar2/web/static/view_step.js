@@ -66,7 +66,7 @@ function pagedList(context, options, fetch) {
     [rows, next, isEnd] = [[], 0, false];
     load();
   }
-  // A run that goes on: what came since is behind the last row.
+  // A live run: new rows follow the last one.
   context.follow(async () => { isEnd = false; await load(); });
   load();
   return { element: h("section", { class: "listing" }, status, list.element), restart };
