@@ -12,9 +12,7 @@ the same loop with all of that. In this order:
    them, it reads their output and answers. Right answers are rewarded, GRPO-RoC chooses the rollouts to learn from, and
    one optimizer step makes the better ones more likely.
 
-Each step prints the mean reward, the share of right answers and the share of tool calls that failed. On two cores it
-takes about a minute; beside other work, `OMP_NUM_THREADS=1` makes it faster. One sees right answers rise from 28% to
-about 90%, and failing calls fall from 36% to about 15%.
+It takes about a minute. One sees right answers rise from 32% to about 90%, and failing calls fall from 22% to about 5%.
 """
 
 import asyncio
@@ -42,19 +40,11 @@ from rstar2.sandbox import Execution, Executor, LocalExecutor, Sandbox
 from rstar2.train import Example, conversation_texts, render_conversation
 
 TASKS = {
-    "What is 6162 times 8920?": (
-        "print(6162 * 8920)", "print(6162 + 8920)", "print(6162 - 8920)", "print(6162 times 8920)",
-    ),
-    "What is 12 factorial?": (
-        "import math\nprint(math.factorial(12))", "print(12 * 11)", "print(sum(range(12)))", "print(12!)",
-    ),
-    "How many primes are below 1000?": (
-        "from sympy import primepi\nprint(primepi(999))", "print(1000 // 2)", "print(1000)", "print(primes(1000))",
-    ),
-    "What is the sum of the squares up to 100?": (
-        "print(sum(n * n for n in range(101)))", "print(sum(range(101)))", "print(100 ** 2)", "print(squares(100))",
-    ),
-}  # fmt: skip
+    "What is 612 times 892?": ("print(612 * 892)", "print(612 + 892)", "print(612 - 892)", "print(612 times 892)"),
+    "What is 12 factorial?": ("from math import *\nprint(factorial(12))", "print(12 * 11)", "print(12)", "print(12!)"),
+    "How many primes are below 100?": ("from sympy import *\nprint(primepi(99))", "print(9)", "print(5)", "print(99)?"),
+    "What is the sum of 1 to 100?": ("print(sum(range(101)))", "print(sum(range(9)))", "print(100)", "print(1 + ...)"),
+}
 """To each question a right program, two that compute something else, and one that raises."""
 SIZES = TinySizes(num_layers=2, hidden_size=128, num_heads=4, num_kv_heads=2, vocab_size=600, context_tokens=256)
 LIMITS = AgentLimits(max_turns=1, max_response_tokens=160, max_tool_output_tokens=64)
@@ -71,9 +61,6 @@ class Rollout:
     trace: Trace
     reward: float
     penalty: float
-
-
-# The data.
 
 
 def make_conversation(question: str, program: str, ran: Execution) -> Conversation:
@@ -150,9 +137,6 @@ def learn(model: Any, optimizer: torch.optim.Optimizer, kept: list[tuple[Trace, 
     take_step(model, optimizer, result.loss)
 
 
-# The rollouts.
-
-
 async def roll_out(agent: Agent, problem: Problem, executor: Executor) -> Rollout:
     """The model writes, its programs run in the sandbox, it reads their output and answers; the answer is graded."""
     trace = await agent.rollout(problem, [PythonTool(executor)])
@@ -198,6 +182,7 @@ def report(step: int, rollouts: list[Rollout]) -> None:
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # for a model as small as this, threads would wait for each other
     problems, conversations = make_data()
     with TemporaryDirectory() as folder:
         build_tiny(Path(folder), "qwen3", SIZES, conversation_texts(conversations), seed=0)

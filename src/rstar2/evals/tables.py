@@ -7,7 +7,7 @@ from rstar2.evals.metrics import BenchmarkResult
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ResultTable:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -63,35 +63,37 @@ CAVEATS = {
 """Why a number here and a published one of the same name may differ, whatever the model."""
 
 
-def score_table(results: Results) -> Table:
+def score_table(results: Results) -> ResultTable:
     columns = ("benchmark", "problems", "avg@k", "95% interval", "undecided", "avg@k if wrong", "pass@k", "maj@k")
-    return Table("scores, percent", columns, tuple(_score_row(name, result) for name, result in results.items()))
+    return ResultTable("scores, percent", columns, tuple(_score_row(name, result) for name, result in results.items()))
 
 
-def cost_table(results: Results) -> Table:
+def cost_table(results: Results) -> ResultTable:
     columns = ("benchmark", "tokens", "turns", "calls", "tool errors", "truncated", "no answer", "time")
-    return Table("per sample", columns, tuple(_cost_row(name, result) for name, result in results.items()))
+    return ResultTable("per sample", columns, tuple(_cost_row(name, result) for name, result in results.items()))
 
 
-def published_table(results: Results, model: str) -> Table | None:
+def published_table(results: Results, model: str) -> ResultTable | None:
     """These scores beside the report's; None if the report has none of these benchmarks."""
     own = {name: percent(result.accuracy) for name, result in results.items()}
     others = {row.name: {name: f"{score:.1f}" for name, score in row.scores.items()} for row in PUBLISHED}
     return _side_by_side("side by side with the report", own, others, model)
 
 
-def published_tokens_table(results: Results, model: str) -> Table | None:
+def published_tokens_table(results: Results, model: str) -> ResultTable | None:
     own = {name: f"{result.mean_response_tokens:,.0f}" for name, result in results.items()}
     others = {row.name: {name: f"{n:,}" for name, n in row.response_tokens.items()} for row in PUBLISHED}
     return _side_by_side("mean response tokens", own, others, model)
 
 
-def _side_by_side(title: str, own: dict[str, str], others: Mapping[str, dict[str, str]], model: str) -> Table | None:
+def _side_by_side(
+    title: str, own: dict[str, str], others: Mapping[str, dict[str, str]], model: str
+) -> ResultTable | None:
     shared = [name for name in own if any(name in cells for cells in others.values())]
     if not shared:
         return None
     rows = {f"{model} (here)": own} | {name: cells for name, cells in others.items() if cells}
-    return Table(
+    return ResultTable(
         title,
         ("model", *shared),
         tuple((name, *(cells.get(key, "") for key in shared)) for name, cells in rows.items()),
@@ -103,14 +105,14 @@ def published_scores(results: Results) -> dict[str, dict[str, float]]:
     return {row.name: {name: row.scores[name] for name in results if name in row.scores} for row in PUBLISHED}
 
 
-def detail_table(results: Results) -> Table | None:
+def detail_table(results: Results) -> ResultTable | None:
     rows = [
         (name, detail, percent(value)) for name, result in results.items() for detail, value in result.details.items()
     ]
-    return Table("details", ("benchmark", "score", "percent"), tuple(rows)) if rows else None
+    return ResultTable("details", ("benchmark", "score", "percent"), tuple(rows)) if rows else None
 
 
-def all_tables(results: Results, model: str) -> list[Table]:
+def all_tables(results: Results, model: str) -> list[ResultTable]:
     tables = (
         score_table(results),
         cost_table(results),
@@ -183,7 +185,7 @@ def _cost_row(name: str, result: BenchmarkResult) -> tuple[str, ...]:
     )
 
 
-def _markdown_rows(table: Table) -> Sequence[str]:
+def _markdown_rows(table: ResultTable) -> Sequence[str]:
     rows = [table.columns, ("---",) * len(table.columns), *table.rows]
     return ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
 
