@@ -1,7 +1,7 @@
 """The whole grader with a real executor: every tricky pair has its verdict within the deadline."""
 
-import re
 import os
+import re
 import time
 from collections.abc import AsyncIterator
 from itertools import product
