@@ -114,7 +114,7 @@ class Fleet:
 
 
 async def act_out(round_: Round, fleet: Fleet, run: Callable[[], Awaitable[Any]], *, can_end: bool) -> bool:
-    """Whether the run came to its end."""
+    """Whether the run came to its end without an error."""
     if not fleet.alive:
         fleet.join()
     running = asyncio.ensure_future(run())
@@ -134,7 +134,12 @@ async def act_out(round_: Round, fleet: Fleet, run: Callable[[], Awaitable[Any]]
         running.cancel()
     async with asyncio.timeout(DEADLINE_S):
         await asyncio.wait([running])
-    return not running.cancelled()
+    if running.cancelled():
+        return False
+    # A run whose last engine is lost, with nobody to wait for, ends with that error; so does one that can never work.
+    error = running.exception()
+    assert error is None or isinstance(error, InfrastructureError | UserError), error
+    return error is None
 
 
 # Agents with notebooks, on scripted engines.
