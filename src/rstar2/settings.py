@@ -12,5 +12,8 @@ def pick(kind: type[Settings], *sections: object, **values: Any) -> Settings:
     for field in fields(kind):  # type: ignore[arg-type]
         if field.name not in values:
             found = (getattr(section, field.name, MISSING) for section in sections)
-            values[field.name] = next(value for value in found if value is not MISSING)
+            value = next((value for value in found if value is not MISSING), MISSING)
+            if value is MISSING:
+                raise TypeError(f"no section of the recipe has {field.name}, a field of {kind.__name__}")
+            values[field.name] = value
     return kind(**values)
