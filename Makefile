@@ -8,23 +8,28 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 VLLM_VENV := .venv-vllm
+CLIENTS_VENV := .venv-clients
 DOCS_VENV := .venv-docs
+ENVIRONMENTS_VENV := .venv-environments
 TESTS := tests/unit tests/property tests/integration
 STARVING := tests/integration/test_sandbox_starvation.py
 SOURCES_OF_INSTALL := pyproject.toml setup.py src/rstar2/sandbox/slots/_fork.c
 
-.PHONY: help quickstart test test-cluster test-vllm lint types contracts tests coverage docs wheel format clean browser
+.PHONY: help quickstart test test-cluster test-vllm test-environments test-clients lint types contracts tests coverage docs \
+	wheel format clean browser
 
 help:
 	@echo "make quickstart   install into .venv and train a tiny agent from nothing (at most ten minutes after installation)"
 	@echo "make test         install into .venv and run lint, types, import contracts and all tests"
 	@echo "make test-cluster install into .venv and run the tests on a Ray of several machines (under fifteen minutes)"
 	@echo "make test-vllm    install vLLM for CPUs into .venv-vllm (3.5 GB) and test the vLLM engine with a real one"
+	@echo "make test-environments  install verifiers, openenv and inspect_ai into .venv-environments and test with them"
+	@echo "make test-clients install litellm, lm-eval, TRL, verifiers (5 GB) into .venv-clients and let them ask a served model"
 	@echo "make docs         install MkDocs into .venv-docs and build the site into site/"
 	@echo "make coverage     run the tests once more, and print which lines none of them runs"
 	@echo "make wheel        build a manylinux wheel and an sdist into dist/"
 	@echo "make format       format the code"
-	@echo "make clean        remove .venv, .venv-vllm, .venv-docs, the site and caches"
+	@echo "make clean        remove every .venv, the site and caches"
 
 # On a machine without a GPU this must not pull gigabytes of CUDA packages; scripts/install.py explains how it does that.
 $(VENV)/.core: $(SOURCES_OF_INSTALL) scripts/install.py
@@ -92,6 +97,30 @@ test-vllm: $(VLLM_VENV)/.vllm
 	@CUDA_VISIBLE_DEVICES= VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 \
 		VLLM_NO_USAGE_STATS=1 $(VLLM_VENV)/bin/python -m pytest -q tests/cluster/test_cluster_vllm.py
 
+$(ENVIRONMENTS_VENV)/.environments: $(SOURCES_OF_INSTALL) scripts/install.py scripts/install_environments.py
+	@"$(PYTHON)" scripts/install_environments.py $(ENVIRONMENTS_VENV)
+	@touch $@
+
+# Not a part of `make test`: both packages pin what the others leave open.
+test-environments: $(ENVIRONMENTS_VENV)/.environments
+	@echo "== tasksets of verifiers and servers of OpenEnv (pytest)"
+	@RSTAR2_OPENENV_PYTHON=$(abspath $(ENVIRONMENTS_VENV))/openenv/bin/python $(ENVIRONMENTS_VENV)/bin/python -m pytest -q \
+		-m environments tests/integration/test_environment_verifiers.py tests/integration/test_environment_openenv_real.py \
+		tests/integration/test_sandbox_openenv_real.py
+	@echo "== the sandbox in an evaluation of inspect_ai (pytest)"
+	@$(ENVIRONMENTS_VENV)/inspect/bin/python -m pytest -q -m environments tests/integration/test_sandbox_inspect_real.py
+
+$(CLIENTS_VENV)/.clients: $(SOURCES_OF_INSTALL) scripts/install.py scripts/install_vllm.py scripts/install_clients.py
+	@"$(PYTHON)" scripts/install_clients.py $(CLIENTS_VENV)
+	@touch $@
+
+# Clients that others wrote, unmodified, against `rstar2 serve` on a tiny model. They import much: some ten minutes.
+# RSTAR2_TRL names a checkout of TRL's repository, whose environment classes are played then; without it they are skipped.
+test-clients: $(CLIENTS_VENV)/.clients
+	@echo "== litellm, lm-eval, TRL and verifiers against a served model (pytest)"
+	@CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 $(CLIENTS_VENV)/bin/python -m pytest -q tests/clients \
+		tests/integration/test_environment_trl.py
+
 $(DOCS_VENV)/.docs: $(SOURCES_OF_INSTALL) scripts/install.py
 	@"$(PYTHON)" scripts/install.py $(DOCS_VENV) docs
 	@touch $@
@@ -111,4 +140,5 @@ format: $(VENV)/.dev
 	@$(VENV)/bin/ruff format
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(DOCS_VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) $(VLLM_VENV) $(ENVIRONMENTS_VENV) $(CLIENTS_VENV) $(DOCS_VENV) site build dist .pytest_cache .mypy_cache \
+		.ruff_cache .hypothesis .coverage

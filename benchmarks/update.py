@@ -29,8 +29,12 @@ from rstar2.algo import LossSettings
 from rstar2.config import Recipe
 from rstar2.train.learning.forward import token_log_probs, use_packed_attention
 from rstar2.train.learning.optimizer import Optimizer
-from rstar2.train.learning.update import Rollout, UpdateSettings, update_policy
+from rstar2.train.learning.update import Rollout, UpdateSettings, token_work, update_policy
+from rstar2.train.learning.work import attention_flop, product_flop
+from rstar2.train.memory.need import GpuNeed
+from rstar2.train.memory.sizes import ModelSizes
 from rstar2.train.policy.policy import Policy, make_policy
+from rstar2.train.reporting.gpu_use import product_rate
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -71,16 +75,16 @@ def main() -> None:
 
 def table(results: list[dict[str, Any]]) -> str:
     lines = [
-        "| form | update s | tokens trained/s | TFLOP/s | share of the GPU's rate | peak memory GiB |",
-        "|---|" * 6,
+        "| form | update s | tokens trained/s | TFLOP/s | share of the GPU's rate | peak memory GiB | planned GiB |",
+        "|---" * 7 + "|",
     ]
     for row in results:
         if "failed" in row:
-            lines.append(f"| {row['form']} | failed ({row['failed']}) | | | | |")
+            lines.append(f"| {row['form']} | failed ({row['failed']}) | | | | | |")
         else:
             lines.append(
                 f"| {row['form']} | {row['update_s']:.2f} | {row['tokens_per_s']:,.0f} | {row['tflops']:.0f} | "
-                f"{row['share']:.0%} | {row['peak_gib']:.1f} |"
+                f"{row['share']:.0%} | {row['peak_gib']:.1f} | {row['planned_gib']:.1f} |"
             )
     return "\n".join(lines)
 
@@ -98,7 +102,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     )
     optimizer = Optimizer(policy.parameters(), weight_decay=0.0)
     update_policy(policy, optimizer, groups[: max(1, options.prompts // 16)], settings, lr=1e-6)
-    peak_tflops = product_rate(device)
+    peak_tflops = product_rate(device, policy.dtype) / 1e12 if device.type == "cuda" else 0.0
     seconds = []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -111,20 +115,40 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.profile:
         profile(policy, optimizer, groups[: max(1, options.prompts // 8)], settings)
     update_s = min(seconds)
-    num_tokens = sum(len(rollout.token_ids) for group in groups for rollout in group)
-    flop = count_flop(policy, groups, is_shared=policy.shares_prefixes, is_full=options.full)
+    work, sizes = token_work(policy, groups, settings), ModelSizes.of(policy.network.config)
+    flop = product_flop(work, sizes, is_full=options.full) + attention_flop(work, sizes)
     return {
         "update_s": update_s,
         "seconds": seconds,
-        "num_tokens": num_tokens,
-        "tokens_per_s": num_tokens / update_s,
+        "num_tokens": work.num_trained,
+        "num_computed_tokens": work.num_computed,
+        "tokens_per_s": work.num_trained / update_s,
         "tflops": flop / update_s / 1e12,
         "peak_tflops": peak_tflops,
-        "share": flop / update_s / 1e12 / peak_tflops,
+        "share": flop / update_s / 1e12 / peak_tflops if peak_tflops else 0.0,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0,
+        "planned_gib": planned_gib(options, policy),
         "grad_norm": values["grad_norm"],
         "loss": values["loss"],
     }
+
+
+def planned_gib(options: argparse.Namespace, policy: Policy) -> float:
+    """What the division of a GPU's memory counts for the same update, in the trainer's process."""
+    need = GpuNeed.of(make_recipe(options, policy.device.type), policy.network.config, policy.dtype.itemsize)
+    held = need.weights + need.engine_weights + need.optimizer
+    return (held + need.update(options.micro_batch_tokens, is_checkpointed=options.checkpointing)) / 2**30
+
+
+def make_recipe(options: argparse.Namespace, device: str) -> Recipe:
+    lora = {} if options.full else {"lora": {"rank": options.lora_rank, "alpha": 2.0 * options.lora_rank}}
+    return Recipe.model_validate(
+        {
+            "name": "update",
+            "model": {"name": options.shapes, "device": device, "context_tokens": 4096, **lora},
+            "train": {"gradient_checkpointing": options.checkpointing},
+        }
+    )
 
 
 def build_policy(options: argparse.Namespace, device: torch.device) -> Policy:
@@ -142,15 +166,7 @@ def build_policy(options: argparse.Namespace, device: torch.device) -> Policy:
     torch.manual_seed(0)
     with torch.device(device):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    lora = {} if options.full else {"lora": {"rank": options.lora_rank, "alpha": 2.0 * options.lora_rank}}
-    recipe = Recipe.model_validate(
-        {
-            "name": "update",
-            "model": {"name": options.shapes, "device": device.type, "context_tokens": 4096, **lora},
-            "train": {"gradient_checkpointing": options.checkpointing},
-        }
-    )
-    policy = make_policy(model.eval(), recipe, device, dtype)
+    policy = make_policy(model.eval(), make_recipe(options, device.type), device, dtype)
     if options.form == "ours":
         return policy
     if options.form == "unshared":
@@ -181,44 +197,6 @@ def draw_groups(options: argparse.Namespace) -> list[list[Rollout]]:
             group.append(Rollout(prompt + response, mask, (-1.0,) * len(response), 1.0 if number % 2 else -1.0))
         groups.append(group)
     return groups
-
-
-def count_flop(policy: Policy, groups: list[list[Rollout]], *, is_shared: bool, is_full: bool) -> float:
-    """The operations of the products with weights and of attention, forward and backward."""
-    config = policy.network.config
-    names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    num_weights = sum(
-        parameter.numel()
-        for name, parameter in policy.served.named_parameters()
-        if name.endswith("weight") and any(f".{layer}." in name for layer in names)
-    )
-    head = config.vocab_size * config.hidden_size
-    width = config.num_attention_heads * getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
-    passes = 6 if is_full else 4
-    flop = 0.0
-    for group in groups:
-        prompt = len(group[0].token_ids) - group[0].num_learnt
-        for number, rollout in enumerate(group):
-            response = rollout.num_learnt
-            computed = response + (0 if is_shared and number else prompt)
-            flop += passes * (num_weights * computed + head * response)
-            seen = response * prompt + response**2 / 2 + (0 if is_shared and number else prompt**2 / 2)
-            flop += 3 * 4 * width * config.num_hidden_layers * seen
-    return flop
-
-
-def product_rate(device: torch.device) -> float:
-    """TFLOP/s of one large product in bfloat16."""
-    size = 8192 if device.type == "cuda" else 512
-    first, second = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    for _ in range(3):
-        first @ second
-    synchronize(device)
-    started_s = time.perf_counter()
-    for _ in range(10):
-        first @ second
-    synchronize(device)
-    return 10 * 2 * size**3 / (time.perf_counter() - started_s) / 1e12
 
 
 def profile(policy: Policy, optimizer: Optimizer, groups: list[list[Rollout]], settings: UpdateSettings) -> None:

@@ -13,7 +13,9 @@ TRL runs as installed, with the settings of `config_of` in trl_contender.py, whi
 
 Wall time of `--steps` steps after `--warm-up-steps` that do not count, checkpoints left out. The two sample their own
 rollouts, so the report has their length and number of tool calls as well, and says where the work differs by more than
-a fifth. A model that never calls the tool shows little: name one that was taught to.
+a fifth. A model that never calls the tool shows little: name one that was taught to. Of rstar2's updates it has the
+share of the GPU's rate (`mfu`), and how far the engine's log-probabilities are from the trainer's: the mean over tokens
+(`mismatch`) and the largest.
 
 Each contender is a separate process with a deadline: one that fails or hangs is reported as such. TRL is run by
 `--trl-python`, whose environment must have rstar2 as well, for its sandbox and its judge; left out, by this Python.
@@ -63,6 +65,13 @@ LABELS = {
 }
 
 
+UPDATE_METRICS = (
+    *("train_s", "sync_s", "generate_share", "train_share", "trained_tokens_per_s", "mfu", "mismatch", "mismatch_max"),
+    *("gpu_busy_share", "gpu_memory_gib"),
+)
+LARGEST_METRICS = ("mismatch_max", "gpu_memory_gib")
+
+
 class ContenderError(Exception):
     """A contender that did not do what it was asked, and why."""
 
@@ -71,6 +80,7 @@ def main() -> None:
     options = parse_options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the contender ends with it
     outcomes: dict[str, Outcome] = {}
+    updates: dict[str, dict[str, float]] = {}
     failed: dict[str, str] = {}
     about: dict[str, Any] = {}
     with ExitStack() as stack:
@@ -83,13 +93,14 @@ def main() -> None:
             say(f"running {LABELS[name]}")
             try:
                 if name.startswith("rstar2"):
-                    outcomes[name] = run_rstar2(name, options, recipe, scratch / name, log)
+                    view = run_rstar2(name, options, recipe, scratch / name, log)
+                    outcomes[name], updates[name] = read_run(view, options), read_updates(view, options)
                 else:
                     outcomes[name], about[name] = run_trl(name, options, recipe, problems, scratch / name, log)
             except ContenderError as error:
                 failed[name] = str(error)
     about["load_average"] = [round(load_before, 1), round(os.getloadavg()[0], 1)]
-    report(options, recipe, outcomes, failed, about)
+    report(options, recipe, outcomes, updates, failed, about)
 
 
 def say(what: str) -> None:
@@ -139,7 +150,7 @@ def lay_out(options: argparse.Namespace, folder: Path) -> tuple[Recipe, list[dic
             "max_grad_norm": MAX_GRAD_NORM,
             "prompts_per_step": options.prompts_per_step,
             "micro_batch_tokens": options.micro_batch_tokens,
-            "gradient_checkpointing": False,
+            "gradient_checkpointing": None if options.device == "cuda" else False,
             "checkpoint_every_steps": num_steps + 1,
             "stop_at_collapse": False,
         },
@@ -180,7 +191,7 @@ def lay_out(options: argparse.Namespace, folder: Path) -> tuple[Recipe, list[dic
 # The contenders.
 
 
-def run_rstar2(name: str, options: argparse.Namespace, recipe: Recipe, scratch: Path, log: Any) -> Outcome:
+def run_rstar2(name: str, options: argparse.Namespace, recipe: Recipe, scratch: Path, log: Any) -> RunView:
     if name == "rstar2-paper":
         algo = recipe.algo.model_copy(update={"selection": "paper", "oversample_factor": 2})
         recipe = recipe.model_copy(update={"algo": algo})
@@ -190,7 +201,7 @@ def run_rstar2(name: str, options: argparse.Namespace, recipe: Recipe, scratch: 
     if options.num_threads:
         arguments += ["--threads", str(options.num_threads)]
     run([sys.executable, *arguments], options, log)
-    return read_run(RunView(scratch / "run"), options)
+    return RunView(scratch / "run")
 
 
 def read_run(view: RunView, options: argparse.Namespace) -> Outcome:
@@ -208,6 +219,16 @@ def read_run(view: RunView, options: argparse.Namespace) -> Outcome:
         num_tool_calls=sum(len(trace.results) for trace in traces),
         reward=sum(trace.reward or 0.0 for trace in traces) / len(traces),
     )
+
+
+def read_updates(view: RunView, options: argparse.Namespace) -> dict[str, float]:
+    """What the trainer says of the measured updates: means, and of what is largest the largest."""
+    rows = [row.values for row in view.metrics() if row.stage == STAGE][options.num_warm_up_steps :]
+    seen: dict[str, float] = {}
+    for name in UPDATE_METRICS:
+        if values := [value for row in rows if (value := row.get(name)) is not None]:
+            seen[name] = max(values) if name in LARGEST_METRICS else sum(values) / len(values)
+    return seen
 
 
 def run_trl(
@@ -270,6 +291,7 @@ def report(
     options: argparse.Namespace,
     recipe: Recipe,
     outcomes: dict[str, Outcome],
+    updates: dict[str, dict[str, float]],
     failed: dict[str, str],
     about: dict[str, Any],
 ) -> None:
@@ -295,7 +317,13 @@ def report(
             name: {**asdict(outcome), "samples_per_s": outcome.samples_per_s, "tokens_per_s": outcome.tokens_per_s}
             for name, outcome in outcomes.items()
         }
-        content = {"contenders": rows, "failed": failed, "differences": notes, "rstar2_over_best_trl": speed_up}
+        content = {
+            "contenders": rows,
+            "updates": updates,
+            "failed": failed,
+            "differences": notes,
+            "rstar2_over_best_trl": speed_up,
+        }
         print(json.dumps({**facts, **content, "recipe": recipe.model_dump(mode="json"), "trl": about}))
         return
     for name, value in facts.items():
@@ -310,6 +338,8 @@ def report(
             print(f"{LABELS[name]:36} {failed[name]}")
             continue
         print(f"{LABELS[name]:36}" + "".join(f"{text:>11}" for text in cells(outcomes[name])))
+    for name, seen in updates.items():
+        print(f"\n{LABELS[name]}: " + ", ".join(f"{metric} {value:.4g}" for metric, value in seen.items()))
     if speed_up is not None:
         print(f"\nrstar2 trains {speed_up:.1f} times as many samples a second as the fastest TRL")
     for note in notes:
@@ -381,7 +411,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", dest="num_steps", type=int, default=5, help="that count")
     parser.add_argument("--warm-up-steps", dest="num_warm_up_steps", type=int, default=2, help="at least 1")
     parser.add_argument("--max-batch", type=int, default=2048, help="rollouts that rstar2 decodes at the same time")
-    parser.add_argument("--micro-batch-tokens", type=int, help="of rstar2's update; 32768 on a GPU, 8192 on a CPU")
+    parser.add_argument("--micro-batch-tokens", type=int, help="of rstar2; its own choice on a GPU, 8192 on a CPU")
     parser.add_argument("--trl-batch", type=int, help="per_device_train_batch_size: samples in one of TRL's passes")
     parser.add_argument("--contenders", nargs="+", choices=LABELS, default=["rstar2", "rstar2-paper", "trl"])
     parser.add_argument("--trl-python", metavar="PYTHON", help="of an environment that has TRL and rstar2")
@@ -400,12 +430,13 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "group_size": 16 if on_gpu else 4,
         "max_response_tokens": 1024 if on_gpu else 128,
         "max_tool_output_tokens": 256 if on_gpu else 64,
-        "micro_batch_tokens": 32_768 if on_gpu else 8192,
         "trl_batch": 32 if on_gpu else 16,
     }
     for name, value in by_device.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
+    if options.micro_batch_tokens is None and not on_gpu:
+        options.micro_batch_tokens = 8192
     num_samples = options.prompts_per_step * options.group_size
     options.trl_batch = min(options.trl_batch, num_samples)
     if num_samples % options.trl_batch:

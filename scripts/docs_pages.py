@@ -35,7 +35,7 @@ API_PAGE = "::: rstar2.{name}\n    options:\n      heading_level: 1\n"
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     fill_menu(config, "Reference", "Python API", [{f"rstar2.{name}": f"api/{name}.md"} for name in public_folders()])
-    fill_menu(config, "Tutorials", "Examples", [{path.name: f"examples/{path.stem}.md"} for path in examples()])
+    fill_menu(config, "Tutorials", "Examples", [{path.name: page_of(path)} for path in examples()])
     return config
 
 
@@ -49,7 +49,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, target, content=root_page((ROOT / source).read_text())))
     for path in examples():
         page = EXAMPLE_PAGE.format(name=path.name, text=path.read_text())
-        files.append(File.generated(config, f"examples/{path.stem}.md", content=page))
+        files.append(File.generated(config, page_of(path), content=page))
     for name in public_folders():
         files.append(File.generated(config, f"api/{name}.md", content=API_PAGE.format(name=name)))
     return files
@@ -71,20 +71,24 @@ def public_folders() -> list[str]:
 
 
 def examples() -> list[Path]:
-    return sorted((ROOT / "examples").glob("*.py"))
+    return sorted((ROOT / "examples").glob("**/*.py"))
+
+
+def page_of(example: Path) -> str:
+    return str(example.relative_to(ROOT).with_suffix(".md"))
 
 
 def root_page(text: str) -> str:
     """A page from above docs/, as it reads inside of it."""
     text = re.sub(r"(\]\(|src=\")docs/", r"\1", text)
-    text = re.sub(r"(\]\(examples/\w+)\.py\)", r"\1.md)", text)
+    text = re.sub(r"(\]\(examples/[\w/]+)\.py\)", r"\1.md)", text)
     for source, target in ROOT_PAGES.items():
         text = text.replace(f"]({source}", f"]({target}")
     return text
 
 
 def docs_page(text: str) -> str:
-    text = re.sub(r"\]\(\.\./(examples/\w+)\.py\)", r"](\1.md)", text)
+    text = re.sub(r"\]\(\.\./(examples/[\w/]+)\.py\)", r"](\1.md)", text)
     for source, target in ROOT_PAGES.items():
         text = text.replace(f"](../{source}", f"]({target}")
     return text

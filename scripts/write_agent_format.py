@@ -8,15 +8,14 @@ machine (`rstar2 models get`).
 
 import sys
 
-from rstar2.agent import load_chat, write_format
+from rstar2.agent import chat_of, write_format
 from rstar2.config import load_recipe
 from rstar2.models import AGENTS, resolve
 
 
 def main(name: str, recipe: str) -> None:
-    entry, agent = AGENTS[name], load_recipe(recipe).agent
-    chat = load_chat(resolve(entry.base), agent.template, agent.system_text, agent.tool_tags)
-    write_format(entry.folder, chat, agent.tool)
+    entry, made = AGENTS[name], load_recipe(recipe)
+    write_format(entry.folder, chat_of(made, resolve(entry.base)), made.environment)
 
 
 if __name__ == "__main__":

@@ -12,3 +12,8 @@ class UserError(ValueError):
 
 class InfrastructureError(RuntimeError):
     """Something of ours, or of the machine's, failed. The command line prints it and exits with 3."""
+
+
+class EnvironmentCodeError(InfrastructureError):
+    """The code of an environment raised, took too long or returned something unusable. It may keep state, so it is not
+    called again: the episode is left out."""

@@ -4,8 +4,8 @@ The recipe's choices, `--help` and the docs read these tables. To add an entry, 
 CONTRIBUTING.md has the interface of each kind.
 
 A recipe may also name code of its own as `package.module:name`, which no table has to know: a selection, an advantage,
-a tool, an engine or a scheduling policy. Every loss term of its table is applied, and a benchmark of one's own is a set
-of `[data]`, so no recipe names those two in this way.
+a tree advantage, a fork policy, a tool, an engine or a scheduling policy. Every loss term of its table is applied, and
+a benchmark of one's own is a set of `[data]`, so no recipe names those two in this way.
 """
 
 import difflib
@@ -101,6 +101,31 @@ ADVANTAGES = Table(
         "rloo": ("rstar2.algo.advantage:rloo", "reward minus the mean reward of the other rollouts"),
     },
 )
+TREE_ADVANTAGES = Table(
+    "tree advantage",
+    {
+        "leaves": (
+            "rstar2.algo.tree:over_leaves",
+            "each leaf against all leaves, a shared turn with the mean of those below it",
+        ),
+        "siblings": (
+            "rstar2.algo.tree:among_siblings",
+            "each branch against the others of its fork, by the mean rewards below them",
+        ),
+    },
+)
+FORK_POLICIES = Table(
+    "fork policy",
+    {
+        "uniform": ("rstar2.rollout.trees.policies:uniform", "the points with the fewest leaves first"),
+        "random": ("rstar2.rollout.trees.policies:at_random", "any point, equally likely"),
+        "uncertainty": (
+            "rstar2.rollout.trees.policies:by_uncertainty",
+            "where right and wrong leaves are most evenly mixed, by few leaves or many",
+        ),
+        "entropy": ("rstar2.rollout.trees.policies:by_entropy", "where the turn after the point was least certain"),
+    },
+)
 LOSS_TERMS = Table(
     "loss term",
     {
@@ -120,6 +145,23 @@ TOOLS = Table(
         "jupyter_code": ("rstar2.agent.python_tools:JupyterTool", "a notebook that keeps its variables between calls"),
     },
 )
+ENVIRONMENTS = Table(
+    "environment",
+    {
+        "math": ("rstar2.environments.math:MATH", "a question with a gold answer, judged by computer algebra"),
+        "code": ("rstar2.environments.code:CODE", "programs judged by tests in the sandbox"),
+        "verifiers": (
+            "rstar2.environments.verifiers:VERIFIERS",
+            "verifiers:NAME is a taskset of that package",
+        ),
+        "harness": (
+            "rstar2.harness:HARNESS",
+            "a program that asks the model itself, by an OpenAI base URL",
+        ),
+        "openenv": ("rstar2.environments.openenv:OPENENV", "openenv:URL is a running OpenEnv server"),
+    },
+)
+"""Each entry is an `EnvironmentSource`. What follows the first colon of a source is the source's own."""
 ENGINES = Table(
     "engine",
     {
@@ -163,3 +205,27 @@ BENCHMARKS = Table(
     },
 )
 """A recipe names its own problems in [data], as file:PATH: they need no entry."""
+SFT_SOURCES = Table(
+    "source of conversations",
+    {
+        "toolace": ("rstar2.data.build.toolace:TOOLACE", "function calls over several turns"),
+        "apigen_mt": ("rstar2.data.build.apigen_mt:APIGEN_MT", "function calls with a simulated customer and a policy"),
+        "glaive": ("rstar2.data.build.glaive:GLAIVE", "function calls, and requests that need or have no function"),
+        "magicoder": ("rstar2.data.build.magicoder:MAGICODER", "Python programs, rewritten as calls of our tool"),
+        "tulu": ("rstar2.data.build.tulu:TULU", "instructions with checkable constraints"),
+        "nemotron_chat": ("rstar2.data.build.nemotron_chat:NEMOTRON_CHAT", "chat"),
+    },
+)
+"""What `rstar2 data build sft` makes the warm-up's files of. Each entry is a `BuildSource`."""
+RL_SOURCES = Table(
+    "source of problems",
+    {
+        "dapo": ("rstar2.data.build.problems:DAPO", "competition problems with integer answers"),
+        "open_math_reasoning": (
+            "rstar2.data.build.problems:OPEN_MATH_REASONING",
+            "problems of the AoPS forums, one row for each generated solution",
+        ),
+        "project_euler": ("rstar2.data.build.problems:PROJECT_EULER", "problems that need a program"),
+    },
+)
+"""What `rstar2 data build rl` makes the problems of. Each entry is a `BuildSource`."""

@@ -10,6 +10,7 @@ from train_rollouts import CHAT, answer
 from rstar2.agent import AgentLimits, JupyterTool
 from rstar2.engine import Engine, Sampling
 from rstar2.engine.scripted import ScriptedPrompt
+from rstar2.environments.plain_episode import PlainEnvironment
 from rstar2.errors import InfrastructureError
 from rstar2.grading import Grader
 from rstar2.records import Problem, StepRecord, Trace
@@ -47,7 +48,9 @@ def reply(prompt: ScriptedPrompt) -> str:
 @asynccontextmanager
 async def open_rollers(joining: Awaitable[Engine]) -> AsyncIterator["Rollers"]:
     async with LocalExecutor(LocalConfig(num_young=4)) as executor:
-        yield Rollers(executor, await joining)
+        rollers = Rollers(executor)
+        await rollers.join(await joining)
+        yield rollers
 
 
 class Rollers:
@@ -56,19 +59,23 @@ class Rollers:
 
     is_here = True
 
-    def __init__(self, executor: LocalExecutor, engine: Engine) -> None:
+    def __init__(self, executor: LocalExecutor) -> None:
         self._executor = executor
         self._rollers: dict[str, Roller] = {}
+
+    async def join(self, engine: Engine) -> None:
+        executor = self._executor
         for policy in POLICIES:
             driver: Driver[Trace] = Driver(make_policy(policy), report_period_s=0.01)
-            roller = Roller(driver, CHAT, lambda: (JupyterTool(executor),), answer_judge(Grader(executor)))
-            prompt = max(roller.num_prompt_tokens(Problem(kind, kind, "42")) for kind in REPLIES)
+            notebook = PlainEnvironment(answer_judge(Grader(executor)).decide, lambda: (JupyterTool(executor),))
+            roller = Roller(driver, CHAT, {"": notebook})
+            prompt = max(await roller.num_prompt_tokens([Problem(kind, kind, "42") for kind in REPLIES]))
             room = NUM_PLACES * (prompt + LIMITS.max_response_tokens)
             driver.add_engine("scripted", engine, EngineSpeed(1e-6, 1e-4, 1e-9), room)
             self._rollers[policy] = roller
 
-    def num_prompt_tokens(self, problem: Problem) -> int:
-        return self._rollers["kv-aware"].num_prompt_tokens(problem)
+    async def num_prompt_tokens(self, problems: Sequence[Problem]) -> list[int]:
+        return await self._rollers["kv-aware"].num_prompt_tokens(problems)
 
     def remember(self, traces: Mapping[str, Trace]) -> None:
         pass

@@ -4,10 +4,11 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rstar2.agent import ChatFormat, Tool
+from rstar2.agent import ChatFormat
 from rstar2.data import FunctionCallTask, Grading
 from rstar2.engine.plain_text import PlainTextTokenizer
 from rstar2.engine.scripted import ScriptedEngine, ScriptedPrompt
+from rstar2.environments.math import MathEnvironment
 from rstar2.evals import Bench, Benchmark, Judges
 from rstar2.evals.bfcl.match import IRRELEVANCE, RELEVANCE
 from rstar2.evals.retrying_engine import RetryingEngine
@@ -92,7 +93,5 @@ def scripted_bench(
     engine = RetryingEngine(ScriptedEngine(policy, chat.tokenizer, chat.end_of_turn_id), pauses_s)
     driver.add_engine("scripted", engine, SPEED, 1 << 30)
 
-    def no_tools() -> Sequence[Tool]:
-        return ()
-
-    return Bench(driver, chat, no_tools, judges, "gold"), asked
+    math = MathEnvironment(judges.grader, judges.answer_place)
+    return Bench(driver, chat, {"": math}, math, judges, "gold"), asked

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import resource
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -96,7 +98,72 @@ def _memory_maps_of_children(parents: set[int]) -> list[str]:
     return lines
 
 
+FUZZ = """
+import ctypes, os, random, signal
+chance = random.Random({seed})
+libc = ctypes.CDLL(None, use_errno=True)
+memory = ctypes.create_string_buffer(1 << 16)
+path = ctypes.create_string_buffer(b"./x")
+here, there = ctypes.addressof(memory), ctypes.addressof(path)
+values = [0, 1, 2, 3, 4, 5, 63, 255, 4096, 1 << 16, 1 << 31, 1 << 32, -1, -100, os.getpid(), os.getppid(), here,
+          here + 8, there, 0o777, 0o100, 0o4000, 0x10000000, 0x7E020000]
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+for _ in range(24):
+    number = chance.randrange(470)
+    arguments = [chance.choice(values) if chance.random() < 0.8 else chance.getrandbits(64) for _ in range(6)]
+    for position in range(0, 512, 8):
+        ctypes.c_uint64.from_address(here + position).value = chance.choice(values) & 0xFFFFFFFFFFFFFFFF
+    libc.syscall(ctypes.c_long(number), *(ctypes.c_ulong(one & 0xFFFFFFFFFFFFFFFF) for one in arguments))
+"""
+NUM_FUZZED, FUZZ_S, FUZZ_AT_ONCE = 2500, 20.0, 100
+
+
+async def random_system_calls(mode: Mode) -> list[str]:
+    """Thousands of programs of random calls with random and crafted arguments: each ends by its own doing, and host,
+    service and neighbours are as before. The four modes together run ten thousand, or as many as there is time for."""
+    small = Limits(wall_s=2, cpu_s=1, memory_bytes=128 * MIB, num_processes=8, output_bytes=1 << 16)
+    wrong: list[str] = []
+    async with _executor(mode, num_young=4, max_slots=8) as executor:
+        neighbour = await executor.session()
+        await neighbour.run("x = 41")
+        before = _own_resources()
+        started, num_run = time.monotonic(), 0
+        while num_run < NUM_FUZZED and (time.monotonic() - started < FUZZ_S or not num_run):
+            requests = [Request(FUZZ.format(seed=num_run + n), limits=small) for n in range(FUZZ_AT_ONCE)]
+            async for index, run in executor.run_many(requests):
+                if run.status.is_sandbox_fault:
+                    wrong.append(f"seed {num_run + index}: {run.status} {run.message}")
+            num_run += FUZZ_AT_ONCE
+        after = await asyncio.gather(*(executor.run(Request("print(6 * 7)")) for _ in range(16)))
+        wrong += [f"afterwards: {run}" for run in after if run.stdout != "42\n"]
+        if (await neighbour.run("x + 1")).value != "42":
+            wrong.append("the notebook beside it lost its state")
+        if _own_resources() != before:
+            wrong.append(f"the host's process changed: {before} became {_own_resources()}")
+    return wrong
+
+
+def _own_resources() -> tuple[int, ...]:
+    """Of the host's process: what a program could reach only by leaving its sandbox."""
+    limits_now = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)]
+    return os.getpriority(os.PRIO_PROCESS, 0), os.getpgrp(), *limits_now, len(os.sched_getaffinity(0))
+
+
+async def process_ids_as_letters(mode: Mode) -> list[str]:
+    """What a program counts up, the next one on its slot cannot read."""
+    forks = "import os\nfor _ in range(7):\n    if os.fork() == 0:\n        os._exit(0)\n    os.wait()"
+    threads = "import threading\nfor _ in range(7):\n    threading.Thread(target=int).start()"
+    async with _executor(mode, num_young=1, max_slots=1) as executor:
+        seen = []
+        for program in (forks, threads):
+            await executor.run(Request(program))
+            seen.append((await executor.run(Request("import os\nprint(os.getpid())"))).stdout)
+    return [] if seen == ["2\n", "2\n"] else [f"it saw the process ids {seen}"]
+
+
 SCENARIOS: dict[str, Scenario] = {
+    "process ids as letters": process_ids_as_letters,
+    "random system calls": random_system_calls,
     "a pool filled with sleepers and endless loops": pool_of_sleepers,
     "limits beyond all measure": absurd_limits,
     "memory shared between callers": writable_memory_is_nobody_elses,

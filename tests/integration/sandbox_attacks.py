@@ -55,6 +55,7 @@ class Expected:
     exit_code: int | None = None
     signal: int | None = None
     message_has: str = ""
+    max_attempts: int = 1
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,6 @@ class Attack:
     limits: Limits = field(default_factory=limits)
     before: tuple[tuple[str, str], ...] = ()
     """Earlier callers' programs and their stdin."""
-    needs_memory_groups: bool = False
 
 
 @dataclass(frozen=True)

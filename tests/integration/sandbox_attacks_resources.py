@@ -28,6 +28,27 @@ for at in range(0, 2 << 30, 4096):
     memory[at] = 1
 print("all of it")
 """
+SHARED_900 = SHARED.replace("2 << 30", "900 << 20")
+TOGETHER = """
+import os, time
+for _ in range(20):
+    if os.fork() == 0:
+        memory = bytearray(b"x") * (50 << 20)
+        time.sleep(5)
+        os._exit(0)
+survivors = sum(os.wait()[1] == 0 for _ in range(20))
+assert survivors <= 1, survivors
+"""
+READERS = """
+import os, time
+memory = bytearray(b"x") * (100 << 20)
+for _ in range(8):
+    if os.fork() == 0:
+        assert sum(memory[::4096]) > 0
+        time.sleep(0.5)
+        os._exit(0)
+print(sum(os.wait()[1] == 0 for _ in range(8)))
+"""
 PIPES = """
 import errno, fcntl, os
 total = 0
@@ -104,9 +125,20 @@ MEMORY = (
         CHILDREN,
         ended(S.OK, S.MEMORY, S.ERROR),
         limits=limits(memory_mib=200, wall_s=10),
-        needs_memory_groups=True,
     ),
-    Attack("2 GB of shared memory", SHARED, ended(S.MEMORY, S.SIGNAL), limits=_SMALL, needs_memory_groups=True),
+    Attack(
+        "children that each keep their own limit",
+        TOGETHER,
+        ended(S.OK, S.MEMORY),
+        limits=limits(memory_mib=64, wall_s=10),
+    ),
+    Attack("shared memory in a small address space", SHARED_900, ended(S.MEMORY, S.SIGNAL), limits=_SMALL),
+    Attack(
+        "forks that share what their parent made are within its limit",
+        READERS,
+        prints("8\n"),
+        limits=limits(memory_mib=220, wall_s=10),
+    ),
     Attack(
         "2 GB of shared memory, limited by address space", SHARED, ended(S.MEMORY, S.SIGNAL, S.ERROR), limits=_SMALL
     ),
@@ -120,7 +152,6 @@ MEMORY = (
         ended(S.SIGNAL, signal=9),
         before=((KILLED_CHILD, ""),),
         limits=limits(memory_mib=300),
-        needs_memory_groups=True,
     ),
     Attack(
         "locked memory",

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from rstar2.errors import InfrastructureError
 from rstar2.records import Verdict
-from rstar2.sandbox import Execution, ExecutionStatus, Executor, Limits, Request, Session, local
+from rstar2.sandbox import Execution, ExecutionStatus, Executor, FileInfo, Limits, OnOutput, Request, Session, local
 from rstar2.sandbox.executor import Overloaded
 from rstar2.sandbox.http import Server, ServiceSettings, create_app
 from rstar2.sandbox.http.app import SERVICE
@@ -35,7 +35,7 @@ class GateExecutor:
     num_running: int = 0
     num_cancelled: int = 0
 
-    async def run(self, request: Request) -> Execution:
+    async def run(self, request: Request, on_output: OnOutput | None = None) -> Execution:
         if self.num_running >= self.max_running:
             raise Overloaded(retry_after_s=0.05)
         self.num_started += 1
@@ -48,6 +48,8 @@ class GateExecutor:
             raise
         finally:
             self.num_running -= 1
+        if on_output is not None:
+            on_output("stdout", request.code)
         return Execution(ExecutionStatus.OK, stdout=request.code, exit_code=0)
 
     async def run_many(self, requests: Iterable[Request]) -> AsyncIterator[tuple[int, Execution]]:
@@ -75,10 +77,27 @@ class GateSession:
     id: str = "the-session"
     num_cells: int = 0
 
-    async def run(self, code: str, stdin: str = "", limits: Limits | None = None) -> Execution:
-        execution = await self.executor.run(Request(code, stdin, limits or Limits()))
+    async def run(
+        self,
+        code: str,
+        stdin: str = "",
+        limits: Limits | None = None,
+        *,
+        rich: bool = False,
+        on_output: OnOutput | None = None,
+    ) -> Execution:
+        execution = await self.executor.run(Request(code, stdin, limits or Limits(), rich=rich), on_output)
         self.num_cells += 1
         return execution
+
+    async def put_file(self, path: str, data: bytes) -> None:  # noqa: ARG002
+        self.num_cells += 1
+
+    async def read_file(self, path: str) -> bytes:
+        return path.encode()
+
+    async def list_files(self) -> list[FileInfo]:
+        return []
 
     async def fork(self) -> Session:
         return GateSession(self.executor, f"{self.id}+", self.num_cells)

@@ -13,7 +13,7 @@ from rstar2.agent import load_chat, write_format
 from rstar2.cli.chat import chat_command
 from rstar2.cli.output import ExitCode, errors_as_sentences
 from rstar2.cli.solve import solve_command
-from rstar2.config import parse_recipe, to_toml
+from rstar2.config import EnvironmentSection, parse_recipe, to_toml
 from rstar2.models.tiny import TinySizes, build_tiny
 from rstar2.records import Outcome, RunDirectory, Trace
 from rstar2.records.codec import decode
@@ -130,7 +130,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model that knows a notebook and nothing else."""
     folder = tmp_path_factory.mktemp("model")
     build_tiny(folder, "llama", TinySizes(1, 16, 2, 1, 400, 64), ["some words"], seed=0)
-    write_format(folder, load_chat(folder), "jupyter_code")
+    write_format(folder, load_chat(folder), EnvironmentSection(tools=("jupyter_code",)))
     return str(folder)
 
 
@@ -148,7 +148,7 @@ def test_a_model_is_given_the_tool_that_it_was_trained_with(
     assert "trained with" not in err
     monkeypatch.setattr(sys, "stdin", io.StringIO("Six times seven?\n"))
     _, out, err = shell(verb, *question, "--script", str(script), "--model", trained, "--tool", TOOL)
-    assert "was trained with the tool jupyter_code: it may not know how to call another" in err
+    assert "was trained with the tool jupyter_code: it may not know how to do without, or to call another" in err
     assert "jupyter_code: unknown tool" in out
 
 
@@ -222,7 +222,7 @@ def test_mistakes_are_sentences(shell: Shell, arguments: list[str], sentence: st
 
 @pytest.mark.parametrize(
     ("tool", "sentence"),
-    [("python", "'python' is neither"), ("absent.py", "there is no file absent.py"), (__file__, "defines no function")],
+    [("python", "'python' is neither"), ("absent.py", "absent.py"), (__file__, "defines no make_tool")],
 )
 def test_a_tool_that_is_none_is_a_sentence(shell: Shell, script: str, tool: str, sentence: str) -> None:
     code, _, err = shell("solve", "?", "--script", script, "--tool", tool)
@@ -248,12 +248,12 @@ def make_tool():
     ("source", "sentence"),
     [
         ("def make_tool(:\n", "{file}, line 1: invalid syntax"),
-        ("x = 1\nimport nosuch_module\n", "{file}, line 2: No module named 'nosuch_module': install it beside rstar2"),
+        ("x = 1\nimport nosuch_module\n", "{file}, line 2: No module named 'nosuch_module'; install nosuch_module"),
         ("x = 1\n1 / 0\n", "{file}, line 2: ZeroDivisionError: division by zero"),
         ("exit(3)\n", "{file}, line 1: SystemExit: 3"),
         ("def make_tool():\n    raise KeyError('TOKEN')\n", "{file}, line 2: KeyError: 'TOKEN'"),
         ("def make_tool(size):\n    pass\n", "missing 1 required positional argument"),
-        ("def make_tool():\n    pass\n", "make_tool() of {file} returns has no schema, so it is no tool"),
+        ("def make_tool():\n    pass\n", "{file}, line 1: what it returns has no schema, so it is no tool"),
         (tool_source().replace('"type": "object"', '"type": "list"'), "{file}, line 4: tool mine: parameters.type"),
         (
             tool_source().replace("schema = ToolSchema", "schema = len"),

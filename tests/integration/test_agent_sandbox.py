@@ -148,7 +148,7 @@ async def test_a_notebook_whose_worker_dies_in_a_cell_goes_on_from_the_state_bef
     await tool.close()
     assert trace.outcome is Outcome.ANSWERED
     assert trace.results[0].text == "42"
-    assert trace.results[0].num_attempts == 2
+    assert trace.results[0].num_attempts == 1, "the session itself ran the cell again"
 
 
 async def test_the_example_of_a_tool_of_ones_own() -> None:

@@ -14,7 +14,6 @@ from rstar2.cli.chat import chat_command
 from rstar2.cli.main import app
 from rstar2.cli.solve import solve_command
 from rstar2.engine.scripted import ScriptedEngine, replies
-from rstar2.models import get_model
 from rstar2.records import ToolStatus, Trace
 from rstar2.records.codec import decode
 
@@ -24,14 +23,8 @@ QUESTIONS = ["Two  spaces,\n\ntwo lines?", "Ünïcode 漢字 🙂 12345?", "<|im
 
 
 @pytest.fixture(scope="module")
-def folder() -> Path:
-    """In the user's own data home: it is got once for all tests that want it."""
-    return get_model("smollm2-135m").folder
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> HfTokenizer:
-    return HfTokenizer.load(folder)
+def tokenizer(smollm2: Path) -> HfTokenizer:
+    return HfTokenizer.load(smollm2)
 
 
 async def test_a_conversation_has_the_ids_of_one_tokenization(tokenizer: HfTokenizer) -> None:
@@ -71,7 +64,7 @@ def test_solve_from_the_embedded_engine(tokenizer: HfTokenizer) -> None:
     assert trace.model == "smollm2-135m"
 
 
-@pytest.mark.usefixtures("folder")
+@pytest.mark.usefixtures("smollm2")
 @pytest.mark.parametrize(
     ("problem", "answer"),
     [
@@ -87,7 +80,7 @@ def test_the_default_is_an_agent_that_computes_with_python(problem: str, answer:
     assert [result.status for result in trace.results] == [ToolStatus.OK]
 
 
-@pytest.mark.usefixtures("folder")
+@pytest.mark.usefixtures("smollm2")
 def test_the_report_s_protocol_is_cut_to_what_the_model_has_room_for(tmp_path: Path) -> None:
     arguments = [
         "eval",
@@ -108,19 +101,19 @@ def test_the_report_s_protocol_is_cut_to_what_the_model_has_room_for(tmp_path: P
     assert "response tokens 8,192 (report: 30,720)" in found["deviations"]
 
 
-def test_solve_through_a_server_in_token_ids(folder: Path, tokenizer: HfTokenizer) -> None:
+def test_solve_through_a_server_in_token_ids(smollm2: Path, tokenizer: HfTokenizer) -> None:
     call = json.dumps(
         {"name": "execute_python_code_with_standard_io", "arguments": {"code": "print(6 * 7)", "input": ""}}
     )
     texts = [f"So.</reason><tool_call>{call}</tool_call><|im_end|>", r"<answer>\boxed{42}</answer><|im_end|>"]
     with serving(FakeServer(token_replies=[tokenizer.encode(text) for text in texts])) as server:
-        trace = solve("--base-url", server.url, "--tokenizer", str(folder))
+        trace = solve("--base-url", server.url, "--tokenizer", str(smollm2))
     assert trace.answer == "42"
     assert tuple(server.requests[1]["prompt"]) == trace.token_ids[: -len(trace.turns[1].token_ids)]
     assert tokenizer.decode(trace.token_ids) == trace.text
 
 
-@pytest.mark.usefixtures("folder")
+@pytest.mark.usefixtures("smollm2")
 def test_chat_with_the_default_model_uses_the_tool_that_it_was_taught() -> None:
     alone = Typer()
     alone.command()(chat_command)

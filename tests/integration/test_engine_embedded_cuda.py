@@ -1,6 +1,7 @@
 """The GPU's kernels against plain PyTorch, and the engine on a GPU against `transformers`; skipped without one."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,3 +93,57 @@ def test_cuts_and_stops_are_the_same_whatever_else_is_in_the_batch() -> None:
     assert tight.load().num_free_blocks == tight.load().num_blocks
     for engine in (roomy, tight):
         asyncio.run(engine.close())
+
+
+def test_a_cache_that_is_given_back_is_free_for_others_and_then_the_engines_again() -> None:
+    model = tiny_model(LlamaConfig)
+    all_ids, samplings = prompts(20), [Sampling(seed=n) for n in range(20)]
+    size = EmbeddedOptions(kv_cache_tokens=4_000_000)
+    kept, given = (EmbeddedEngine.on_model(model, option) for option in (size, replace(size, gives_cache_back=True)))
+
+    def sampled(engine: EmbeddedEngine) -> list[list[int]]:
+        return [token_ids for token_ids, _ in run_all(engine, all_ids, samplings)]
+
+    expected = sampled(kept)
+    assert sampled(given) == expected
+    before_bytes, _ = torch.cuda.mem_get_info()
+
+    async def free_bytes(engine: EmbeddedEngine) -> int:
+        async with engine.paused_for_weight_sync(1):
+            return torch.cuda.mem_get_info()[0]
+
+    cache_bytes = 4_000_000 * 2 * 3 * 2 * 16 * 4
+    assert asyncio.run(free_bytes(given)) - before_bytes > 0.99 * cache_bytes
+    assert asyncio.run(free_bytes(kept)) - before_bytes < 0.01 * cache_bytes
+    assert abs(torch.cuda.mem_get_info()[0] - before_bytes) < 0.01 * cache_bytes
+    assert sampled(given) == expected
+
+    async def pause_during_a_turn() -> list[int]:
+        chunks = given.generate("long", all_ids[0], Sampling(seed=0), 300)
+        first = await anext(chunks)
+        async with given.paused_for_weight_sync(2):
+            assert torch.cuda.mem_get_info()[0] - before_bytes < 0.1 * cache_bytes, "the turn needs it"
+        return [*first.token_ids, *[number async for chunk in chunks for number in chunk.token_ids]]
+
+    assert asyncio.run(pause_during_a_turn())[:40] == expected[0]
+    for engine in (kept, given):
+        asyncio.run(engine.close())
+
+
+@pytest.mark.parametrize("config_class", [LlamaConfig, Qwen3Config])
+def test_scores_of_given_tokens_are_those_of_transformers(config_class: type) -> None:
+    model = tiny_model(config_class)
+    engine = EmbeddedEngine.on_model(model, EmbeddedOptions(kv_cache_tokens=8192, max_prefill_tokens=100))
+
+    async def run(all_ids: list[list[int]]) -> list[Any]:
+        turns = [turn(engine, str(number), ids, Sampling(seed=number)) for number, ids in enumerate(all_ids)]
+        found = await asyncio.gather(*(engine.score(ids, 1, 3) for ids in all_ids), *turns)
+        return found[: len(all_ids)]
+
+    all_ids = [ids for ids in prompts(20) if len(ids) > 1]
+    for ids, scores in zip(all_ids, asyncio.run(run(all_ids)), strict=True):
+        with torch.no_grad():
+            expected = model(torch.tensor([ids], device="cuda")).logits[0, :-1].log_softmax(-1).cpu()
+        wanted = expected.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(scores.log_probs), wanted, atol=1e-4, rtol=0)
+        assert [top[0][0] for top in scores.top] == expected.argmax(-1).tolist()

@@ -10,7 +10,6 @@ import torch
 
 from rstar2.engine import Sampling
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
-from rstar2.models import get_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -31,15 +30,9 @@ OPENINGS = ("Tell me about {}.", "What is {}?", "Write a line of Python about {}
 PROMPTS = [opening.format(subject) for subject in SUBJECTS for opening in OPENINGS]
 
 
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    """In the user's own data home: it is got once for all tests that want it."""
-    return get_model("smollm2-135m").folder
-
-
 @pytest.fixture
-async def engine(folder: Path) -> AsyncIterator[EmbeddedEngine]:
-    engine = EmbeddedEngine.from_folder(folder, EmbeddedOptions(max_context_tokens=256), device="cpu")
+async def engine(smollm2: Path) -> AsyncIterator[EmbeddedEngine]:
+    engine = EmbeddedEngine.from_folder(smollm2, EmbeddedOptions(max_context_tokens=256), device="cpu")
     yield engine
     await engine.close()
 
@@ -53,10 +46,10 @@ async def turn(engine: EmbeddedEngine, session: str, ids: list[int], sampling: S
     return token_ids, log_probs
 
 
-async def test_greedy_tokens_of_fifty_prompts_and_sampled_log_probs(engine: EmbeddedEngine, folder: Path) -> None:
+async def test_greedy_tokens_of_fifty_prompts_and_sampled_log_probs(engine: EmbeddedEngine, smollm2: Path) -> None:
     from transformers import AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(smollm2)
     all_ids = [tokenizer.encode(prompt) for prompt in PROMPTS]
     assert len(all_ids) == 50
     made = await asyncio.gather(*(turn(engine, str(n), ids, Sampling(temperature=0)) for n, ids in enumerate(all_ids)))

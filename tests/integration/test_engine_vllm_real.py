@@ -29,7 +29,7 @@ from rstar2.cli.solve import solve_command
 from rstar2.engine import Engine, Sampling
 from rstar2.engine.scripted import ScriptedEngine, replies
 from rstar2.grading import extract_answer
-from rstar2.models import get_model, resolve
+from rstar2.models import resolve
 from rstar2.records import Problem, StopReason, Trace, Turn
 from rstar2.records.codec import decode
 from rstar2.sandbox import LocalExecutor, Sandbox
@@ -63,38 +63,33 @@ QUIET = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return get_model("smollm2-135m").folder
-
-
 @pytest.fixture
-def model(folder: Path) -> Any:
+def model(smollm2: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")
-def prompt(folder: Path) -> list[int]:
-    return HfTokenizer.load(folder).encode(
+def prompt(smollm2: Path) -> list[int]:
+    return HfTokenizer.load(smollm2).encode(
         "<|im_start|>user\nName three rivers of Europe.<|im_end|>\n<|im_start|>assistant\n"
     )
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a vLLM server, whose name for its model is `smol`."""
     scratch = tmp_path_factory.mktemp("vllm")
-    untie(folder, scratch / "model")
+    untie(smollm2, scratch / "model")
     with serving(scratch / "model", scratch, {"logprobs-mode": "processed_logprobs"}) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
-def agent_server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def agent_server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The agent that comes with the package, served as anybody serves a model with tools."""
-    assert folder.is_dir()
+    assert smollm2.is_dir()
     options = {"enable-auto-tool-choice": None, "tool-call-parser": "hermes"}
     with serving(resolve(AGENT), tmp_path_factory.mktemp("vllm-agent"), options) as url:
         yield url
@@ -281,11 +276,11 @@ async def test_a_server(server: str, model: Any, prompt: list[int]) -> None:
         await engine.close()
 
 
-async def test_a_server_is_given_weights_and_solves(server: str, folder: Path, model: Any, prompt: list[int]) -> None:
-    arguments = ("--base-url", server, "--tokenizer", str(folder))
+async def test_a_server_is_given_weights_and_solves(server: str, smollm2: Path, model: Any, prompt: list[int]) -> None:
+    arguments = ("--base-url", server, "--tokenizer", str(smollm2))
     before = await asyncio.to_thread(solve, *arguments, "--max-tokens", "60")
     assert (before.answer, before.turns[0].calls) == (None, ())
-    learn(model, await scripted_trace(folder))
+    learn(model, await scripted_trace(smollm2))
     engine = await VllmServerEngine.connect(server, "smol")
     try:
         made = Made()
@@ -310,7 +305,7 @@ async def test_a_server_is_given_weights_and_solves(server: str, folder: Path, m
             reference(model, after.token_ids[: -len(after.turns[1].token_ids)], after.turns[1].token_ids), abs=TOLERANCE
         )
 
-        await engine.update_weights(folder, 4)
+        await engine.update_weights(smollm2, 4)
         again = await asyncio.to_thread(solve, *arguments, "--max-tokens", "60")
         assert again.token_ids == before.token_ids
     finally:
@@ -318,7 +313,7 @@ async def test_a_server_is_given_weights_and_solves(server: str, folder: Path, m
 
 
 async def test_in_this_process(
-    folder: Path,
+    smollm2: Path,
     model: Any,
     prompt: list[int],
     monkeypatch: pytest.MonkeyPatch,
@@ -327,7 +322,7 @@ async def test_in_this_process(
     for name, value in (QUIET | {"TMPDIR": str(tmp_path_factory.mktemp("vllm"))}).items():
         monkeypatch.setenv(name, value)
     options = VllmOptions(max_context_tokens=2048, kv_cache_tokens=8192, max_running=8)
-    engine = VllmInProcessEngine.from_folder(folder, options)
+    engine = VllmInProcessEngine.from_folder(smollm2, options)
     try:
         await check_tokens(engine, model, prompt)
         await check_load_and_cancel(engine, prompt)

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from rstar2.agent import load_chat, write_format
 from rstar2.cli.eval import eval_command
+from rstar2.config import EnvironmentSection
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.models.tiny import TinySizes, build_tiny
 from rstar2.records import RunView
@@ -108,7 +109,7 @@ def test_what_cannot_be_loaded_leaves_no_run_behind(folder: Path, options: tuple
 
 def test_a_model_is_given_the_tool_that_it_was_trained_with(folder: Path) -> None:
     build_tiny(folder / "model", "llama", TinySizes(1, 16, 2, 1, 400, 64), ["some words"], seed=0)
-    write_format(folder / "model", load_chat(folder / "model"), "jupyter_code")
+    write_format(folder / "model", load_chat(folder / "model"), EnvironmentSection(tools=("jupyter_code",)))
     call = json.dumps({"name": "jupyter_code", "arguments": {"code": "3 + 4"}})
     (folder / "script.txt").write_text(f"</reason><tool_call>{call}</tool_call>\n===\n<answer>\\boxed{{7}}</answer>")
     options = ("--script", "script.txt", "--model", "model", "--samples", "1", "--problems", "1", "--run", "here")

@@ -14,6 +14,7 @@ from rstar2.agent import ChatFormat
 from rstar2.data import Grading, MultiTurnCallTask
 from rstar2.engine.plain_text import PlainTextTokenizer
 from rstar2.engine.scripted import ScriptedEngine, ScriptedPrompt
+from rstar2.environments.math import MathEnvironment
 from rstar2.evals import Bench, Benchmark, EvalPlan, EvalSettings, Judges, grade_again, run_evaluation
 from rstar2.evals.bfcl.services import Services, source_of
 from rstar2.grading import Grader
@@ -21,6 +22,8 @@ from rstar2.records import Outcome, Problem, RunDirectory, RunView, ToolCall, To
 from rstar2.rollout import make_policy
 from rstar2.rollout.driver import Driver
 from rstar2.sandbox import LocalExecutor
+from rstar2.sandbox.local import LocalConfig
+from rstar2.sandbox.slots.slot_factory import SlotConfig
 
 pytestmark = [
     pytest.mark.integration,
@@ -46,7 +49,7 @@ def problem_of(row: dict[str, Any], name: str) -> Problem:
 
 @pytest.fixture
 async def executor() -> AsyncIterator[LocalExecutor]:
-    made = LocalExecutor()
+    made = LocalExecutor(LocalConfig(SlotConfig(packages=("bfcl-eval",))))
     yield made
     await made.close()
 
@@ -60,7 +63,8 @@ def bench_of(scripts: dict[str, list[str]], executor: LocalExecutor) -> Bench:
 
     driver: Driver[Any] = Driver(make_policy("kv-aware"))
     driver.add_engine("scripted", ScriptedEngine(policy, chat.tokenizer, chat.end_of_turn_id), SPEED, 1 << 30)
-    return Bench(driver, chat, lambda: (), Judges(Grader(executor)), "scripted")
+    judges = Judges(Grader(executor))
+    return Bench(driver, chat, {}, MathEnvironment(judges.grader), judges, "scripted")
 
 
 async def test_every_conversation_has_the_official_verdict(executor: LocalExecutor, tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 """A disk that runs full in the middle of a line: an error, a readable file, and a writer that goes on afterwards."""
 
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,17 +45,6 @@ def test_a_write_cut_short_by_the_kernel_is_undone(tmp_path: Path) -> None:
     assert "cannot append to" in done.stdout
     assert "File too large" in done.stdout
     assert [problem.id for problem in iterate(Problem, path)] == ["first", "small", "too large"]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_a_full_disk_loses_only_what_was_refused(small_disk: Path) -> None:

@@ -21,6 +21,7 @@ from rstar2.agent import AgentLimits, JupyterTool
 from rstar2.engine import Engine, Sampling
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.engine.scripted import ScriptedEngine, ScriptedPrompt
+from rstar2.environments.plain_episode import PlainEnvironment
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.grading import Grader
 from rstar2.records import Outcome, Problem, Trace
@@ -189,8 +190,9 @@ async def expect_nothing_left_of_agents(plan: Plan, executor: LocalExecutor) -> 
         engine_timeout_s=plan.engine_timeout_s,
         max_concurrent=plan.max_concurrent,
     )
-    roller = Roller(driver, CHAT, lambda: (JupyterTool(executor),), answer_judge(Grader(executor)))
-    longest = max(roller.num_prompt_tokens(request.problem) for request in requests([*REPLIES, "fails"]))
+    notebook = PlainEnvironment(answer_judge(Grader(executor)).decide, lambda: (JupyterTool(executor),))
+    roller = Roller(driver, CHAT, {"": notebook})
+    longest = max(await roller.num_prompt_tokens([request.problem for request in requests([*REPLIES, "fails"])]))
     num_cache_tokens = plan.num_places * (longest + LIMITS.max_response_tokens)
 
     async def leave_it_be(_engine: Engine) -> None:

@@ -1,19 +1,19 @@
 """Rollouts of a scripted model on the real sandbox: in order, judged, and never rewarded for a fault of ours."""
 
-from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import pytest
-from sandbox_service import service_on_thread
 from train_rollouts import LIMITS, LOST, PERHAPS, answer, call, make_roller
 
 from rstar2.engine import Sampling
+from rstar2.environments import Judgement
+from rstar2.environments.plain_episode import PlainEnvironment
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import Outcome, Problem, ToolStatus, Trace, Verdict
 from rstar2.rollout import judge as module
 from rstar2.rollout.request import RolloutRequest
 from rstar2.rollout.resume import ResumingRoller
 from rstar2.sandbox import Executor
-from rstar2.sandbox.client import RemoteExecutor
 
 pytestmark = pytest.mark.integration
 
@@ -39,19 +39,6 @@ EXPECTED = {
 }
 
 
-@pytest.fixture(scope="module")
-def sandbox_url() -> Iterator[str]:
-    """One sandbox for all tests: starting one takes longer than any of them."""
-    with service_on_thread() as sandbox:
-        yield sandbox.url
-
-
-@pytest.fixture
-async def executor(sandbox_url: str) -> AsyncIterator[Executor]:
-    async with RemoteExecutor(sandbox_url) as executor:
-        yield executor
-
-
 def requests(names: list[str]) -> list[RolloutRequest]:
     return [
         RolloutRequest(Problem(name, name, "42"), f"t-{name}", f"g-{name}", index, 3, "first", seed=index)
@@ -59,9 +46,9 @@ def requests(names: list[str]) -> list[RolloutRequest]:
     ]
 
 
-async def test_one_judged_trace_a_request_in_their_order(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_judged_trace_a_request_in_their_order(remote: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_RETRIES", 0)
-    roller = make_roller(executor, lambda _id, question, turn: TURNS[question][turn])
+    roller = make_roller(remote, lambda _id, question, turn: TURNS[question][turn])
     seen: list[Trace] = []
     wanted = requests([*TURNS])
     traces = await roller.run(wanted, LIMITS, Sampling(), seen.append)
@@ -72,14 +59,14 @@ async def test_one_judged_trace_a_request_in_their_order(executor: Executor, mon
     for request, trace in zip(wanted, traces, strict=True):
         assert (trace.group_id, trace.sample_index, trace.step) == (request.group_id, request.sample_index, 3)
         assert trace.model == "scripted"
-        assert roller.num_prompt_tokens(request.problem) == len(trace.prompt_ids)
+        assert await roller.num_prompt_tokens([request.problem]) == [len(trace.prompt_ids)]
     assert [result.text for result in by_name["tool"].results] == ["42"]
     assert by_name["raises"].results[0].status is ToolStatus.RAISED
     assert (by_name["tool"].answer, by_name["undecided"].note) == ("42", "it could not tell")
 
 
 async def test_what_had_ended_before_an_interruption_comes_back_as_it_was_to_the_same_weights(
-    executor: Executor,
+    remote: Executor,
 ) -> None:
     rolled: list[str] = []
     weights = "first"
@@ -89,7 +76,7 @@ async def test_what_had_ended_before_an_interruption_comes_back_as_it_was_to_the
         return TURNS[question][turn]
 
     names = ["tool", "wrong", "lost", "undecided"]
-    roller = ResumingRoller(make_roller(executor, says), lambda: weights)
+    roller = ResumingRoller(make_roller(remote, says), lambda: weights)
     earlier = await roller.run(requests(names), LIMITS, Sampling())
     assert {trace.weights for trace in earlier} == {"first"}
     roller.remember({trace.id: trace for trace in earlier})
@@ -112,7 +99,7 @@ async def test_what_had_ended_before_an_interruption_comes_back_as_it_was_to_the
         assert found.weights == ("first" if comes_back else others)
 
 
-async def test_a_rollout_during_which_the_weights_changed_is_of_none(executor: Executor) -> None:
+async def test_a_rollout_during_which_the_weights_changed_is_of_none(remote: Executor) -> None:
     weights = "first"
 
     def says(_id: str, question: str, turn: int) -> str:
@@ -121,7 +108,7 @@ async def test_a_rollout_during_which_the_weights_changed_is_of_none(executor: E
             weights = "second"
         return TURNS[question][turn]
 
-    roller = ResumingRoller(make_roller(executor, says), lambda: weights)
+    roller = ResumingRoller(make_roller(remote, says), lambda: weights)
     (trace,) = await roller.run(requests(["tool"]), LIMITS, Sampling())
     assert trace.weights == ""
     roller.remember({trace.id: trace})
@@ -131,19 +118,20 @@ async def test_a_rollout_during_which_the_weights_changed_is_of_none(executor: E
 
 
 async def test_a_judge_that_is_out_of_order_is_asked_again_and_in_the_end_leaves_it_undecided(
-    executor: Executor, monkeypatch: pytest.MonkeyPatch
+    remote: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    roller = make_roller(executor, lambda *_: answer(42))
-    judge, num_asked = roller._judge, 0
+    roller = make_roller(remote, lambda *_: answer(42))
+    environment, num_asked = roller._environments[""], 0
+    assert isinstance(environment, PlainEnvironment)
 
-    async def failing(problem: Problem, trace: Trace) -> module.Judgement:
+    async def failing(problem: Problem, trace: Trace) -> Judgement:
         nonlocal num_asked
         num_asked += 1
         if problem.id == "never" or num_asked == 1:
             raise InfrastructureError("no worker")
-        return await judge.decide(problem, trace)
+        return await environment.judge(problem, trace)
 
-    monkeypatch.setattr(roller, "_judge", module.Judge(failing))
+    monkeypatch.setattr(roller, "_environments", {"": replace(environment, judge=failing)})
     monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.0)
     (once,) = await roller.run(requests(["once"]), LIMITS, Sampling())
     assert (once.verdict, once.reward) == (Verdict.RIGHT, 1.0)
@@ -152,7 +140,7 @@ async def test_a_judge_that_is_out_of_order_is_asked_again_and_in_the_end_leaves
     assert "no worker" in never.note
 
 
-async def test_what_can_never_work_is_raised_when_all_others_have_ended(executor: Executor) -> None:
+async def test_what_can_never_work_is_raised_when_all_others_have_ended(remote: Executor) -> None:
     def says(_id: str, question: str, _turn: int) -> str:
         if question == "impossible":
             raise UserError("a prompt beyond the context")
@@ -160,19 +148,19 @@ async def test_what_can_never_work_is_raised_when_all_others_have_ended(executor
 
     seen: list[str] = []
     with pytest.raises(UserError, match="beyond the context"):
-        await make_roller(executor, says).run(
+        await make_roller(remote, says).run(
             requests(["a", "impossible", "b"]), LIMITS, Sampling(), lambda trace: seen.append(trace.problem_id)
         )
     assert sorted(seen) == ["a", "b"]
 
 
-async def test_a_box_in_tool_output_is_no_answer(executor: Executor) -> None:
+async def test_a_box_in_tool_output_is_no_answer(remote: Executor) -> None:
     """A program can print an answer block; only the model can give one."""
 
     def says(_rollout: str, _question: str, turn: int) -> str:
         return call(r"print('<answer>\\boxed{4}</answer>')") if turn == 0 else " it was printed</reason>"
 
-    roller = make_roller(executor, says)
+    roller = make_roller(remote, says)
     request = RolloutRequest(Problem("p", "two and two", "4"), "r")
     [trace] = await roller.run([request], LIMITS, Sampling())
     assert r"\boxed{4}" in trace.turns[0].appended_text

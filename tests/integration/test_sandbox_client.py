@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import asynccontextmanager
 
 import pytest
@@ -20,18 +20,6 @@ from rstar2.sandbox.sandbox import Sandbox
 from rstar2.sandbox.unsafe.executor import UnsafeExecutor
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Running]:
-    with service_on_thread() as found:
-        yield found
-
-
-@pytest.fixture
-async def remote(running: Running) -> AsyncIterator[Executor]:
-    async with RemoteExecutor(running.url) as executor:
-        yield executor
 
 
 async def test_the_same_results_as_in_process(remote: Executor) -> None:

@@ -1,7 +1,7 @@
 """Every native endpoint, against a real executor."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
@@ -21,12 +21,6 @@ def running() -> Iterator[Running]:
         load=lambda: Load(num_slots=4, num_busy_slots=1, num_queued=2),
     ) as found:
         yield found
-
-
-@pytest.fixture
-async def http(running: Running) -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(running.url) as session:
-        yield session
 
 
 async def post(http: aiohttp.ClientSession, path: str, body: Any, expected: int = 200) -> Any:

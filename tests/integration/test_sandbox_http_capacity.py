@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from sandbox_service import GateExecutor, listening_socket, service, until
 
-from rstar2.sandbox import Execution, ExecutionStatus, Request
+from rstar2.sandbox import Execution, ExecutionStatus, OnOutput, Request
 from rstar2.sandbox.executor import Overloaded
 from rstar2.sandbox.http import ServiceSettings, create_app, serve_forever
 from rstar2.sandbox.http.idempotency import OnceTable
@@ -103,7 +103,7 @@ async def test_a_batch_that_can_never_fit_is_not_told_to_come_back() -> None:
 
 async def test_a_batch_that_shares_a_key_with_a_refused_run_still_ends() -> None:
     class SlowRefusal(GateExecutor):
-        async def run(self, request: Request) -> Execution:
+        async def run(self, request: Request, on_output: OnOutput | None = None) -> Execution:  # noqa: ARG002
             await super().run(request)
             raise Overloaded(retry_after_s=1)
 
@@ -210,7 +210,7 @@ async def test_a_cell_without_a_key_is_cancelled_with_its_caller() -> None:
 
 
 class FailsFirst(GateExecutor):
-    async def run(self, request: Request) -> Execution:
+    async def run(self, request: Request, on_output: OnOutput | None = None) -> Execution:  # noqa: ARG002
         execution = await super().run(request)
         return execution if self.num_started > 1 else Execution(ExecutionStatus.INFRASTRUCTURE)
 

@@ -7,7 +7,6 @@ models, and the reward client of verl.
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,18 +18,6 @@ from sandbox_service import Running, service_on_thread
 from rstar2.sandbox.http import ServiceSettings
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Running]:
-    with service_on_thread() as found:
-        yield found
-
-
-@pytest.fixture
-async def http(running: Running) -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(running.url) as session:
-        yield session
 
 
 @dataclass

@@ -88,6 +88,26 @@ async def test_a_node_that_isolates_too_little_is_told_so(monkeypatch: pytest.Mo
         assert "files of the machine are out of reach" in said[-1]
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://192.0.2.7:80",
+        "http://[2001:db8::1]:8765",
+        "http://127.0.0.1:8765/latest/meta-data",
+        "http://127.0.0.1:8765?token=1",
+        "http://user:password@127.0.0.1:8765",
+        "file:///etc/passwd",
+        "http://169.254.169.254",
+    ],
+)
+async def test_a_gateway_calls_nobody_but_the_machine_that_joins(url: str) -> None:
+    async with gateway_on(0) as (gateway_url, pool), RemoteExecutor(gateway_url, TOKEN) as caller:
+        async with caller._connected().post(f"{gateway_url}/nodes", json={"url": url}) as response:
+            assert response.status == 422
+            assert "url" in await response.text()
+        assert states(pool) == {}
+
+
 @pytest.mark.parametrize("path", ["http://[", "http://", "ftp://x", "", "http://a..b", "http://x:99999", "http://\x00"])
 async def test_no_address_harms_the_gateway(path: str) -> None:
     async with gateway_on(0) as (url, pool), RemoteExecutor(url, TOKEN) as caller:

@@ -1,6 +1,5 @@
 """What a warm template holds: the libraries that programs use, one thread, and nothing that only a trainer needs."""
 
-import importlib.util
 import os
 import signal
 import socket
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rstar2.errors import UserError
 from rstar2.sandbox.executor import Request
 from rstar2.sandbox.local import LocalConfig, LocalExecutor
 from rstar2.sandbox.slots import wire
@@ -19,6 +19,15 @@ from rstar2.sandbox.slots.templates import _spawn
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")]
 
+SQLITE = """
+import sqlite3
+for _ in range(2):
+    with sqlite3.connect("numbers.db") as numbers:
+        numbers.execute("create table if not exists squares (n, square)")
+        numbers.executemany("insert into squares values (?, ?)", [(n, n * n) for n in range(10)])
+    numbers.close()
+print(sqlite3.connect("numbers.db").execute("select sum(square) from squares").fetchone())
+"""
 PANDAS = """
 import io, sys
 import pandas as pd
@@ -59,9 +68,24 @@ async def test_pandas_behaves_as_without_pyarrow_whether_or_not_it_is_installed(
         if not fast:  # the fast path maps an image of its memory, which has no names
             mapped = (process / "maps").read_text()
             assert "/pandas/" in mapped and "pyarrow" not in mapped
-        if importlib.util.find_spec("pyarrow") is not None:
-            imported = await executor.run(Request("import pyarrow; print(pyarrow.array([1, 2]).sum())"))
-            assert imported.stdout == "3\n", imported
+
+
+async def test_a_program_sees_the_packages_that_the_operator_adds() -> None:
+    pytest.importorskip("pyarrow")
+    request = Request("import pyarrow; print(pyarrow.array([1, 2]).sum())")
+    async with LocalExecutor(LocalConfig(SlotConfig(warm=False))) as executor:
+        assert "ModuleNotFoundError" in (await executor.run(request)).stderr
+    async with LocalExecutor(LocalConfig(SlotConfig(warm=False, packages=("pyarrow",)))) as executor:
+        imported = await executor.run(request)
+        assert imported.stdout == "3\n", imported
+    with pytest.raises(UserError, match="packages: 'no-such-package' is not installed"):
+        await LocalExecutor(LocalConfig(SlotConfig(packages=("no-such-package",)))).start()
+
+
+async def test_sqlite_writes_files_without_locks() -> None:
+    async with LocalExecutor() as executor:
+        written = await executor.run(Request(SQLITE))
+        assert written.stdout == "(570,)\n", written
 
 
 async def test_a_process_that_takes_the_place_of_another_has_another_uid() -> None:

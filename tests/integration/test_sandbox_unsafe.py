@@ -75,9 +75,9 @@ async def test_children_die_with_their_program(executor: UnsafeExecutor) -> None
 async def test_an_interpreter_that_never_gets_ready_is_an_infrastructure_fault(
     executor: UnsafeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rstar2.sandbox.unsafe.executor.START_S", 0.0)
+    monkeypatch.setattr("rstar2.sandbox.subprocess_executor.START_S", 0.0)
     assert (await executor.run(Request("1"))).status is S.INFRASTRUCTURE
-    monkeypatch.setattr("rstar2.sandbox.unsafe.executor.START_S", 60.0)
+    monkeypatch.setattr("rstar2.sandbox.subprocess_executor.START_S", 60.0)
     monkeypatch.setattr("sys.executable", "/bin/false")
     session = await executor.session()
     assert [(await run).status for run in (executor.run(Request("1")), session.run("1"))] == [S.INFRASTRUCTURE] * 2

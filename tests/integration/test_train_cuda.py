@@ -8,6 +8,8 @@ from torch import Tensor
 
 from rstar2.config import Recipe
 from rstar2.train.learning.forward import Family, Pack
+from rstar2.train.memory.activations import GpuActivations
+from rstar2.train.memory.sizes import ModelSizes
 from rstar2.train.policy.policy import Policy, make_policy
 
 pytestmark = [
@@ -185,3 +187,29 @@ def test_log_probs_and_gradients_of_a_model(kind: str, lora: dict[str, Any] | No
             float((got.double() - wanted).norm() / wanted.norm()) for got in (gradient, rounded_gradients[name])
         )
         assert error < max(1.5 * rounding, 0.02), (name, error, rounding)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("lora", [None, {"rank": 8, "alpha": 16.0}])
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_an_update_takes_the_memory_that_is_planned_for_it(
+    kind: str, lora: dict[str, Any] | None, is_checkpointed: bool
+) -> None:
+    model = make_model(kind, torch.bfloat16, "cuda")
+    policy = make_policy_of(model, "bfloat16", "cuda", lora, gradient_checkpointing=is_checkpointed)
+    sizes = ModelSizes.of(model.config)
+    num_tokens = 60_000
+    lengths = [num_tokens // 200] * 200
+    pack = Pack.of([[1] * length for length in lengths], [[False] + [True] * (length - 1) for length in lengths],
+                   policy.device)  # fmt: skip
+    policy.token_log_probs(pack)[0].sum().backward()  # compiles kernels, and makes libraries ready
+    policy.network.zero_grad()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before_bytes = torch.cuda.memory_allocated()
+    log_probs, _ = policy.token_log_probs(pack)
+    log_probs.sum().backward()
+    found_bytes = torch.cuda.max_memory_allocated() - before_bytes
+    planned = GpuActivations(sizes, 2, is_checkpointed=is_checkpointed, is_full=lora is None).measure(num_tokens)
+    num_trained = sum(parameter.nbytes for parameter in policy.parameters().values())
+    assert found_bytes - num_trained <= 1.02 * planned.total <= 1.15 * found_bytes

@@ -3,13 +3,11 @@
 import errno
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from sandbox_service import service_on_thread
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from train_recipes import write_recipe
 
@@ -19,21 +17,7 @@ from rstar2.records import RunDirectory, RunStatus, RunView
 from rstar2.train import Observers, prepare_new, prepare_resumed, train
 from rstar2.train.sharding.shard_files import stored_shapes
 
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
-@pytest.fixture(scope="module")
-def sandbox_url() -> Iterator[str]:
-    with service_on_thread() as sandbox:
-        yield sandbox.url
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
 
 
 async def start(folder: Path, sandbox_url: str, *replacements: tuple[str, str]) -> Path:

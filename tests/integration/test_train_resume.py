@@ -1,12 +1,11 @@
 """What a resumed run takes over from before: rollouts of its own weights, and of no others."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from sandbox_service import service_on_thread
 from train_recipes import adapted, warm_up_alone, write_recipe
 
 from rstar2.config import Recipe, load_recipe, parse_recipe
@@ -16,7 +15,7 @@ from rstar2.records.run_layout import RunLayout
 from rstar2.train import Observers, prepare_new, prepare_resumed, train
 from rstar2.train.learning.rank import LearnerRank
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
 
 NUM_STEPS = 6
 
@@ -35,20 +34,6 @@ class StopAt(Observers):
     def metrics(self, step: int, stage: str, _values: Mapping[str, float]) -> None:
         if (step, stage) == (self._step, "first"):
             raise StopError
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
-@pytest.fixture(scope="module")
-def sandbox_url() -> Iterator[str]:
-    with service_on_thread() as sandbox:
-        yield sandbox.url
 
 
 def rollouts(run: Path, step: int) -> dict[str, Trace]:

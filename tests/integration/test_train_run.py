@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from rstar2.records import RunStatus, RunView
 from rstar2.train import Observers, prepare_new, prepare_resumed, train
 from rstar2.train.checkpoints import checkpoint
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
 
 EVERYTHING = (
     ("max_refills = 2", "max_refills = 2\nkl_coef = 0.05\ntis_cap = 2.0"),
@@ -31,14 +30,6 @@ EVERYTHING = (
     ("gradient_checkpointing = false", "gradient_checkpointing = true"),
     ("num_samples = 1\n", "num_samples = 1\nevery_steps = 1\n"),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 async def test_adapters_kl_importance_weights_and_more_optimizer_steps_survive_an_interruption(

@@ -3,24 +3,36 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from aiohttp import web
 from chromium import EXECUTABLE, Page, browser_page
 from web_attacks import ATTACKS, UNSEEN
+from web_episodes import FAULT, LONG_TEXT, UNDECIDED, write_episodes_run
 from web_runs import answering_turn, calling_turn, create, make_group, make_step_record, make_trace, write_small_run
 
-from rstar2.records import Selection, ToolResult, ToolStatus
+from rstar2.agent import ChatFormat, PythonTool
+from rstar2.engine.plain_text import PlainTextTokenizer
+from rstar2.engine.scripted import ScriptedEngine, ScriptedPrompt
+from rstar2.environments import Judgement
+from rstar2.environments.plain_episode import PlainEnvironment, PlainEpisode
+from rstar2.records import Problem, Selection, ToolResult, ToolStatus, Verdict
 from rstar2.records.trace import GOLD_KEY
+from rstar2.sandbox import LocalExecutor
+from rstar2.serve import ServedAgent, ServedModel, ServeSettings
+from rstar2.serve.agent import AgentApi
+from rstar2.serve.routing import answered
+from rstar2.serve.service import Service
 from rstar2.web import render_report
 from rstar2.web.demo import unpack_demo
 from rstar2.web.run_reader import open_runs
 from rstar2.web.server import create_app, serving
-from rstar2.web.trace_wire import result_json
+from rstar2.web.step_reader import Query
 
 pytestmark = [
     pytest.mark.integration,
@@ -31,20 +43,42 @@ pytestmark = [
 PHONE, WIDE = (390, 844), (1440, 900)
 
 
-class Solver:
-    engines = ("scripted",)
+class AskingEnvironment(PlainEnvironment):
+    """Its user asks back, once."""
 
-    async def solve(self, engine: str, problem: str) -> AsyncIterator[dict[str, Any]]:
-        assert engine == "scripted"
-        result = result_json(ToolResult(ToolStatus.OK, problem, wall_s=0.5))
-        yield {"type": "turn"}
-        yield {"type": "text", "kind": "reason", "text": "I run "}
-        yield {"type": "text", "kind": "reason", "text": "it."}
-        yield {"type": "call", "name": "python", "text": f"print({problem!r})", "stdin": ""}
-        yield {"type": "result", **result}
-        yield {"type": "turn"}
-        yield {"type": "text", "kind": "answer", "text": problem}
-        yield {"type": "end", "outcome": "answered", "note": "", "answer": problem, "num_tokens": 7}
+    async def begin(self, problem: Problem) -> Any:
+        @dataclass(frozen=True)
+        class Asking(PlainEpisode):
+            async def reply(self, said: str) -> str | None:
+                return f"Sure of {problem.problem}?" if "done" in said else None
+
+        return Asking(self.judge, self.make_tools())
+
+
+def policy(prompt: ScriptedPrompt) -> str:
+    attack = ATTACKS["image error"]
+    call = json.dumps({"name": PythonTool.schema.name, "arguments": {"code": f"print({attack!r})", "input": ""}})
+    calling = f"I run it.</reason>\n<tool_call>\n{call}\n</tool_call>"
+    answer = f"</reason><answer>\\boxed{{{attack}}}</answer>"
+    return (calling, "</reason>It is done.", answer)[prompt.turn]
+
+
+class ScriptedPlayground:
+    """The real agent server, with the sandbox behind it."""
+
+    models = ("scripted",)
+
+    def __init__(self, executor: LocalExecutor) -> None:
+        async def judge(*_: Any) -> Judgement:
+            raise AssertionError("the playground judges nothing")
+
+        chat = ChatFormat.of(PlainTextTokenizer())
+        engine = ScriptedEngine(policy, chat.tokenizer, chat.end_of_turn_id)
+        agent = ServedAgent(AskingEnvironment(judge, lambda: [PythonTool(executor)]))
+        self._api = AgentApi(Service(ServedModel(engine, chat, "scripted"), ServeSettings()), agent)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        return await answered(self._api.handle, request)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -61,8 +95,10 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     write_hostile_run(folder / "hostile")
     demo = unpack_demo(folder)
     readers = open_runs([folder / "small", folder / "other", folder / "hostile", demo])
-    async with serving(create_app(readers, solver=Solver()), "127.0.0.1", 0) as url:
-        yield url
+    async with LocalExecutor() as executor:
+        app = create_app(readers, playground=ScriptedPlayground(executor))
+        async with serving(app, "127.0.0.1", 0) as url:
+            yield url
 
 
 def write_hostile_run(path: Path) -> None:
@@ -208,7 +244,7 @@ async def test_a_group_shows_its_rollouts_side_by_side(page: Page, site: str) ->
     await page.wait_for(".card", 4)
     assert await page.text("p.gold") == "gold 807"
     cards = await page.texts(".card")
-    assert "Kept: 1 of 2 right rollouts were kept. Its penalty is 0.00" in cards[0]
+    assert "Kept: 1 of 2 successes were kept. Its penalty is 0.00" in cards[0]
     assert "Left out by resampling" in cards[1]
     assert "NameError" in cards[1]
     assert "error penalty0.25" in cards[1]
@@ -301,7 +337,9 @@ async def test_the_playground_solves_before_ones_eyes(page: Page, site: str) -> 
     await page.wait("document.querySelector('[role=status]').textContent.startsWith('Answer')")
     assert await page.text(".prose") == "I run it."
     assert await page.text(".output") == attack
-    assert await page.text(".cell.answer .prose") == attack
+    assert await page.text(".cell.answer .prose") == f"\\boxed{{{attack}}}"
+    assert await page.text(".notebook > li.reply .prose") == f"Sure of {attack}?"
+    assert f"Answer: {attack}. answered," in await page.text("[role=status]")
     assert await page.ask("window.pwned") is None
     await settled(page)
 
@@ -466,3 +504,114 @@ async def test_a_report_shows_what_the_server_shows(page: Page, tmp_path: Path) 
     await page.open(f"{report.as_uri()}#/run/small/step/2/trace/123456789")
     assert "This cannot be shown" in await page.text()
     await settled(page)
+
+
+@pytest.mark.parametrize("form", ["server", "report"])
+async def test_episodes_of_every_kind(page: Page, tmp_path: Path, form: str) -> None:
+    run = tmp_path / "episodes"
+    write_episodes_run(run)
+    report = tmp_path / "report.html"
+    report.write_text(render_report(run), encoding="utf-8")
+    starts = [row["at"] for row in open_runs([run])[0].rollouts(1, Query(), 0)["rows"]]
+    await page.look(*WIDE)
+    async with serving(create_app(open_runs([run])), "127.0.0.1", 0) as url:
+        base = f"{url if form == 'server' else report.as_uri()}#/run/episodes"
+        await page.open(base)
+        assert await page.texts(".chart h3") == [
+            "Reward",
+            "Accuracy",
+            "Parts of the reward",
+            "Reward by environment",
+            "Accuracy by environment",
+            "Tool errors by environment",
+            "Rollouts by environment",
+            "Entropy, nats",
+        ]
+        assert await page.texts(".chart:nth-child(3) .legend li") == ["alive", "gold"]
+        assert await page.texts(".chart:nth-child(5) .legend li") == ["default", "duel", "search"]
+
+        await page.open(f"{base}/step/1?show=rollouts")
+        await page.wait_for(".row", 5)
+        talk, fault, undecided, found, _ = await page.texts(".row")
+        assert talk.startswith("reward 0.625duelkeptalive 0.5, gold 0.125")
+        assert f"infrastructure faultduelunscored{FAULT}" in fault
+        assert f"undecidedduelunscored{UNDECIDED}" in undecided
+        assert found.startswith("rightsearchdoc-7")
+        options = await page.texts(".filters option")
+        assert options == ["all", "default", "duel", "search"]
+        for name, count in (("environment:duel", 3), ("environment:", 1), ("", 5), ("environment:search", 1)):
+            await page.ask(
+                f"(select => (select.value = {json.dumps(name)}, select.dispatchEvent(new Event('change'))))"
+                "(document.querySelector('.filters select'))"
+            )
+            await page.wait_for(".row", count)
+        assert await page.ask("location.hash") == "#/run/episodes/step/1?show=rollouts&flags=environment%3Asearch"
+
+        await page.open(f"{base}/step/1/trace/{starts[0]}")
+        assert await page.texts(".notebook > li.reply .prose") == ["Nobody answers.", "A dragon!"]
+        kinds = await page.ask("[...document.querySelectorAll('.notebook > li')].map((item) => item.className)")
+        assert kinds == ["turn", "reply", "turn", "reply", "turn"]
+        assert await page.texts(".earlier .prose") == ["Shall we play?", "With pleasure."]
+        assert await page.text(".question") == "You stand before a door."
+        assert await page.text(".parts") == "Parts of the rewardalive0.5gold0.125"
+        assert "no answer" not in await page.text(".trace-head")
+        await settled(page)
+
+        await page.open(f"{base}/step/1/trace/{starts[1]}")
+        assert await page.text(".note") == FAULT
+
+        await page.open(f"{base}/step/1/trace/{starts[3]}")
+        names = await page.texts(".cell.call .tool-name")
+        assert names == ["search", "search", "write"]
+        assert await page.texts(".turn:first-child dt") == ["query", "limit", "filters", "query", "limit"]
+        assert await page.text(".arguments .long:last-child pre") == '{\n  "year": 1999\n}'
+        assert LONG_TEXT in await page.texts(".arguments .long pre")
+        assert await page.texts(".code") == ["print(7)"]
+        assert await page.texts(".arguments .py-keyword") == []
+        assert await page.texts(".code .py-called") == ["print"]
+        await settled(page)
+
+        await page.open(f"{base}/step/1/group/0")
+        await page.wait_for(".card", 3)
+        cards = await page.texts(".card")
+        assert "UserNobody answers." in cards[0]
+        assert FAULT in cards[1]
+        await page.click(".chip", "Not scored")
+        assert len(await page.texts(".card")) == 2
+
+        await page.open(f"{base}/sandbox/1")
+        await page.wait("document.querySelectorAll('table').length === 2")
+        tools = await page.texts("section:nth-of-type(3) tbody th")
+        assert sorted(tools) == ["execute_python_code_with_standard_io", "search", "write"]
+        await settled(page)
+
+
+async def test_rollouts_that_were_forked_are_shown_as_a_tree(page: Page, tmp_path: Path) -> None:
+    root = make_trace("t0", sample_index=0, group_id="g0")
+    wrong = answering_turn("806")
+    branch = make_trace(
+        "t1",
+        sample_index=1,
+        group_id="g0",
+        turns=[root.turns[0], wrong],
+        parent="t0",
+        num_shared_turns=1,
+        reward=0.0,
+        verdict=Verdict.WRONG,
+    )
+    group = make_group("g0", 1, [root, branch], [Selection.KEPT] * 2)
+    with create(tmp_path / "tree") as run:
+        run.write_trace(root)
+        run.write_trace(branch)
+        run.write_group(replace(group, turn_advantages=((0.0, 0.7), (None, -0.7))))
+    async with serving(create_app(open_runs([tmp_path / "tree"])), "127.0.0.1", 0) as url:
+        await page.look(*WIDE)
+        await page.open(f"{url}#/run/tree/step/1/group/0")
+        assert await page.text(".tree p") == "11 tokens generated, 3 shared with a parent"
+        assert await page.texts(".tree a") == ["Rollout 0", "Rollout 1"]
+        assert "after turn 1: wrong, 4 tokens of its own" in await page.text(".tree ul ul li")
+        await settled(page)
+        await page.ask("document.querySelector('.tree ul ul a').click()")
+        await page.wait("!!document.querySelector('.trace-head')")
+        assert "t0, after turn 1" in await page.text(".trace-head")
+        await settled(page)

@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from urllib.request import Request, urlopen
+from typing import Any
+from urllib.request import urlopen
 
+import openai
 import pytest
 from typer.testing import CliRunner
 from web_runs import write_small_run
@@ -56,22 +58,13 @@ def test_the_demo_is_served_and_the_playground_solves() -> None:
         with urlopen(f"{url[0]}api/runs", timeout=60) as response:
             listing = json.load(response)
         assert [run["key"] for run in listing["runs"]] == ["demo"]
-        assert listing["engines"] == ["solve_script.txt"]
-        body = json.dumps({"engine": "solve_script.txt", "problem": "What is 7^2025 modulo 1000?"}).encode()
-        request = Request(f"{url[0]}api/playground", body, {"Content-Type": "application/json"})
-        with urlopen(request, timeout=120) as response:
-            events = [json.loads(line) for line in response]
-        assert [event["type"] for event in events if event["type"] != "text"] == [
-            "turn",
-            "call",
-            "result",
-            "turn",
-            "end",
-        ]
-        assert next(event for event in events if event["type"] == "call")["text"] == "print(pow(7, 2025, 1000))"
-        assert next(event for event in events if event["type"] == "result")["text"] == "807"
-        assert events[-1]["answer"] == "807"
-        assert "".join(e["text"] for e in events if e.get("kind") == "answer") == "\\boxed{807}"
+        assert listing["models"] == ["solve_script.txt"]
+        client = openai.OpenAI(base_url=f"{url[0]}v1", api_key="none", max_retries=0, timeout=120)
+        question: Any = {"role": "user", "content": "What is 7^2025 modulo 1000?"}
+        answer = client.chat.completions.create(model="solve_script.txt", messages=[question])
+        assert answer.choices[0].message.content == r"\boxed{807}"
+        with pytest.raises(openai.NotFoundError, match="there is solve_script"):
+            client.chat.completions.create(model="other", messages=[question])
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 0

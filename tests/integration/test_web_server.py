@@ -2,17 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from web_runs import answering_turn, create, make_group, make_trace, write_small_run
 
-from rstar2.errors import InfrastructureError
 from rstar2.records import RunDirectory, Selection, Verdict
 from rstar2.records.codec import encode
 from rstar2.records.run_layout import RunLayout, segment
@@ -27,8 +26,8 @@ Client = TestClient[Any, Any]
 
 
 @asynccontextmanager
-async def viewing(readers: Sequence[RunReader], solver: Any = None) -> AsyncIterator[Client]:
-    async with TestClient(TestServer(create_app(readers, solver=solver))) as client:
+async def viewing(readers: Sequence[RunReader], playground: Any = None) -> AsyncIterator[Client]:
+    async with TestClient(TestServer(create_app(readers, playground=playground))) as client:
         yield client
 
 
@@ -50,7 +49,7 @@ async def test_everything_about_a_small_run(run: Path) -> None:
     async with viewing(open_runs([run])) as client:
         listing = await get(client, "/api/runs")
         assert [(item["key"], item["status"], item["seed"]) for item in listing["runs"]] == [("small", "finished", 3)]
-        assert listing["engines"] == []
+        assert listing["models"] == []
         metrics = await get(client, "/api/runs/small/metrics")
         assert [(row[0], row[1]) for row in metrics["rows"]] == [(1, "one"), (2, "two"), (2, "eval:two/aime24")]
         assert ["my own", 3.0] in metrics["rows"][0][3]
@@ -106,7 +105,7 @@ async def test_what_is_not_there_is_said_in_a_sentence(run: Path) -> None:
             "/api/runs/small/steps/2/traces/99999999999999999999",
             "/api/runs/small/steps/2/side-by-side?group=9",
             "/api/runs/small/steps/1/schedule",
-            "/api/playground",
+            "/v1/chat/completions",
         ):
             assert (await get(client, path, 404))["message"]
 
@@ -235,55 +234,50 @@ async def test_runs_of_one_name_have_keys_of_their_own(tmp_path: Path) -> None:
     assert [reader.key for reader in readers] == ["same", "same~2"]
 
 
-class SlowSolver:
-    """Says one word, then waits to be let go on."""
+class SlowPlayground:
+    """Says one thing, and the other when it may."""
 
-    engines = ("slow", "broken")
+    models = ("slow", "other")
 
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
-        self.was_closed = asyncio.Event()
+        self.was_left = asyncio.Event()
 
-    async def solve(self, engine: str, problem: str) -> AsyncGenerator[dict[str, Any]]:
-        if engine == "broken":
-            raise InfrastructureError("the engine is lost")
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"one\n")
         try:
-            yield {"type": "text", "kind": "reason", "text": problem}
             await self.go_on.wait()
-            yield {"type": "end", "answer": "1"}
-        finally:
-            self.was_closed.set()
+        except asyncio.CancelledError:
+            self.was_left.set()
+            raise
+        await response.write(b"two\n")
+        return response
 
 
-async def play(client: Client, **body: str) -> aiohttp.ClientResponse:
-    return await client.post("/api/playground", json=body)
+async def test_the_playground_streams_behind_the_guard(run: Path) -> None:
+    playground = SlowPlayground()
+    async with viewing(open_runs([run]), playground) as client:
+        assert (await get(client, "/api/runs"))["models"] == ["slow", "other"]
+        response = await client.post("/v1/chat/completions", json={})
+        assert await response.content.readline() == b"one\n"
+        assert response.headers["Content-Security-Policy"].startswith("default-src 'none'")
+        playground.go_on.set()
+        assert await response.content.readline() == b"two\n"
+        foreign = {"Origin": "http://elsewhere.example"}
+        assert (await client.post("/v1/chat/completions", json={}, headers=foreign)).status == 403
 
 
-async def test_the_playground_streams_and_serves_one_at_a_time(run: Path) -> None:
-    solver = SlowSolver()
-    async with viewing(open_runs([run]), solver) as client:
-        assert (await get(client, "/api/runs"))["engines"] == ["slow", "broken"]
-        response = await play(client, engine="slow", problem=" 1+0? ")
-        assert json.loads(await response.content.readline())["text"] == "1+0?"
-        assert (await play(client, engine="slow", problem="2?")).status == 409
-        solver.go_on.set()
-        assert json.loads(await response.content.readline())["answer"] == "1"
-        assert (await play(client, engine="slow", problem=" ")).status == 400
-        assert (await play(client, engine="other", problem="1?")).status == 404
-        assert (await client.post("/api/playground", data="problem=1")).status == 415
-        lost = await play(client, engine="broken", problem="1?")
-        assert json.loads(await lost.content.readline()) == {"type": "error", "message": "the engine is lost"}
-
-
-async def test_a_reader_who_leaves_ends_the_solving(run: Path) -> None:
-    solver = SlowSolver()
-    server = TestServer(create_app(open_runs([run]), solver=solver), handler_cancellation=True)
+async def test_a_reader_who_leaves_ends_the_answer(run: Path) -> None:
+    playground = SlowPlayground()
+    server = TestServer(create_app(open_runs([run]), playground=playground), handler_cancellation=True)
     async with TestClient(server) as client:
-        response = await play(client, engine="slow", problem="1?")
+        response = await client.post("/v1/chat/completions", json={})
         await response.content.readline()
         response.close()
         async with asyncio.timeout(60):
-            await solver.was_closed.wait()
+            await playground.was_left.wait()
 
 
 def test_a_report_of_a_huge_run_stays_small(tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 from rstar2.agent import AgentLimits, ChatFormat, PythonTool, Tool, ToolSchema
 from rstar2.engine.plain_text import PlainTextTokenizer
 from rstar2.engine.scripted import ScriptedEngine, ScriptedPrompt
+from rstar2.environments import Judgement
+from rstar2.environments.plain_episode import PlainEnvironment
 from rstar2.errors import InfrastructureError
 from rstar2.grading import Grader
 from rstar2.records import Problem, ToolResult, Trace, Verdict
 from rstar2.rollout import make_policy
 from rstar2.rollout.driver import Driver
-from rstar2.rollout.judge import Judge, Judgement, answer_judge
+from rstar2.rollout.judge import answer_judge
 from rstar2.rollout.roller import Roller
 from rstar2.rollout.scheduler import EngineSpeed
 from rstar2.sandbox import Executor
@@ -71,4 +73,4 @@ def make_roller(executor: Executor, says: Says) -> Roller:
     driver: Driver[Trace] = Driver(make_policy("kv-aware"))
     engine = ScriptedEngine(policy, CHAT.tokenizer, CHAT.end_of_turn_id)
     driver.add_engine("scripted", engine, EngineSpeed(1e-6, 1e-4, 1e-9), num_cache_tokens=1 << 20)
-    return Roller(driver, CHAT, make_tools, Judge(decide), "scripted")
+    return Roller(driver, CHAT, {"": PlainEnvironment(decide, make_tools)}, "scripted")

@@ -231,8 +231,9 @@ def test_nor_on_what_was_lost_and_computed_again(name: str) -> None:
         assert trace == alone
 
 
-async def test_nor_with_all_threads() -> None:
-    engine = EmbeddedEngine.on_model(tiny_model("llama"), ROOMY)
+@pytest.mark.parametrize("name", CONFIGS)
+async def test_nor_with_all_threads(name: str) -> None:
+    engine = EmbeddedEngine.on_model(tiny_model(name), ROOMY)
 
     async def first_turn(number: int, session: Session) -> Trace:
         stream = engine.generate(str(number), session.prompts[0], session.sampling, session.max_tokens)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rstar2.rollout.policies import POLICIES, KvAware, KvAwareSettings, make_policy
+from rstar2.rollout.policies import POLICIES, make_policy
+from rstar2.rollout.policies.kv_aware import KvAware, KvAwareSettings
 from rstar2.rollout.scheduler import (
     Decision,
     EngineLost,

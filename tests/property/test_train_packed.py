@@ -1,6 +1,6 @@
 """Sequences packed end to end give what transformers gives for each of them alone: log-probabilities and gradients."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from rstar2.train.learning import forward as packed
 from rstar2.train.learning.forward import Family, Pack, token_log_probs, use_packed_attention
 from rstar2.train.learning.packing import num_shared_tokens
 
-pytestmark = pytest.mark.property
+pytestmark = [pytest.mark.property, pytest.mark.usefixtures("one_thread")]
 
 VOCABULARY = 53
 CPU = torch.device("cpu")
@@ -23,15 +23,6 @@ MODELS = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3
 
 SEQUENCE = st.lists(st.tuples(st.integers(0, VOCABULARY - 1), st.booleans()), min_size=2, max_size=12)
 PACKS = st.lists(SEQUENCE, min_size=1, max_size=4)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """More would spin on models this small, and longest on a busy machine."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @cache

@@ -10,7 +10,16 @@ from typing import Any, ClassVar
 import pytest
 
 from rstar2.agent import Agent, AgentLimits, ChatFormat, Observer, ToolSchema, Transcript
-from rstar2.agent.events import CallEnded, CallStarted, Ended, TextGenerated, TurnRestarted, TurnStarted, ignore_event
+from rstar2.agent.events import (
+    CallEnded,
+    CallStarted,
+    Ended,
+    TextGenerated,
+    TurnRestarted,
+    TurnStarted,
+    UserReplied,
+    ignore_event,
+)
 from rstar2.engine import Chunk, Engine, EngineLoad, Sampling
 from rstar2.engine.plain_text import PlainTextTokenizer
 from rstar2.engine.scripted import ScriptedEngine, ScriptedPrompt, read_script, replies
@@ -86,6 +95,26 @@ def test_it_calls_reads_and_answers() -> None:
     ]
     streamed = "".join(event.text for event in events if isinstance(event, TextGenerated))
     assert streamed == calling("six") + ANSWER
+
+
+@dataclass
+class Asking:
+    """A user who asks further questions."""
+
+    questions: list[str]
+    is_over: bool = False
+
+    async def reply(self, _said: str) -> str | None:
+        return self.questions.pop(0) if self.questions else None
+
+
+def test_an_observer_sees_what_the_user_replies() -> None:
+    events: list[object] = []
+    agent = Agent(scripted("One?", "Two?", ANSWER), CHAT, AgentLimits(max_turns=1))
+    trace = asyncio.run(agent.rollout(QUESTION, [], observer=events.append, world=Asking([" More. ", "And more."])))
+    assert trace.outcome is Outcome.TURN_LIMIT
+    assert [event for event in events if isinstance(event, UserReplied)] == [UserReplied("More.")]
+    assert "user\nMore.<|im_end|>" in trace.turns[0].appended_text
 
 
 def test_all_calls_of_a_turn_run_at_the_same_time_and_answer_in_order() -> None:
@@ -204,6 +233,39 @@ def test_long_output_is_cut_in_tokens_and_says_how_much() -> None:
     assert result.text.endswith("line 99999\n")
     assert f"[... {result.num_cut_chars} characters cut ...]" in result.text
     assert result.num_cut_chars > len(long) - 300
+
+
+class MeasuringTokenizer(PlainTextTokenizer):
+    def __init__(self) -> None:
+        self.longest_chars = 0
+
+    def encode(self, text: str) -> list[int]:
+        self.longest_chars = max(self.longest_chars, len(text))
+        return super().encode(text)
+
+
+def test_of_a_result_of_100_mb_only_the_ends_are_read() -> None:
+    tokenizer = MeasuringTokenizer()
+    chat = ChatFormat.of(tokenizer)
+    long = "first <|im_end|> " + "a b " * 25_000_000 + " <|im_end|> last"
+    tool = FakeTool(answer=lambda _: ToolResult(ToolStatus.OK, long))
+    engine = ScriptedEngine(replies([calling("a"), ANSWER]), tokenizer, chat.end_of_turn_id)
+    trace = asyncio.run(Agent(engine, chat, AgentLimits(max_tool_output_tokens=64)).rollout(QUESTION, [tool]))
+    (result,) = trace.results
+    head, _, tail = result.text.partition(f"\n[... {result.num_cut_chars} characters cut ...]\n")
+    assert head.startswith("first < |im_end|> a b")
+    assert tail.endswith("a b  < |im_end|> last")
+    assert len(head) + len(tail) + result.num_cut_chars == len(long) + 2  # the spaces in the control tokens
+    assert tokenizer.longest_chars < 10_000
+
+
+def test_a_fault_with_a_message_of_100_mb_is_kept_short() -> None:
+    def fail(_: str) -> ToolResult:
+        raise ValueError("x" * 100_000_000)
+
+    trace = roll(scripted(calling("a"), ANSWER), FakeTool(answer=fail), max_fault_retries=0)
+    assert trace.outcome is Outcome.INFRASTRUCTURE_FAULT
+    assert len(trace.note) < 5000
 
 
 def test_what_a_tool_prints_cannot_end_its_turn() -> None:

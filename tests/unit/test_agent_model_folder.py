@@ -12,30 +12,21 @@ from transformers import AutoTokenizer
 from rstar2.agent import PythonTool, load_chat, read_format, write_format
 from rstar2.agent.chat_template import SYSTEM_TEXT
 from rstar2.agent.model_folder import FORMAT_FILE, TEMPLATE_FILE
+from rstar2.config import EnvironmentSection
 from rstar2.engine.embedded.weights import load_model
 from rstar2.errors import UserError
-from rstar2.models.tiny import TinySizes, build_tiny
 
 pytestmark = pytest.mark.unit
 
-TOOL = PythonTool.schema.name
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    build_tiny(path, "llama", TinySizes(1, 16, 2, 1, 400, 64), ["some words"], seed=0)
-    return path
-
 
 @pytest.fixture
-def folder(built: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(built, tmp_path / "model")
+def folder(tiny_llama: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny_llama, tmp_path / "model")
 
 
 @pytest.mark.parametrize("words", ["", "Answer briefly."])
 def test_what_it_was_told_in_training_is_told_again(folder: Path, words: str) -> None:
-    write_format(folder, load_chat(folder, system_text=words), TOOL)
+    write_format(folder, load_chat(folder, system_text=words), EnvironmentSection())
     assert load_chat(folder).system_text == words
     assert load_chat(folder, system_text="other").system_text == "other"
     assert load_chat(folder, system_text="").prompt_text("Q?", ()) == (
@@ -46,9 +37,10 @@ def test_what_it_was_told_in_training_is_told_again(folder: Path, words: str) ->
 
 
 def test_it_knows_the_tool_that_it_was_trained_with(folder: Path) -> None:
-    assert read_format(folder).tool is None
-    write_format(folder, load_chat(folder), "jupyter_code")
-    assert read_format(folder).tool == "jupyter_code"
+    assert read_format(folder).environment is None
+    notebook = EnvironmentSection(tools=("jupyter_code",))
+    write_format(folder, load_chat(folder), notebook)
+    assert read_format(folder).environment == notebook
 
 
 @pytest.mark.parametrize("tokenizer_class", ["PreTrainedTokenizerFast", "Qwen2Tokenizer"])
@@ -57,7 +49,7 @@ def test_tags_are_spelled_again_as_in_training_by_us_and_by_others(folder: Path,
     as_token, as_text = load_chat(folder), load_chat(folder, tool_tags="text")
     spoken = "<reason> So.</reason>\n<tool_call>\n{}\n</tool_call><|im_end|>\n<tool_response>\n"
     assert as_token.tokenizer.encode(spoken) != as_text.tokenizer.encode(spoken)
-    write_format(folder, as_text, TOOL)
+    write_format(folder, as_text, EnvironmentSection())
     assert load_chat(folder).tokenizer.encode(spoken) == as_text.tokenizer.encode(spoken)
     others = AutoTokenizer.from_pretrained(folder)
     assert others(spoken, add_special_tokens=False)["input_ids"] == as_text.tokenizer.encode(spoken)
@@ -80,7 +72,7 @@ def test_other_programs_stop_where_the_agent_s_turns_end(folder: Path) -> None:
     """A base model ends texts, not turns."""
     (folder / "generation_config.json").write_text('{"eos_token_id": 0, "temperature": 0.7}')
     chat = load_chat(folder)
-    write_format(folder, chat, TOOL)
+    write_format(folder, chat, EnvironmentSection())
     settings = json.loads((folder / "generation_config.json").read_text())
     assert settings == {"eos_token_id": [chat.end_of_turn_id, 0], "temperature": 0.7}
 
@@ -93,7 +85,7 @@ def test_other_programs_stop_where_the_agent_s_turns_end(folder: Path) -> None:
         "[]",
         '{"system_text": 3}',
         '{"system_text": "", "tool_tags": "both"}',
-        '{"system_text": "", "tool": 3}',
+        '{"system_text": "", "environment": {"source": 3}}',
     ],
 )
 def test_a_damaged_file_is_said(folder: Path, content: str) -> None:
@@ -107,7 +99,7 @@ def test_the_template_of_training_is_that_of_the_folder(folder: Path) -> None:
     (folder / TEMPLATE_FILE).write_text(own)
     trained = load_chat(folder, "qwen")
     assert load_chat(folder).prompt_text("q", ()) != trained.prompt_text("q", ())
-    write_format(folder, trained, TOOL)
+    write_format(folder, trained, EnvironmentSection())
     assert load_chat(folder).prompt_text("q", ()) == trained.prompt_text("q", ())
     # Programs that know no chat_template.jinja find it where they look.
     (folder / TEMPLATE_FILE).unlink()

@@ -7,8 +7,6 @@ import pytest
 from rstar2.agent import ToolSchema
 from rstar2.agent.parse import CLOSE, MAX_NESTING, OPEN, ParsedCall, parse_calls
 from rstar2.agent.python_tools import JupyterTool, PythonTool
-from rstar2.agent.schema import mismatch
-from rstar2.errors import UserError
 from rstar2.records import StopReason, ToolStatus, Turn
 from rstar2.records.codec import decode, encode
 
@@ -173,24 +171,3 @@ def test_a_call_longer_than_what_is_read_at_once_is_read_as_any_other(monkeypatc
 
 def test_ten_thousand_broken_calls_take_no_time() -> None:
     assert len(parse((OPEN + '{"a ') * 10_000)) == 10_000
-
-
-@pytest.mark.parametrize(
-    ("parameters", "sentence"),
-    [
-        ({"type": "string"}, "parameters.type must be 'object'"),
-        ({"type": "object", "properties": {"a": {"minLength": 3}}}, r"parameters\.properties\.a\.minLength is not und"),
-        ({"type": "object", "properties": {"a": {"type": "text"}}}, "must be one of string, integer"),
-        ({"type": "object", "additionalProperties": {}}, "must be true or false"),
-    ],
-)
-def test_a_schema_that_cannot_be_checked_is_refused(parameters: dict[str, object], sentence: str) -> None:
-    with pytest.raises(UserError, match=f"tool mine: .*{sentence}"):
-        ToolSchema("mine", "", parameters)
-
-
-def test_several_types_and_free_objects() -> None:
-    schema = {"type": ["string", "null"]}
-    assert mismatch(None, schema) is None
-    assert mismatch(1, schema) == "arguments must be of type string or null, not integer"
-    assert mismatch({"anything": [1.5]}, {"type": "object", "additionalProperties": True}) is None

@@ -13,7 +13,7 @@ from rstar2.agent.chat_template import tool_responses
 from rstar2.agent.hf_tokenizer import TOOL_TAGS, spell_tags
 from rstar2.engine.scripted import ScriptedEngine, replies
 from rstar2.errors import UserError
-from rstar2.models.tiny import TAGS, TinySizes, build_tiny
+from rstar2.models.tiny import TAGS
 from rstar2.records import ToolResult, ToolStatus
 
 pytestmark = pytest.mark.unit
@@ -23,13 +23,6 @@ CALL = (
     '"arguments": {"code": "print(\'</tool_call>\')", "input": ""}}\n</tool_call>'
 )
 RESULT = tool_responses(["42"])
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    build_tiny(path, "llama", TinySizes(1, 16, 2, 1, 400, 64), ["some words"], seed=0)
-    return path
 
 
 def byte_level(model: Any) -> Tokenizer:
@@ -66,8 +59,8 @@ def test_tags_of_the_vocabulary_itself_are_spelled(trainer: Any, model: Any) -> 
     }
 
 
-def test_tags_are_spelled_and_all_else_keeps_its_ids(folder: Path) -> None:
-    as_token, as_text = HfTokenizer.load(folder), HfTokenizer.load(folder, tool_tags="text")
+def test_tags_are_spelled_and_all_else_keeps_its_ids(tiny_llama: Path) -> None:
+    as_token, as_text = HfTokenizer.load(tiny_llama), HfTokenizer.load(tiny_llama, tool_tags="text")
     for tag in TAGS:
         assert len(as_token.encode(tag)) == 1
         assert (len(as_text.encode(tag)) == 1) == (tag not in TOOL_TAGS)
@@ -117,8 +110,8 @@ class EchoTool:
         pass
 
 
-async def test_a_conversation_with_calls_is_exact(folder: Path) -> None:
-    tokenizer = HfTokenizer.load(folder, tool_tags="text")
+async def test_a_conversation_with_calls_is_exact(tiny_llama: Path) -> None:
+    tokenizer = HfTokenizer.load(tiny_llama, tool_tags="text")
     chat = ChatFormat.of(tokenizer)
     said = (f"I compute.</reason>{CALL}", r"So.</reason><answer>\boxed{42}</answer>")
     engine = ScriptedEngine(replies(said), tokenizer, chat.end_of_turn_id)
@@ -129,5 +122,5 @@ async def test_a_conversation_with_calls_is_exact(folder: Path) -> None:
     result = tool_responses(["print('</tool_call>')"])
     between = f"<|im_end|>\n<|im_start|>user\n{result}<|im_end|>\n<|im_start|>assistant\n<reason>"
     assert text == start.prompt_text + said[0] + between + said[1] + "<|im_end|>"
-    tag_ids = {HfTokenizer.load(folder).encode(tag)[0] for tag in TOOL_TAGS}
+    tag_ids = {HfTokenizer.load(tiny_llama).encode(tag)[0] for tag in TOOL_TAGS}
     assert tag_ids.isdisjoint(transcript.token_ids)

@@ -93,7 +93,7 @@ def test_tool_errors_over_training() -> None:
             scored(7, OK, OK, NAME_ERROR, TIMEOUT, reward=1.0),
             scored(2, OK, verdict=Verdict.RIGHT),
             scored(2, TIMEOUT, OURS, verdict=Verdict.NO_ANSWER),
-            scored(2, NAME_ERROR, OK, verdict=Verdict.RIGHT, reward=0.0),
+            scored(2, NAME_ERROR, OK, verdict=Verdict.WRONG, reward=0.5),
             scored(2, NAME_ERROR, verdict=Verdict.UNDECIDED),
             scored(2, NAME_ERROR),
         ]

@@ -21,8 +21,9 @@ context_tokens = 640
 kv_cache_tokens = 4096
 [sandbox]
 num_slots = 3
+[environment]
+tools = ["jupyter_code"]
 [agent]
-tool = "jupyter_code"
 max_tool_output_tokens = 64
 [rollout]
 max_prompt_tokens = 128
@@ -68,11 +69,8 @@ def test_without_a_recipe_there_are_defaults_and_one_problem_gets_brief_limits()
 def test_a_recipe_says_what_the_options_do_not(file: Path) -> None:
     recipe = asked_recipe(AgentFlags(recipe=file, model="a", temperature=0.9, overrides=["agent.template=qwen"]), BRIEF)
     assert (recipe.model.name, recipe.model.context_tokens, recipe.engine.kv_cache_tokens) == ("a", 640, 4096)
-    assert (recipe.agent.tool, recipe.agent.template, recipe.agent.max_tool_output_tokens) == (
-        "jupyter_code",
-        "qwen",
-        64,
-    )
+    assert recipe.environment.tools == ("jupyter_code",)
+    assert (recipe.agent.template, recipe.agent.max_tool_output_tokens) == ("qwen", 64)
     assert (recipe.eval.temperature, recipe.eval.max_response_tokens, recipe.seed) == (0.9, 256, 7)
     assert recipe.eval.benchmarks == ("held",)
     assert not recipe.trains
@@ -83,7 +81,7 @@ def test_a_run_is_its_recipe_with_its_final_model(run: Path, name: str) -> None:
     recipe = asked_recipe(AgentFlags(recipe=run / name), BRIEF)
     assert recipe.model.name == str(run / "final")
     assert recipe.model.tiny is None
-    assert recipe.agent.tool == "jupyter_code"
+    assert recipe.environment.tools == ("jupyter_code",)
     assert asked_recipe(AgentFlags(recipe=run / name, model="other")).model.name == "other"
     assert asked_recipe(AgentFlags(recipe=run / name, overrides=["model.name=tiny:qwen3"])).model.name == "tiny:qwen3"
 
@@ -120,7 +118,7 @@ def test_a_sandbox_service_takes_the_place_of_local_slots(file: Path, monkeypatc
         (AgentFlags(engine="vllm", script=Path("x")), "--script is for --engine scripted, not vllm"),
         (AgentFlags(engine="embedded", base_url="http://h"), "--base-url is for --engine openai or vllm"),
         (AgentFlags(sandbox="localhost:1"), '--sandbox cannot be the text "localhost:1"'),
-        (AgentFlags(overrides=["agent.tol=jupyter_code"]), "agent.tol is not a key of [agent]; did you mean tool?"),
+        (AgentFlags(overrides=["agent.templat=qwen"]), "agent.templat is not a key of [agent]; did you mean template?"),
         (AgentFlags(recipe=Path("absent.toml")), "absent.toml: there is no such file"),
     ],
 )

@@ -142,6 +142,24 @@ def test_what_a_terminal_shows() -> None:
     assert (progress.num_done, progress.num_steps) == (5, 10)
 
 
+def test_a_terminal_shows_the_reward_where_it_is_not_the_accuracy() -> None:
+    def shown(*rewards: float) -> tuple[str, str]:
+        printed, drawn = (Console(width=80, force_terminal=False, record=True) for _ in range(2))
+        lines, progress = Lines(printed), Progress()
+        for step, reward in enumerate(rewards):
+            for observer in (lines, progress):
+                observer.metrics(step, "first", {"accuracy": 0.25, "reward_mean": reward})
+        drawn.print(LiveView(progress))
+        return printed.export_text(), drawn.export_text()
+
+    for text in shown(0.25, 0.625):
+        assert "0.625" in text
+        assert "accuracy" in text
+    for text in shown(0.25, 0.25):
+        assert "reward" not in text
+        assert "25%" in text
+
+
 def test_inside_a_step_a_terminal_shows_what_is_waited_for() -> None:
     time_s = 0.0
     progress = Progress(lambda: time_s)

@@ -146,7 +146,8 @@ def test_a_single_mistake_is_a_single_line() -> None:
         ),
         (
             'train = "fast"',
-            "r.toml:24: data.train.train is not a key of [data.train]; its keys are source, split, num_problems",
+            "r.toml:24: data.train.train is not a key of [data.train]; its keys are source, environment, share, split, "
+            "num_problems",
         ),
         ("[eval]\nbenchmarks = [1]", "r.toml:25: eval.benchmarks.0 must be a text, not the integer 1"),
         ("[eval]\nbenchmarks = 'aime24'", 'r.toml:25: eval.benchmarks must be a list of texts, not the text "aime24"'),
@@ -167,6 +168,20 @@ def test_a_single_mistake_is_a_single_line() -> None:
 def test_faulty_values(addition: str, complaint: str) -> None:
     (line,) = mistakes(f"{VALID}{addition}\n")
     assert line.startswith(complaint)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["environment.tools=[]", "agent.max_tool_output_tokens=2048"], ["environment.source=file:own.py:Own"]],
+)
+def test_without_tools_no_result_is_too_long(overrides: list[str], tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(VALID)
+    short = ["stages.0.max_response_tokens=512", "stages.1.max_response_tokens=512"]
+    load_recipe(tmp_path / "r.toml", [*short, *overrides])
+    with pytest.raises(UserError, match="used up by a single tool result"):
+        load_recipe(
+            tmp_path / "r.toml", ["agent.max_tool_output_tokens=600", "environment.source=file:own.py:Own", *short]
+        )
 
 
 @pytest.mark.parametrize(
@@ -200,7 +215,7 @@ def test_faulty_values(addition: str, complaint: str) -> None:
         (["data.aime24={source = 'file:x'}"], "data.aime24 has the name of a benchmark"),
         (["data.é={source = 'file:x'}"], "cannot name a set"),
         (
-            ['sft.data=["train"]', "sft.max_tokens=20000"],
+            ['sft.data=["train"]', "sft.max_tokens=20000", "train.micro_batch_tokens=16384"],
             "sft.max_tokens of 20000 is more than train.micro_batch_tokens",
         ),
         (["model.name=other", "model.tiny={}"], "model.tiny is for models built from nothing"),

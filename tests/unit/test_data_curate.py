@@ -1,5 +1,6 @@
 """Curation: each reason on rows made for it, and the order in which reasons are asked."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from rstar2.data import BenchmarkGrams, CurationRules, PassRate, Reason, curate,
 from rstar2.data.unsuitable import asks_several, is_composite, is_integer, needs_figure
 from rstar2.data.write import rejects_path, write_problems, write_rejects
 from rstar2.errors import UserError
-from rstar2.records import Group, Problem, RunDirectory, Selection
+from rstar2.records import Group, Outcome, Problem, RunDirectory, Selection, Trace
 
 pytestmark = pytest.mark.unit
 
@@ -150,6 +151,18 @@ def test_pass_rates_are_those_of_the_last_try(tmp_path: Path) -> None:
     assert read_pass_rates(tmp_path / "run") == {"a": PassRate(1, 2), "b": PassRate(1, 2)}
     with pytest.raises(UserError, match="is not a run directory"):
         read_pass_rates(tmp_path)
+
+
+def test_pass_rates_count_full_rewards_where_there_is_no_verdict(tmp_path: Path) -> None:
+    graded = replace(group("graded", 1, 0.5, 1.0), is_right=(True, False))
+    with RunDirectory.create(tmp_path / "train", verb="train", argv=(), seed=0, recipe_toml="") as run:
+        run.write_group(group("scored", 1, 0.5, 1.0, None))
+        run.write_group(graded)
+    assert read_pass_rates(tmp_path / "train") == {"scored": PassRate(1, 2), "graded": PassRate(1, 2)}
+    with RunDirectory.create(tmp_path / "eval", verb="eval", argv=(), seed=0, recipe_toml="") as run:
+        for number, reward in enumerate((0.5, 1.0, None)):
+            run.write_trace(Trace(f"t{number}", "a", (1,), "a", (), Outcome.ANSWERED, reward=reward))
+    assert read_pass_rates(tmp_path / "eval") == {"a": PassRate(1, 2)}
 
 
 @pytest.mark.parametrize("name", ["rl.jsonl", "rl.jsonl.gz"])

@@ -1,10 +1,16 @@
 """Whoever waits for an answer gets one, whatever becomes of the other end."""
 
 import asyncio
+import pickle
+import socket
+import struct
+import threading
+import time
 from typing import Any
 
 import pytest
 
+from rstar2.engine.process.child import SocketChannel
 from rstar2.engine.remote import Peer
 from rstar2.engine.remote.wire import Frame
 from rstar2.errors import InfrastructureError
@@ -69,6 +75,23 @@ async def test_who_waits_hears_why_there_is_none(last: Any, error: type[Exceptio
     with pytest.raises(InfrastructureError):
         await peer.ask(2)
     await peer.close()
+
+
+async def test_who_was_busy_for_longer_than_the_silence_finds_what_was_sent_meanwhile() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        peer = Calculator(await SocketChannel.on(ours), "it", silence_s := 0.2)
+        asked = peer.ask(1)
+        for _ in range(10):
+            await asyncio.sleep(0)  # the peer begins to listen
+        body = pickle.dumps([{"number": 0, "result": 2, "more": b"-" * (1 << 21)}])  # more than is read at a time
+        sender = threading.Thread(target=theirs.sendall, args=(struct.pack(">I", len(body)) + body,))
+        sender.start()
+        time.sleep(2 * silence_s)  # noqa: ASYNC251  # an update blocks the event loop
+        assert await asyncio.wait_for(asked, 60) == 2
+        sender.join()
+        assert peer.is_alive
+        await peer.close()
 
 
 async def test_an_answer_that_nobody_waits_for_any_more_is_dropped() -> None:

@@ -25,6 +25,15 @@ def test_unbiased_pass_at_k_is_the_mean_over_all_subsets() -> None:
             assert pass_at(5, num_right, k) == pytest.approx(expected)
 
 
+def test_pass_at_k_counts_what_the_environment_calls_a_success() -> None:
+    praised = replace(RIGHT, score=0.7)
+    half, full, more = (replace(RIGHT, verdict=None, score=score) for score in (0.5, 1.0, 3.0))
+    not_right = replace(wrong("8"), score=1.0)
+    samples = [sample for name, each in zip("abcde", (praised, half, full, more, not_right), strict=True)
+               for sample in of_problem(name, each)]  # fmt: skip
+    assert measure(samples, num_problems=5, num_samples=1, seconds=1.0).pass_at_k == pytest.approx(3 / 5)
+
+
 def test_every_number_of_a_result() -> None:
     erring = replace(
         wrong("8"),

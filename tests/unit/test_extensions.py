@@ -28,7 +28,14 @@ def test_every_entry_loads_and_says_what_it_does(name: str) -> None:
     assert len(table) > 1
     for entry in table:
         loaded = table.load(entry)
-        code = loaded.choose if name == "SELECTIONS" else loaded.read if name == "BENCHMARKS" else loaded
+        inner = {
+            "SELECTIONS": "choose",
+            "BENCHMARKS": "read",
+            "ENVIRONMENTS": "open",
+            "SFT_SOURCES": "convert",
+            "RL_SOURCES": "convert",
+        }.get(name)
+        code = loaded if inner is None else getattr(loaded, inner)
         assert callable(code)
         assert table[entry].summary and not table[entry].summary.endswith(".")
 

@@ -11,7 +11,7 @@ from rstar2.errors import InfrastructureError
 from rstar2.grading import Grader, Method
 from rstar2.grading.grader import read_execution
 from rstar2.records import Verdict
-from rstar2.sandbox import Execution, ExecutionStatus, Request, Session
+from rstar2.sandbox import Execution, ExecutionStatus, OnOutput, Request, Session
 
 pytestmark = pytest.mark.unit
 
@@ -73,7 +73,7 @@ def test_our_own_faults_are_never_verdicts(execution: Execution) -> None:
 class UnusableExecutor:
     """Fails the test that touches it."""
 
-    async def run(self, request: Request) -> Execution:
+    async def run(self, request: Request, on_output: OnOutput | None = None) -> Execution:  # noqa: ARG002
         raise AssertionError(f"the executor was asked to run {request.stdin}")
 
     def run_many(self, requests: Iterable[Request]) -> AsyncIterator[tuple[int, Execution]]:

@@ -14,16 +14,19 @@ from rstar2.engine.embedded.options import choose_limits
 from rstar2.errors import UserError
 from rstar2.models import CATALOG
 from rstar2.plan.activations import ActivationMeter, LiveBytes
+from rstar2.plan.assumptions import Assumptions
 from rstar2.plan.devices import DEVICE_NAMES, find_device
 from rstar2.plan.generation import engine_model
 from rstar2.plan.layout import Sharing
 from rstar2.plan.memory import engine_memory
 from rstar2.plan.meta_model import ModelPlan
 from rstar2.plan.model_config import BUNDLED, find_config
-from rstar2.plan.plan import largest
+from rstar2.plan.plan import make_plan
 from rstar2.plan.shards import shard, unsharded
 from rstar2.train.learning import forward as packed
-from rstar2.train.workbench import engine_options
+from rstar2.train.memory.division import divide, largest
+from rstar2.train.memory.need import GpuNeed
+from rstar2.train.workbench import MAX_WORKERS, engine_options
 
 pytestmark = pytest.mark.unit
 
@@ -157,6 +160,32 @@ def test_checkpointing_keeps_the_inputs_of_layers_alone() -> None:
     kept = ActivationMeter(model).measure(512).kept_layers
     assert kept == (1 + model.num_layers) * 512 * 40 * model.dtype.itemsize
     assert ActivationMeter(replace(model, is_checkpointed=False)).measure(512).kept_layers > 5 * kept
+
+
+@pytest.mark.parametrize(("name", "gives_back"), [("h200", False), ("rtx4090", True)])
+def test_one_gpu_is_planned_as_the_trainer_divides_it(name: str, gives_back: bool) -> None:
+    recipe = make_recipe(
+        model={"name": "Qwen/Qwen2.5-Coder-1.5B-Instruct", "tiny": None, "lora": {"rank": 16}},
+        train={"micro_batch_tokens": None, "prompts_per_step": 64},
+        algo={"group_size": 16},
+    )
+    device = find_device(name)
+    plan = make_plan(recipe, device, Assumptions(max_simulated_rollouts=64))
+    need = GpuNeed.of(recipe, ModelPlan.of(recipe, find_config(recipe).values, is_on_gpu=True).config, 2)
+    capacity_bytes = int(device.memory_bytes * 0.9)
+    assert plan.division == divide(recipe, need, capacity_bytes, device.memory_bytes, MAX_WORKERS)
+    assert plan.division.gives_cache_back is gives_back
+    assert plan.fits
+    (rank,) = plan.ranks
+    train, generate = rank.phases
+    assert ("KV cache" in train.parts, "KV cache" in generate.parts) == (not gives_back, True)
+    assert train.total_bytes == need.fixed + plan.division.update_bytes + train.parts.get("KV cache", 0)
+    assert rank.fits
+    assert plan.micro_batch.num_tokens == plan.division.micro_batch_tokens
+    assert plan.run_time is not None
+    full_price = make_plan(recipe, device, Assumptions(mfu=0.01, max_simulated_rollouts=64))
+    assert full_price.run_time is not None
+    assert full_price.run_time.stages[0].mean.train_s > 10 * plan.run_time.stages[0].mean.train_s
 
 
 @pytest.mark.parametrize("boundary", [256, 300, 4096, 5000, 100_000, 1 << 30])

@@ -6,7 +6,7 @@ import pytest
 
 from rstar2.engine import EngineLoad
 from rstar2.errors import UserError
-from rstar2.rollout.policies import KvAware, KvAwareSettings
+from rstar2.rollout.policies.kv_aware import KvAware, KvAwareSettings
 from rstar2.rollout.scheduler import (
     Cancel,
     Decision,

@@ -1,16 +1,27 @@
 """The table of guarantees, and the refusal to run below its minimum."""
 
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from rstar2.errors import UserError
-from rstar2.sandbox.isolation import guarantees, linux
+from rstar2.sandbox.isolation import guarantees, linux, uids
 from rstar2.sandbox.isolation.guarantees import Capabilities
 from rstar2.sandbox.slots import slot_factory
 
 pytestmark = pytest.mark.unit
 
 EVERYTHING = Capabilities(
-    True, True, True, True, guarantees.cgroup.Hierarchy(guarantees.cgroup.Path("/"), guarantees.cgroup._V2)
+    True,
+    True,
+    True,
+    True,
+    guarantees.cgroup.Hierarchy(guarantees.cgroup.Path("/"), guarantees.cgroup._V2),
+    landlock_version=1,
+    can_raise_priority=True,
 )
 UNPRIVILEGED = Capabilities(True, False, True, True, None)
 ROOT_WITHOUT_RIGHTS = Capabilities(True, False, True, True, None, "give root CAP_KILL", is_machine_root=True)
@@ -63,10 +74,30 @@ def test_root_of_a_small_user_namespace_is_not_privileged(uid_map: str, gid_map:
 
 
 def test_every_uid_that_a_slot_can_get_is_among_those_asked_for() -> None:
-    uids = [
-        guarantees.slot_uid(pid, number) for pid in (1, 0x3FFE, 0x3FFF, 4_194_303) for number in (0, 0xFFFF, 0x10000)
-    ]
-    assert min(uids) >= 1073741824 and max(uids) <= 2147418111
+    numbers = [uids.STATELESS_NUMBERS.draw(), uids.SESSION_NUMBERS.draw(), 0, uids.NUM_UIDS_PER_BLOCK - 1]
+    found = [uids.uid_of(block, number) for block in (0, uids.NUM_BLOCKS - 1) for number in numbers]
+    assert min(found) >= 1073741824 and max(found) <= 2147418111
+
+
+def test_two_processes_never_lease_the_same_block(tmp_path: Path) -> None:
+    """Whatever their process ids, which repeat between process namespaces."""
+    program = (
+        "import pathlib\nfrom rstar2.sandbox.isolation import uids\n"
+        f"print(uids.lock_block(pathlib.Path({str(tmp_path)!r}), 7))"
+    )
+
+    def ask() -> str:
+        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+    assert ask() == "True\n"  # and it has ended
+    assert uids.lock_block(tmp_path, 7)
+    assert ask() == "False\n"
+
+
+def test_uids_tell_nothing_of_how_many_were_used() -> None:
+    drawn = [uids.STATELESS_NUMBERS.draw() for _ in range(200)]
+    assert len(set(drawn)) == 200
+    assert max(abs(one - other) for one, other in itertools.pairwise(drawn)) > 100
 
 
 @pytest.mark.parametrize(

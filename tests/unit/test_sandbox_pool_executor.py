@@ -9,7 +9,7 @@ from typing import Self
 import pytest
 
 from rstar2.errors import InfrastructureError, UserError
-from rstar2.sandbox import Execution, ExecutionStatus, Overloaded, Request, Session
+from rstar2.sandbox import Execution, ExecutionStatus, OnOutput, Overloaded, Request, Session
 from rstar2.sandbox.pool import HealthConfig, NodeReport, PoolExecutor
 from rstar2.sandbox.pool.executor import MAX_TRIES
 
@@ -32,7 +32,7 @@ class ScriptedNode:
         self.is_draining = False
         self.is_closed = False
 
-    async def run(self, request: Request) -> Execution:
+    async def run(self, request: Request, on_output: OnOutput | None = None) -> Execution:  # noqa: ARG002
         self.started[request.code] += 1
         try:
             await self.gate.wait()

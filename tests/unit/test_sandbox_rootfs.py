@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rstar2.sandbox.isolation import rootfs
+from rstar2.sandbox.isolation import packages, rootfs
 from rstar2.sandbox.isolation.rootfs import View
 
 pytestmark = pytest.mark.unit
@@ -27,23 +27,41 @@ def is_in(view: View, path: str) -> bool:
                 path = os.path.normpath(Path(link).parent / target) + path[len(link) :]
                 break
         else:
-            return any(path == bind or path.startswith(bind.rstrip("/") + "/") for bind in view.binds)
+            shown = [shown for folder, shown in view.package_folders if path.startswith(folder + "/")]
+            binds = shown[0] if shown else view.binds
+            return any(path == bind or path.startswith(bind.rstrip("/") + "/") for bind in binds)
     raise AssertionError("links go in a circle")
 
 
 def test_the_interpreter_and_its_packages_are_there(view: View) -> None:
-    wanted = [sys.executable, sys.prefix, sysconfig.get_paths()["stdlib"], np.__file__]
+    wanted = [sys.executable, sysconfig.get_paths()["stdlib"], np.__file__]
     assert [path for path in wanted if not is_in(view, os.path.realpath(path))] == []
     assert is_in(view, sys.executable)
 
 
 def test_shared_libraries_are_there(view: View) -> None:
-    """Ours is loaded before the root changes, and no program has a use for it."""
+    """Ours is loaded before the root changes, and no program has a use for it, nor for those of other packages."""
     own = str(Path(rootfs.__file__).parent.parent)
+    promised = packages.paths()
     lines = Path("/proc/self/maps").read_text().splitlines()
     loaded = {line.split(maxsplit=5)[5] for line in lines if ".so" in line}
     assert loaded
-    assert [path for path in loaded if not path.startswith(own) and not is_in(view, path)] == []
+    others = {path for path in loaded if "-packages/" in path and not path.startswith(tuple(promised))}
+    assert loaded > others
+    assert [path for path in loaded - others if not path.startswith(own) and not is_in(view, path)] == []
+
+
+def test_other_packages_are_not_there(view: View) -> None:
+    for package in (pytest, rootfs):
+        assert package.__file__ is not None and not is_in(view, package.__file__)
+    added = rootfs.runtime_view(("pytest",))
+    assert is_in(added, str(Path(pytest.__file__))) and is_in(added, np.__file__)
+
+
+def test_what_a_package_needs_comes_with_it() -> None:
+    names = {Path(path).name for path in packages.paths()}
+    assert {"numpy", "pandas", "dateutil", "latex2sympy2_extended"} <= names
+    assert not {"pytest", "rstar2", "aiohttp", "pip"} & names
 
 
 @pytest.mark.parametrize(

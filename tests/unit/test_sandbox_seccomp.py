@@ -15,8 +15,8 @@ X32_BIT = 0x40000000
 ALLOW, DENY, ABSENT = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 
 CLONE, EXECVE, PTRACE, PRCTL, SETPRIORITY, PRLIMIT64, CLONE3 = 56, 59, 101, 157, 141, 302, 435
-SOCKETPAIR, SETSOCKOPT = 53, 54
-BY_ARGUMENT = {CLONE, PRCTL, SETPRIORITY, PRLIMIT64, CLONE3, SOCKETPAIR, SETSOCKOPT}
+SOCKETPAIR, SETSOCKOPT, SENDMSG, FCNTL, FLOCK, IOCTL, FUTEX = 53, 54, 46, 72, 73, 16, 202
+BY_ARGUMENT = seccomp.judged_numbers()
 
 REFUSED = {
     "socket": 41, "connect": 42, "accept": 43, "bind": 49, "listen": 50, "accept4": 288, "sendmmsg": 307,
@@ -38,7 +38,7 @@ REFUSED = {
     "rt_tgsigqueueinfo": 297, "mlockall": 151, "mlock2": 325, "chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260,
 }  # fmt: skip
 NEEDED = {
-    "read": 0, "write": 1, "close": 3, "mmap": 9, "brk": 12, "rt_sigaction": 13, "ioctl": 16, "fork": 57, "vfork": 58,
+    "read": 0, "write": 1, "close": 3, "mmap": 9, "brk": 12, "rt_sigaction": 13, "fork": 57, "vfork": 58,
     "execve": 59, "exit": 60, "wait4": 61, "kill": 62, "fcntl": 72, "futex": 202, "exit_group": 231, "openat": 257,
     "newfstatat": 262, "pipe2": 293, "getrandom": 318, "clock_nanosleep": 230, "epoll_wait": 232,
     "close_range": 436, "rseq": 334,
@@ -99,6 +99,7 @@ def test_the_kernel_takes_it(program: bytes) -> None:
 def test_every_number_is_as_in_the_table(program: bytes) -> None:
     allowed = seccomp.allowed_numbers()
     assert not allowed & BY_ARGUMENT
+    assert {CLONE, PRCTL, SETPRIORITY, PRLIMIT64, CLONE3, SOCKETPAIR, SETSOCKOPT, FCNTL, IOCTL} <= BY_ARGUMENT
     for number in set(range(601)) - BY_ARGUMENT:
         action = interpret(program, number)
         assert action == ALLOW if number in allowed else is_refused(action), number
@@ -190,3 +191,73 @@ def test_one_socket_option_may_be_set(program: bytes) -> None:
     assert interpret(program, SETSOCKOPT, arguments=(0, socket_level, pass_credentials)) == ALLOW
     for level, option in ((socket_level, attach_filter), (socket_level, send_buffer), (0, pass_credentials), (6, 1)):
         assert is_refused(interpret(program, SETSOCKOPT, arguments=(0, level, option)))
+
+
+def test_nothing_is_left_on_an_inode_of_the_host(program: bytes) -> None:
+    locks, others, harmless = (5, 6, 7, 36, 37, 38), (8, 10, 15, 1024, 1026, 1031, 1033, 1036), (0, 1, 2, 3, 4, 1030)
+    for command in locks:
+        assert interpret(program, FCNTL, arguments=(0, command)) == 0x00050000 | errno.ENOLCK
+    assert interpret(program, FLOCK) == 0x00050000 | errno.ENOLCK
+    for command in others:
+        assert is_refused(interpret(program, FCNTL, arguments=(0, command))), command
+    for command in harmless:
+        assert interpret(program, FCNTL, arguments=(0, command)) == ALLOW
+
+
+def test_the_disk_of_the_host_is_left_alone(program: bytes) -> None:
+    """Flushes and advice report success and do nothing."""
+    fsync, fdatasync, msync, fadvise64, mincore, madvise = 74, 75, 26, 221, 27, 28
+    assert {interpret(program, number) for number in (fsync, fdatasync, msync, fadvise64)} == {0x00050000}
+    assert is_refused(interpret(program, mincore))
+    for advice in (9, 12, 20, 21, 25, 100):
+        assert is_refused(interpret(program, madvise, arguments=(0, 0, advice)))
+    for advice in (3, 4, 8, 14):
+        assert interpret(program, madvise, arguments=(0, 0, advice)) == ALLOW
+
+
+def test_device_controls_are_those_of_a_terminal_or_a_pipe(program: bytes) -> None:
+    for request in (0x5401, 0x5413, 0x541B, 0x5421, 0x5451):
+        assert interpret(program, IOCTL, arguments=(1, request)) == ALLOW
+    for request in (0x5412, 0x40086602, 0xC028AA03, 0x40049409):
+        assert interpret(program, IOCTL, arguments=(1, request)) == 0x00050000 | errno.ENOTTY
+
+
+def test_futexes_have_no_priority_inheritance(program: bytes) -> None:
+    private, real_time = 128, 256
+    for flags in (0, private, real_time, private | real_time):
+        for command in (0, 1, 3, 4, 5, 9, 10):
+            assert interpret(program, FUTEX, arguments=(0, command | flags)) == ALLOW
+        for command in (2, 6, 7, 8, 11, 12, 13):
+            assert interpret(program, FUTEX, arguments=(0, command | flags)) == ABSENT
+
+
+@pytest.mark.parametrize(("number", "position"), [(44, 3), (45, 3), (47, 2)])
+def test_nothing_is_sent_out_of_band(program: bytes, number: int, position: int) -> None:
+    out_of_band, errors, no_signal, wait_for_all = 1, 0x2000, 0x4000, 0x100
+    for flags, is_allowed in ((0, True), (no_signal | wait_for_all, True), (out_of_band, False), (errors, False)):
+        action = interpret(program, number, arguments=(*[0] * position, flags))
+        assert (action == ALLOW) == is_allowed, flags
+
+
+def test_only_a_controller_sends_descriptors(program: bytes, distinct_uid: bool) -> None:
+    assert interpret(program, SENDMSG) == DENY
+    controller = seccomp.compile_filter(distinct_uid=distinct_uid, sends_descriptors=True)
+    assert interpret(controller, SENDMSG, arguments=(0, 0, 0x4000)) == ALLOW
+    assert is_refused(interpret(controller, SENDMSG, arguments=(0, 0, 1)))
+
+
+@pytest.mark.parametrize("number", [228, 229, 230, 222, 283])
+def test_clocks_of_other_processes_cannot_be_read(program: bytes, number: int) -> None:
+    for clock in (0, 1, 2, 3, 7, 11, 0xFFFFFFFA, 0xFFFFFFFE):
+        assert interpret(program, number, arguments=(clock,)) == ALLOW
+    for pid in (1, 2, 500):
+        for kind in range(8):
+            assert is_refused(interpret(program, number, arguments=(((~pid << 3) | kind) & 0xFFFFFFFF,)))
+
+
+def test_files_without_a_name_are_not_made(program: bytes) -> None:
+    open_number, openat, unnamed, usual = 2, 257, 0o20200002, 0o2000102
+    assert is_refused(interpret(program, open_number, arguments=(0, unnamed)))
+    assert is_refused(interpret(program, openat, arguments=(0, 0, unnamed)))
+    assert interpret(program, open_number, arguments=(0, usual)) == ALLOW
+    assert interpret(program, openat, arguments=(0, 0, usual)) == ALLOW

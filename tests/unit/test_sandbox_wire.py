@@ -33,14 +33,14 @@ def test_layouts_are_those_of_the_c_structs() -> None:
     """`=` packs without padding; the C structs have none because every field lies on a multiple of its size."""
     for layout in (wire.REQUEST, wire.REPLY):
         assert layout.size == struct.calcsize("@" + layout.format[1:])
-    assert (wire.REQUEST.size, wire.REPLY.size) == (56, 40)
+    assert (wire.REQUEST.size, wire.REPLY.size) == (64, 40)
 
 
 def test_a_request_comes_back_as_it_was_sent() -> None:
     limits = Limits(2.5, 3.2, 64 << 20, 7, 1000, 2000)
     data = wire.encode_request(b"code", b"input", limits, has_memory_group=True, young_s=0.1)
     header = RequestHeader.unpack(data[: wire.REQUEST.size])
-    assert header == RequestHeader(4, 5, 2500, 4, 64 << 20, 0, 2000, 7, 1000, 25_000, 100)
+    assert header == RequestHeader(4, 5, 2500, 4, 64 << 20, 0, 2000, 7, 1000, 25_000, 100, 1001, 0)
     assert data[wire.REQUEST.size :] == b"codeinput"
     assert header.pack() == data[: wire.REQUEST.size]
 
@@ -107,7 +107,7 @@ def test_each_stream_tells_that_it_was_cut(flag: Flag, field: str) -> None:
     ("wait_status", "flags", "killed", "expected"),
     [
         (exited(0), Flag(0), False, (S.OK, 0, None)),
-        (exited(0), Flag.SCRATCH_DIRTY, False, (S.OK, 0, None)),
+        (exited(0), Flag.USED_UP, False, (S.OK, 0, None)),
         (exited(1), Flag(0), False, (S.ERROR, 1, None)),
         (exited(255), Flag(0), False, (S.ERROR, 255, None)),
         (signal.SIGSEGV, Flag(0), False, (S.SIGNAL, None, signal.SIGSEGV)),

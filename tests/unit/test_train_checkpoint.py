@@ -3,8 +3,6 @@
 import errno
 import json
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,17 +127,6 @@ async def test_a_kill_while_saving_or_dropping_leaves_no_folder_that_looks_whole
     assert [name for name in names(tmp_path) if name[0] != "."] == ["000002-step-000002"]
     await save(folder, TrainState(step=4))
     assert names(tmp_path) == ["000003-step-000004"], "leftovers are swept"
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 async def test_a_full_disk_costs_only_the_checkpoint_that_did_not_fit(small_disk: Path) -> None:

@@ -14,7 +14,7 @@ def test_a_cpu_has_no_busy_share() -> None:
     num_threads = threading.active_count()
     with GpuWatch(torch.device("cpu")) as watch:
         assert threading.active_count() == num_threads
-        assert watch.share() is None
+        assert watch.use() == {}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -24,5 +24,6 @@ def test_a_gpu_at_work_is_busy() -> None:
         for _ in range(400):
             matrix = torch.tanh(matrix @ matrix)
         torch.cuda.synchronize()
-        share = watch.share()
-    assert share is not None and share > 0.5
+        use = watch.use()
+    assert use["gpu_busy_share"] > 0.5
+    assert 0 < use["gpu_memory_gib"] < torch.cuda.get_device_properties(0).total_memory / 2**30 + 1

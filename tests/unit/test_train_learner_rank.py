@@ -1,6 +1,5 @@
 """One process that learns alone: what it saves is all that is needed to go on and to serve the same, bit for bit."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,20 +16,11 @@ from rstar2.train.learning.rank import LearnerRank
 from rstar2.train.learning.sft import SftSettings, render_all
 from rstar2.train.learning.update import Rollout, UpdateSettings
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
 LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.1}
 SETTINGS = UpdateSettings(LossSettings(), 1.0, 64, 2, 1.0)
 KINDS: dict[str, dict[str, Any]] = {"full": {}, "adapters": {"lora": LORA}, "bfloat16": {"dtype": "bfloat16"}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """More would spin on models this small, and longest on a busy machine."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +139,12 @@ def test_exported_adapters_are_read_by_peft(folder: Path, groups: list[list[Roll
     expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     for name, parameter in adapted.named_parameters():
         torch.testing.assert_close(parameter, expected.get_parameter(name), msg=name)
+
+
+def test_a_gpu_that_has_become_too_small_is_a_sentence(folder: Path, groups: list[list[Rollout]]) -> None:
+    def forward(*_: object, **__: object) -> tuple[torch.Tensor, torch.Tensor]:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …")
+
+    learner = LearnerRank(replace(make_policy(folder), _forward=forward), 0.01)
+    with pytest.raises(UserError, match=r"^train.micro_batch_tokens: .*CUDA out of memory\).*start a run with \d+$"):
+        learner.update(groups, SETTINGS, 1e-2, 0)

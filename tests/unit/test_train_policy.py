@@ -1,6 +1,5 @@
 """What the engine reads is what was learnt: the very tensors, or the base with the adapters added."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,19 +14,10 @@ from rstar2.train.learning.optimizer import Optimizer
 from rstar2.train.learning.update import UpdateSettings, update_policy
 from rstar2.train.policy.policy import Policy
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
 SETTINGS = UpdateSettings(LossSettings(), 1.0, 4096, 1, 1.0)
 LORA = {"rank": 4, "alpha": 8.0}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """More would spin on models this small, and longest on a busy machine."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

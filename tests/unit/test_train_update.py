@@ -1,6 +1,5 @@
 """One gradient however a step is cut; the clip, the KL term and the importance weights where they are asked for."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +10,14 @@ from train_models import CONVERSATIONS, build_model, make_chat, make_policy, mak
 from rstar2.algo import LossSettings
 from rstar2.errors import UserError
 from rstar2.records import Group, Outcome, Selection, StopReason, Trace, Turn
+from rstar2.records.codec import decode, encode
 from rstar2.train.learning.optimizer import Optimizer
 from rstar2.train.learning.reference import Reference
 from rstar2.train.learning.sft import SftSettings, render_all, sft_step
 from rstar2.train.learning.update import Rollout, UpdateSettings, kept_rollouts, update_policy
 from rstar2.train.policy.policy import Policy
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("one_thread")]
 
 SETTINGS = UpdateSettings(
     LossSettings(), temperature=1.0, micro_batch_tokens=4096, optimizer_steps_per_batch=1, max_grad_norm=1e9
@@ -25,15 +25,6 @@ SETTINGS = UpdateSettings(
 SFT = SftSettings(
     epochs=1, lr=0.0, warmup_share=0.0, batch_size=5, micro_batch_tokens=4096, max_grad_norm=1e9, stream="s"
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """More would spin on models this small, and longest on a busy machine."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +174,23 @@ def test_only_kept_rollouts_are_learnt_from_and_only_with_log_probabilities() ->
     silent = replace(traces["a"], turns=(replace(turns[0], log_probs=()), turns[1]))
     with pytest.raises(UserError, match="no log-probabilities"):
         kept_rollouts(group, {**traces, "a": silent})
+
+
+def test_the_segments_of_a_rollout_share_its_advantage_and_have_each_sampled_token_once() -> None:
+    turns = (
+        Turn((5,), (-1.0,), "a", StopReason.END_OF_TURN, appended_ids=(7,)),
+        Turn((9,), (-3.0,), "b", StopReason.END_OF_TURN),
+        Turn((6,), (-2.0,), "c", StopReason.END_OF_TURN, prompt_ids=(1, 2, 5, 8)),
+        Turn((4, 4), (-4.0, -5.0), "d", StopReason.END_OF_TURN, prompt_ids=(3,)),
+    )
+    trace = Trace("a", "p", (1, 2), "", turns, Outcome.ANSWERED)
+    group = Group("g", "p", 1, ("a",), (1.0,), (0.0,), (0.0,), (0.5,), (Selection.KEPT,))
+    rollouts = kept_rollouts(group, {"a": trace})
+    assert [rollout.token_ids for rollout in rollouts] == [(1, 2, 5, 7, 9), (1, 2, 5, 8, 6), (3, 4, 4)]
+    assert [sum(rollout.mask) for rollout in rollouts] == [2, 1, 2]
+    assert [rollout.engine_log_probs for rollout in rollouts] == [(-1.0, -3.0), (-2.0,), (-4.0, -5.0)]
+    assert {rollout.advantage for rollout in rollouts} == {0.5}
+    assert decode(Trace, encode(trace)) == trace
 
 
 def test_the_warm_up_has_one_loss_for_any_micro_batching(folder: Path) -> None:

@@ -74,6 +74,7 @@ def test_what_is_watched() -> None:
             "response_tokens_mean": 21 / 4,
             "response_tokens_right": 6.0,
             "engine_entropy": 1.0,
+            "generated_tokens": 18,
             "num_rollouts": 6,
             "num_faults": 1,
             "num_undecided": 1,
@@ -101,3 +102,9 @@ def test_a_policy_collapses_when_its_reward_falls_and_stays_low() -> None:
 def test_a_number_that_is_none_is_a_collapse_at_once(name: str) -> None:
     assert collapse({name: float("nan")}, (), 0.0) == f"{name} is nan"
     assert collapse({name: 1.0}, (), 0.0) is None
+
+
+def test_what_a_branch_shares_was_generated_once() -> None:
+    root = trace("a", 1.0, turn("", OK), turn())
+    branch = Trace("b", "p", (0,), "", root.turns, Outcome.ANSWERED, reward=0.0, parent="a", num_shared_turns=1)
+    assert watch_rollouts((root, branch), ())["generated_tokens"] == 6

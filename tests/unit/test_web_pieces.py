@@ -21,7 +21,7 @@ from rstar2.web.cells import CellKind, cells_of
 from rstar2.web.report import evenly, page_with
 from rstar2.web.selection import why
 from rstar2.web.step_reader import RolloutRow
-from rstar2.web.summary import CallSummary, Summary, question_in
+from rstar2.web.summary import CallSummary, Summary
 from rstar2.web.tool_calls import tool_call_statistics
 from rstar2.web.vocabulary import Vocabulary
 
@@ -63,6 +63,7 @@ def test_text_is_reasoning_from_the_start_only_where_the_environment_opened_it()
     assert kinds_and_texts(turn("Hello"), "<reason>") == [("reason", "Hello")]
     assert kinds_and_texts(turn("Hello"), "assistant\n") == [("plain", "Hello")]
     assert kinds_and_texts(turn("<reason>Hello"), "assistant\n") == [("reason", "Hello")]
+    assert kinds_and_texts(turn("Hello<|im_end|>"), "<reason>") == [("reason", "Hello"), ("plain", "<|im_end|>")]
 
 
 def test_calls_and_their_tags_need_not_agree() -> None:
@@ -72,9 +73,10 @@ def test_calls_and_their_tags_need_not_agree() -> None:
     assert kinds_and_texts(turn("x<tool_call>a</tool_call>", two)) == [
         ("reason", "x"),
         ("tool_call", "a"),
-        ("tool_call", '{\n  "n": 1\n}'),
+        ("tool_call", ""),
     ]
     assert cells_of(turn("x<tool_call>a</tool_call>", two), "")[-1].kind is CellKind.CALL
+    assert cells_of(turn("x<tool_call>a</tool_call>", two), "")[-1].call == two[1]
 
 
 def group(rewards: tuple[float | None, ...], penalties: tuple[float | None, ...], *selections: Selection) -> Group:
@@ -88,16 +90,16 @@ def test_the_reason_says_what_the_group_shows() -> None:
         (1.0, 1.0, 1.0, 0.0, 0.0, None), (0.0, 0.5, 0.25, 0.0, 1.0, None), KEPT, LEFT, KEPT, KEPT, LEFT, UNSCORED
     )
     assert why(item, 0) == (
-        "Kept: 2 of 3 right rollouts were kept. Its penalty is 0.00: 0 right ones have a lower, 2 a higher one."
+        "Kept: 2 of 3 successes were kept. Its penalty is 0.00: 0 other successes have a lower, 2 a higher one."
     )
     assert why(item, 1) == (
-        "Left out by resampling: 2 of 3 right rollouts were kept. "
-        "Its penalty is 0.50: 2 right ones have a lower, 0 a higher one."
+        "Left out by resampling: 2 of 3 successes were kept. "
+        "Its penalty is 0.50: 2 other successes have a lower, 0 a higher one."
     )
-    assert why(item, 3) == "Kept: 1 of 2 wrong rollouts were kept. Penalties play no part among wrong ones."
+    assert why(item, 3) == "Kept: 1 of 2 failures were kept. Penalties play no part among failures."
     assert why(item, 5).startswith("Not scored")
     by_format = replace(item, penalty="format")
-    assert why(by_format, 1).endswith("Its penalty is 0.00: 0 right ones have a lower, 0 a higher one.")
+    assert why(by_format, 1).endswith("Its penalty is 0.00: 0 other successes have a lower, 0 a higher one.")
     assert "every kept rollout has the reward 1" in why(group((1.0, 1.0), (0.0, 0.0), EQUAL, LEFT), 0)
 
 
@@ -181,11 +183,3 @@ def test_embedded_data_cannot_end_its_element() -> None:
 def test_evenly_keeps_both_ends() -> None:
     assert evenly(list(range(500)), 3) == [0, 250, 499]
     assert evenly([4, 5], 8) == [4, 5]
-
-
-def test_the_question_stands_alone() -> None:
-    prompt = (
-        "<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\n<reason>"
-    )
-    assert question_in(prompt) == "What?"
-    assert question_in("no template") == "no template"

@@ -10,8 +10,8 @@ from rstar2.agent.end_rules import AgentLimits, End
 from rstar2.agent.events import AgentEvent, Observer
 from rstar2.agent.hf_tokenizer import HfTokenizer
 from rstar2.agent.incremental import Transcript
-from rstar2.agent.loop import Agent
-from rstar2.agent.model_folder import AgentFormat, load_chat, read_format, write_format
+from rstar2.agent.loop import Agent, World
+from rstar2.agent.model_folder import AgentFormat, chat_of, load_chat, read_format, write_format
 from rstar2.agent.python_tools import JupyterTool, PythonTool
 from rstar2.agent.tool import Tool, ToolSchema
 
@@ -30,6 +30,8 @@ __all__ = [
     "Tool",
     "ToolSchema",
     "Transcript",
+    "World",
+    "chat_of",
     "load_chat",
     "read_format",
     "write_format",

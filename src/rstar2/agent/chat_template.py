@@ -13,19 +13,23 @@ User texts and the system text are written without white space around them: some
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from rstar2.agent.tool import ToolSchema
 from rstar2.engine.protocol import Message, Tokenizer
 from rstar2.errors import UserError
+from rstar2.records import Turn
 
 ASSISTANT_OPENING = "<reason>"
 """Every assistant turn starts with it; written by us, so it is no token of the model's."""
 REASON_END = "</reason>"
 
 SYSTEM_TEXT = r"""A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The Assistant first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning process and the answer are enclosed within <reason> </reason> and <answer> </answer> tags, respectively, and the final result stands in \boxed{} inside the answer, i.e., <reason> reasoning process here </reason><answer> answer here, with \boxed{result} </answer>."""  # noqa: E501
+
+GENERAL_SYSTEM_TEXT = """A conversation between User and Assistant. The Assistant first thinks about the reasoning process in the mind, enclosed within <reason> </reason> tags, and then acts: it calls a tool, or it answers."""  # noqa: E501
+"""For tasks other than mathematics that bring no system text of their own."""
 
 TOOLS_HEAD = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -64,11 +68,14 @@ class ChatTokenizer(Tokenizer, Protocol):
         ...
 
 
-def with_tools(system_text: str, functions: Sequence[Mapping[str, Any]]) -> str:
-    """The text of a system turn, then the tools as chat templates and servers describe them."""
+def with_tools(
+    system_text: str, functions: Sequence[Mapping[str, Any]], harmless: Callable[[str], str] = lambda text: text
+) -> str:
+    """The text of a system turn, then the tools as chat templates and servers describe them. A tool may be a foreign
+    server's: `harmless` is asked about its description."""
     if not functions:
         return system_text
-    lines = "".join("\n" + json.dumps(function, ensure_ascii=False) for function in functions)
+    lines = "".join("\n" + harmless(json.dumps(function, ensure_ascii=False)) for function in functions)
     return f"{system_text}\n\n{TOOLS_HEAD}{lines}{TOOLS_TAIL}"
 
 
@@ -106,7 +113,8 @@ class ChatFormat:
     before_assistant: str
     """The text from the end of the user's message to where the assistant continues."""
     system_text: str
-    """The system text before the tools and the question. If empty, there is no system turn."""
+    """The system text before the tools and the question, for conversations that bring none of their own. If empty,
+    there is no system turn at all."""
     _control: re.Pattern[str] = field(repr=False)
 
     @classmethod
@@ -148,13 +156,39 @@ class ChatFormat:
         )
 
     def prompt_text(self, question: str, tools: Sequence[ToolSchema]) -> str:
-        return self.opening_text(self.system_text, [tool.as_function() for tool in tools], question)
+        return self.conversation_text([{"role": "user", "content": question}], tools)
+
+    def conversation_text(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
+        """All text before the assistant's next token. Earlier turns are written as a rollout would have them. Messages
+        come from outside: none of them can forge a turn."""
+        system_text = self.system_text
+        if messages and messages[0]["role"] == "system":
+            # A recipe without a system turn is for a model that never saw one.
+            system_text = system_text and self.harmless(messages[0]["content"])
+            messages = messages[1:]
+        turns = _by_speaker(messages)
+        if not turns or turns[0][0]:
+            turns.insert(0, (False, ""))
+        text = self.opening_text(system_text, [tool.as_function() for tool in tools], turns[0][1])
+        return text + "".join(self._turn_text(*turn, after_end_of_turn=True) for turn in turns[1:])
+
+    def following_text(self, messages: Sequence[Message], *, after_end_of_turn: bool) -> str:
+        """All text between an assistant's turn and its next token. The first message is not the assistant's."""
+        first, *others = _by_speaker(messages)
+        assert not first[0], "an assistant's turn is followed by someone else's"
+        text = self._turn_text(*first, after_end_of_turn=after_end_of_turn)
+        return text + "".join(self._turn_text(*turn, after_end_of_turn=True) for turn in others)
+
+    def _turn_text(self, is_own: bool, content: str, *, after_end_of_turn: bool) -> str:
+        if is_own:
+            return self.harmless(behind_opening(content)) + self.before_end + self.end_of_turn
+        return self.user_turn_text(content.strip(), after_end_of_turn=after_end_of_turn)
 
     def opening_text(self, system_text: str, functions: Sequence[Mapping[str, Any]], question: str) -> str:
-        """All text before the assistant's first token. Without a system text there is no system turn, and no tools."""
+        """The text before the assistant's first token. Without a system text there is no system turn, and no tools."""
         messages = [{"role": "user", "content": self.harmless(question.strip())}]
         if system_text.strip():
-            messages.insert(0, {"role": "system", "content": with_tools(system_text.strip(), functions)})
+            messages.insert(0, {"role": "system", "content": with_tools(system_text.strip(), functions, self.harmless)})
         return opened(self.tokenizer.render(messages))
 
     def user_turn_text(self, content: str, *, after_end_of_turn: bool) -> str:
@@ -171,10 +205,26 @@ class ChatFormat:
         assert first == self.end_of_turn_id, "a control token merged with the text behind it"
         return ids
 
+    def end_of(self, turns: Sequence[Turn]) -> str:
+        """The control token that ended the last turn; empty if it was cut off."""
+        last = turns[-1].token_ids[-1:] if turns else ()
+        return self.tokenizer.decode(last) if last and last[0] in self.stop_token_ids else ""
+
     def harmless(self, text: str) -> str:
         """Text from outside that can be tokenized and forges no turn."""
         readable = text.encode("utf-8", "replace").decode()
         return self._control.sub(lambda found: f"{found[0][0]} {found[0][1:]}", readable)
+
+
+def _by_speaker(messages: Sequence[Message]) -> list[tuple[bool, str]]:
+    """The text of each run of messages by the assistant (True) or by anyone else."""
+    runs: list[tuple[bool, list[str]]] = []
+    for message in messages:
+        is_own = message["role"] == "assistant"
+        if not runs or runs[-1][0] != is_own:
+            runs.append((is_own, []))
+        runs[-1][1].append(message["content"])
+    return [(is_own, "\n".join(texts)) for is_own, texts in runs]
 
 
 def _any_of(tokens: Sequence[str]) -> re.Pattern[str]:

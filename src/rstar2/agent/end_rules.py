@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from rstar2.config import EvalSection, Recipe, StageSection
 
 
+MAX_CALLS_IN_TURN = 4
+"""Calls of one turn that wait for one another in an environment whose object takes one call at a time."""
+
+
 @dataclass(frozen=True, slots=True)
 class AgentLimits:
     max_turns: int = 10
@@ -31,9 +35,14 @@ class AgentLimits:
 
     @classmethod
     def of(cls, recipe: "Recipe", within: "StageSection | EvalSection") -> Self:
-        # Above the sandbox's own queue and wall clock, so that the sandbox stops what is late, and says why.
+        # Above the deadlines of sandbox and environments, so that they stop what is late, and say why.
         sandbox = recipe.sandbox
-        tool_deadline_s = sandbox.queue_s + STARVED_FACTOR * sandbox.limits.wall_s + 30.0
+        sections = (recipe.environment, *recipe.environments.values())
+        of_environments = max(MAX_CALLS_IN_TURN * section.deadline_s for section in sections)
+        servers = [server for section in sections for server in section.mcp.values()]
+        of_servers = max((2 * server.timeout_s for server in servers), default=0.0)  # a start and a call
+        of_sandbox = sandbox.queue_s + STARVED_FACTOR * sandbox.limits.wall_s
+        tool_deadline_s = max(of_sandbox, of_environments, of_servers) + 30.0
         return pick(cls, within, recipe.agent, recipe.rollout, tool_deadline_s=tool_deadline_s)
 
     def __post_init__(self) -> None:
@@ -66,6 +75,16 @@ def after_turn(
         )
     if num_tokens_left == 0:
         return _no_room(num_turns, limits, "its last turn used up the token budget; its calls were not run")
+    return None
+
+
+def after_reply(num_appended: int, num_turns: int, num_tokens_left: int, limits: AgentLimits) -> End | None:
+    """Whether the rollout ends although the user has more to say. None if that is appended and the model continues."""
+    if num_turns > limits.max_turns:
+        return End(Outcome.TURN_LIMIT, f"the user had more to say after its {limits.max_turns} turns")
+    if num_appended >= num_tokens_left:
+        left = f"{num_tokens_left} of {limits.max_response_tokens} tokens were left"
+        return _no_room(num_turns, limits, f"the user's reply takes {num_appended} tokens, and {left}")
     return None
 
 

@@ -40,12 +40,19 @@ class CallEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class UserReplied:
+    """The user speaks after a turn that called no tool, and the model continues."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     outcome: Outcome
     note: str
 
 
-AgentEvent = TurnStarted | TextGenerated | TurnRestarted | CallStarted | CallEnded | Ended
+AgentEvent = TurnStarted | TextGenerated | TurnRestarted | CallStarted | CallEnded | UserReplied | Ended
 Observer = Callable[[AgentEvent], None]
 
 

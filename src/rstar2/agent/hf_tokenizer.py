@@ -1,7 +1,8 @@
 """A Hugging Face folder's tokenizer and chat template for the agent. Needs the `train` extra; no weights."""
 
+import inspect
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -127,6 +128,13 @@ class HfTokenizer:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
+    def encode_document(self, text: str) -> list[int]:
+        """As `encode`, with the tokens that the tokenizer itself puts around a text, such as one for its beginning."""
+        if self._backend is not None:
+            return list(self._backend.encode(text, add_special_tokens=True).ids)
+        ids: list[int] = self._tokenizer(text, verbose=False)["input_ids"]
+        return ids
+
     def decode(self, token_ids: Sequence[int]) -> str:
         if self._backend is not None:
             return str(self._backend.decode(list(token_ids), skip_special_tokens=False))
@@ -149,6 +157,24 @@ class HfTokenizer:
                 f"the chat template of model {self._name} refuses a conversation of system, user and assistant turns "
                 f"({error}): use Qwen's with --template qwen (agent.template in a recipe)"
             ) from None
+        return text
+
+    def render_request(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], values: Mapping[str, Any]
+    ) -> str:
+        """A conversation of a server's caller, as every server renders it: with tools, calls and their results in
+        OpenAI's form, and the template's own system text where the caller gives none. `values` are for the template."""
+        # A caller must not choose the template itself: it is a program.
+        if reserved := values.keys() & inspect.signature(self._tokenizer.apply_chat_template).parameters.keys():
+            raise UserError(f"chat_template_kwargs: {min(reserved)} is not a value of the template; leave it out")
+        given = {**values, "tokenize": False, "add_generation_prompt": True}
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tools=list(tools) or None, **given
+            )
+        except Exception as error:  # whatever a template makes of messages that it was not written for
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"messages: the chat template of model {self._name} refuses them ({reason})") from None
         return text
 
 

@@ -10,7 +10,7 @@ from typing import Self
 
 from rstar2.agent.chat_template import ChatFormat
 from rstar2.agent.tool import ToolSchema
-from rstar2.engine.protocol import Tokenizer
+from rstar2.engine.protocol import Message, Tokenizer
 from rstar2.records import Turn
 
 
@@ -23,8 +23,10 @@ class Transcript:
     turns: tuple[Turn, ...] = ()
 
     @classmethod
-    def start(cls, chat: ChatFormat, question: str, tools: Sequence[ToolSchema]) -> Self:
-        text = chat.prompt_text(question, tools)
+    def start(cls, chat: ChatFormat, question: str | Sequence[Message], tools: Sequence[ToolSchema]) -> Self:
+        """From a question, or from messages of which the last is the user's."""
+        messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
+        text = chat.conversation_text(messages, tools)
         return cls(text, tuple(chat.tokenizer.encode(text)))
 
     @property
@@ -70,4 +72,11 @@ class TextStream:
         if len(text) <= len(known) or text.endswith("\N{REPLACEMENT CHARACTER}"):
             return ""
         self._context, self._shown = self._shown, len(self._ids)
+        return text[len(known) :]
+
+    def finish(self) -> str:
+        """The rest, at the end of the turn. A character that lacks tokens becomes a replacement character."""
+        known = self._tokenizer.decode(self._ids[self._context : self._shown])
+        text = self._tokenizer.decode(self._ids[self._context :])
+        self._context = self._shown = len(self._ids)
         return text[len(known) :]

@@ -6,13 +6,14 @@ infrastructure fault, which is never shown to the model and never scored.
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 from rstar2.agent.chat_template import ChatFormat, tool_responses
-from rstar2.agent.end_rules import AgentLimits, End, after_calls, after_turn
-from rstar2.agent.events import Ended, Observer, ignore_event
+from rstar2.agent.end_rules import AgentLimits, End, after_calls, after_reply, after_turn
+from rstar2.agent.events import Ended, Observer, UserReplied, ignore_event
 from rstar2.agent.generate import TurnRequest, generate_turn, sampling_of_turn
 from rstar2.agent.incremental import Transcript, with_user_text
 from rstar2.agent.parse import ParsedCall, parse_calls
@@ -21,6 +22,35 @@ from rstar2.agent.tool import Tool, by_name
 from rstar2.engine.protocol import Engine, Sampling
 from rstar2.errors import InfrastructureError
 from rstar2.records import Outcome, Problem, StopReason, Trace, Turn
+from rstar2.records.trace import END_OF_TURN_KEY
+
+
+class World(Protocol):
+    """What the model talks to, where that is more than its tools."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a tool call has ended the conversation."""
+        ...
+
+    async def reply(self, said: str, /) -> str | None:
+        """The user's next message after a turn without a call; None if there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _SilentWorld:
+    """The user asks one question."""
+
+    is_over: bool = False
+
+    async def reply(self, _said: str) -> str | None:
+        return None
+
+
+SILENT: World = _SilentWorld()
+OnResult = Callable[[Transcript], Awaitable[None]]
+"""Called after a turn's tool results, if the model continues: the moment at which a rollout can be forked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +76,24 @@ class Agent:
         trace_id: str | None = None,
         observer: Observer = ignore_event,
         start: Transcript | None = None,
+        world: World = SILENT,
+        on_result: OnResult | None = None,
     ) -> Trace:
         """One attempt at one problem. The tools serve this rollout alone; the caller closes them. `start` is the
-        problem's `Transcript.start` with these tools, if the caller has it already: siblings share it."""
+        problem's `Transcript.start` with these tools, if the caller has it already: siblings share it. If it has turns,
+        they are continued, and count as this rollout's."""
         session = trace_id or uuid.uuid4().hex
         transcript = start or Transcript.start(self.chat, problem.problem, [tool.schema for tool in tools])
         try:
-            transcript, end = await self.converse(transcript, tools, session=session, observer=observer)
+            transcript, end = await self.converse(
+                transcript,
+                tools,
+                session=session,
+                observer=observer,
+                world=world,
+                num_before=0,
+                on_result=on_result,
+            )
         finally:
             await self.engine.release(session)
         return Trace(
@@ -63,22 +104,41 @@ class Agent:
             turns=transcript.turns,
             outcome=end.outcome,
             note=end.note,
+            metadata={END_OF_TURN_KEY: self.chat.end_of(transcript.turns)},
         )
 
     async def converse(
-        self, transcript: Transcript, tools: Sequence[Tool], *, session: str, observer: Observer = ignore_event
+        self,
+        transcript: Transcript,
+        tools: Sequence[Tool],
+        *,
+        session: str,
+        observer: Observer = ignore_event,
+        world: World = SILENT,
+        num_before: int | None = None,
+        on_result: OnResult | None = None,
     ) -> tuple[Transcript, End]:
-        """The assistant's turns from here on, until it has answered or must end. The limits count from here."""
-        table, num_before, end = by_name(tools), len(transcript.turns), None
+        """The assistant's turns from here on, until it has answered or must end. The limits count what follows the
+        first `num_before` turns; all that there are, if it is left out."""
+        table, end = by_name(tools), None
+        num_before = len(transcript.turns) if num_before is None else num_before
         while end is None:
-            transcript, end = await self._advance(transcript, num_before, table, session, observer)
+            transcript, end = await self._advance(transcript, num_before, table, session, observer, world)
+            if on_result is not None and end is None and transcript.turns[-1].results:
+                await on_result(transcript)
         observer(Ended(end.outcome, end.note))
         return transcript, end
 
     async def _advance(
-        self, transcript: Transcript, num_before: int, tools: Mapping[str, Tool], session: str, observer: Observer
+        self,
+        transcript: Transcript,
+        num_before: int,
+        tools: Mapping[str, Tool],
+        session: str,
+        observer: Observer,
+        world: World,
     ) -> tuple[Transcript, End | None]:
-        """One turn, its calls and their results. None if the model continues."""
+        """One turn, its calls and their results, or the user's reply. None if the model continues."""
         num_turns = len(transcript.turns) - num_before + 1
         num_tokens_left = self.limits.max_response_tokens - transcript.num_tokens_after(num_before)
         turn_number = len(transcript.turns)
@@ -102,6 +162,8 @@ class Agent:
         turn = replace(turn, calls=tuple(item.call for item in parsed))
         end = after_turn(turn.stop_reason, len(parsed), num_turns, num_tokens_left, self.limits)
         if end is not None:
+            if end.outcome is Outcome.ANSWERED:
+                turn, end = await self._ask(world, turn, end, num_turns, num_tokens_left, observer)
             return transcript.with_turn(turn), end
 
         started = self.clock()
@@ -109,7 +171,26 @@ class Agent:
         turn = replace(turn, results=tuple(results), tool_s=self.clock() - started)
         answered = with_user_text(turn, self.chat, tool_responses([result.text for result in results]))
         end = after_calls(results, len(answered.appended_ids), num_turns, num_tokens_left, self.limits)
+        if world.is_over and (end is None or end.outcome is not Outcome.INFRASTRUCTURE_FAULT):
+            end = End(Outcome.ANSWERED, "its call ended the episode")
         return transcript.with_turn(answered if end is None else turn), end
+
+    async def _ask(
+        self, world: World, turn: Turn, answered: End, num_turns: int, num_tokens_left: int, observer: Observer
+    ) -> tuple[Turn, End | None]:
+        """The turn with the user's reply to it, if there is one and room for it."""
+        try:
+            reply = await world.reply(turn.text.removesuffix(self.chat.end_of_turn))
+        except InfrastructureError as error:
+            return turn, End(Outcome.INFRASTRUCTURE_FAULT, str(error))
+        if reply is None:
+            return turn, answered
+        replied = with_user_text(turn, self.chat, reply.strip())
+        end = after_reply(len(replied.appended_ids), num_turns, num_tokens_left, self.limits)
+        if end is not None:
+            return turn, end
+        observer(UserReplied(reply.strip()))
+        return replied, None
 
     def _calls_of(self, turn: Turn, tools: Mapping[str, Tool]) -> tuple[ParsedCall, ...]:
         """The calls of the turn. A turn that was cut off has none: an unfinished call is not a malformed one."""

@@ -1,19 +1,23 @@
 """How the model of a folder writes a conversation: its tokenizer, its template and its system text.
 
-A model that was trained here carries its tool, its system text, and whether it spells its tool tags, in a file of its
-own, so that later uses match its training. Its chat template, tokenizer and generation settings do the same for
+A model that was trained here carries its environment, its system text, and whether it spells its tool tags, in a file
+of its own, so that later uses match its training. Its chat template, tokenizer and generation settings do the same for
 programs that do not know that file.
 """
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from rstar2.agent.chat_template import SYSTEM_TEXT, ChatFormat
+from rstar2.agent.chat_template import GENERAL_SYSTEM_TEXT, SYSTEM_TEXT, ChatFormat
 from rstar2.agent.hf_tokenizer import HfTokenizer, TemplateName, ToolTags
 from rstar2.agent.portable_template import portable_template
+from rstar2.config import EnvironmentSection
 from rstar2.errors import UserError
+
+if TYPE_CHECKING:
+    from rstar2.config import Recipe
 
 FORMAT_FILE = "agent_format.json"
 TEMPLATE_FILE = "chat_template.jinja"
@@ -27,10 +31,17 @@ GENERATION_FILE = "generation_config.json"
 class AgentFormat:
     """What a model was trained with; the defaults for one that was not trained here."""
 
-    system_text: str = SYSTEM_TEXT
+    system_text: str | None = None
     tool_tags: ToolTags = "token"
-    tool: str | None = None
-    """The name of the one tool that it knows."""
+    environment: EnvironmentSection | None = None
+    """The task and the tools that it knows."""
+
+
+def chat_of(recipe: "Recipe", folder: Path) -> ChatFormat:
+    """How the model of the folder holds the recipe's conversations."""
+    agent = recipe.agent
+    default = SYSTEM_TEXT if recipe.environment.source == "math" else GENERAL_SYSTEM_TEXT
+    return load_chat(folder, agent.template, agent.system_text, agent.tool_tags, default)
 
 
 def load_chat(
@@ -38,17 +49,22 @@ def load_chat(
     template: TemplateName = "model",
     system_text: str | None = None,
     tool_tags: ToolTags | None = None,
+    default_system_text: str = SYSTEM_TEXT,
 ) -> ChatFormat:
-    """`system_text`, `tool_tags` None: what the model was trained with, or the report's text and tags of one token
+    """`system_text`, `tool_tags` None: what the model was trained with, or else the default text and tags of one token
     each."""
     trained = read_format(folder)
     tokenizer = HfTokenizer.load(folder, template, trained.tool_tags if tool_tags is None else tool_tags)
-    return ChatFormat.of(tokenizer, trained.system_text if system_text is None else system_text)
+    given = (text for text in (system_text, trained.system_text) if text is not None)
+    return ChatFormat.of(tokenizer, next(given, default_system_text))
 
 
-def write_format(folder: Path, chat: ChatFormat, tool: str) -> None:
+def write_format(folder: Path, chat: ChatFormat, environment: EnvironmentSection) -> None:
     """Into a model folder: how the model was trained to hold a conversation, for this program and for others."""
-    values = {"system_text": chat.system_text, "tool": tool}
+    values: dict[str, Any] = {
+        "system_text": chat.system_text,
+        "environment": environment.model_dump(mode="json", exclude_defaults=True),
+    }
     if isinstance(chat.tokenizer, HfTokenizer):
         if chat.tokenizer.tool_tags == "text":
             values["tool_tags"] = chat.tokenizer.tool_tags
@@ -75,12 +91,12 @@ def read_format(folder: Path) -> AgentFormat:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
         system_text, tool_tags = values["system_text"], values.get("tool_tags", AgentFormat().tool_tags)
-        tool = values.get("tool")
+        task = values.get("environment")
+        environment = None if task is None else EnvironmentSection.model_validate(task, strict=False)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file} is damaged ({error}): export the model again, or remove the file") from error
-    for name, value in (("system_text", system_text), ("tool", tool or "")):
-        if not isinstance(value, str):
-            raise UserError(f"{file}: {name} must be a string, not {type(value).__name__}")
+    if not isinstance(system_text, str):
+        raise UserError(f"{file}: system_text must be a string, not {type(system_text).__name__}")
     if tool_tags not in get_args(ToolTags):
         raise UserError(f"{file}: tool_tags must be one of {', '.join(get_args(ToolTags))}, not {tool_tags!r}")
-    return AgentFormat(system_text, tool_tags, tool)
+    return AgentFormat(system_text, tool_tags, environment)

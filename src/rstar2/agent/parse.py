@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rstar2.agent.schema import mismatch
 from rstar2.agent.tool import ToolSchema
 from rstar2.records import ToolCall, ToolResult, ToolStatus
 
@@ -102,7 +101,7 @@ def _checked(raw: str, value: Any, tools: Mapping[str, ToolSchema]) -> ParsedCal
         reason = f"arguments must be a JSON object, not a JSON {_json_type(arguments)}."
         return ParsedCall(ToolCall(raw, name), _refusal(ToolStatus.BAD_ARGUMENTS, f"{name}: {reason}"))
     call = ToolCall(raw, name, arguments)
-    problem = mismatch(arguments, tool.parameters)
+    problem = tool.mismatch(arguments)
     if problem:
         return ParsedCall(call, _refusal(ToolStatus.BAD_ARGUMENTS, f"{name}: {problem}."))
     return ParsedCall(call)

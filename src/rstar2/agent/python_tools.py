@@ -87,6 +87,9 @@ class PythonTool:
         request = Request(arguments["code"], arguments["input"], self.limits, self.queue_s)
         return result_of(await self.executor.run(request))
 
+    async def fork(self) -> Self:
+        return self  # its programs share nothing
+
     async def close(self) -> None:
         pass
 
@@ -121,6 +124,14 @@ class JupyterTool:
             if self._session is None:
                 self._session = await self._executor.session()
             return result_of(await self._session.run(arguments["code"], limits=self._limits))
+
+    async def fork(self) -> "JupyterTool":
+        """A notebook that starts from the present state of this one."""
+        async with self._turn:
+            forked = JupyterTool(self._executor, self._limits)
+            if self._session is not None:
+                forked._session = await self._session.fork()
+            return forked
 
     async def close(self) -> None:
         session, self._session = self._session, None

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from rstar2.errors import InfrastructureError
+from rstar2.errors import EnvironmentCodeError, InfrastructureError
 from rstar2.sandbox.executor import Overloaded
 
 Result = TypeVar("Result")
@@ -21,10 +21,13 @@ async def with_retries(
     on_retry: Callable[[InfrastructureError], None] = lambda _error: None,
 ) -> Result:
     """What `attempt` returns. After an InfrastructureError it is called again, at most `max_retries` times; the last
-    error is raised. The pause before a retry doubles each time, unless a full queue says when to come back."""
+    error is raised. An environment's own code is not called again. The pause before a retry doubles each time, unless a
+    full queue says when to come back."""
     for number in range(max_retries):
         try:
             return await attempt()
+        except EnvironmentCodeError:
+            raise
         except InfrastructureError as error:
             full = next((found for found in (error, error.__cause__) if isinstance(found, Overloaded)), None)
             await asyncio.sleep(full.retry_after_s if full is not None else first_pause_s * 2**number)

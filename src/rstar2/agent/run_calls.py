@@ -16,12 +16,14 @@ from rstar2.agent.parse import ParsedCall
 from rstar2.agent.retry import with_retries
 from rstar2.agent.tool import Tool
 from rstar2.engine.protocol import Tokenizer
-from rstar2.errors import InfrastructureError, UserError
+from rstar2.errors import EnvironmentCodeError, InfrastructureError, UserError
 from rstar2.records import Fault, ToolCall, ToolResult, ToolStatus
 
 LONGEST_TOKEN_CHARS = 16
 """`cut` tokenizes only this many characters for each allowed token, from either end. Tokens are shorter except for runs
 of spaces, and a megabyte of output must not cost a second of tokenizing."""
+MAX_FAULT_CHARS = 4000
+"""How much of the message of an infrastructure fault is kept."""
 
 
 async def run_calls(
@@ -37,7 +39,7 @@ async def run_calls(
         observer(CallStarted(parsed.call))
         result = parsed.error or await _run_with_retries(parsed.call, tools, limits)
         if result.fault is not Fault.INFRASTRUCTURE:
-            text, num_cut_chars = cut(chat.harmless(result.text), limits.max_tool_output_tokens, chat.tokenizer)
+            text, num_cut_chars = _readable(result.text, chat, limits.max_tool_output_tokens)
             result = replace(result, text=text, num_cut_chars=result.num_cut_chars + num_cut_chars)
         observer(CallEnded(parsed.call, result))
         return result
@@ -58,7 +60,7 @@ async def _run_with_retries(call: ToolCall, tools: Mapping[str, Tool], limits: A
             lambda: _run_once(tool, call, limits.tool_deadline_s), limits.max_fault_retries, on_retry=failures.append
         )
     except InfrastructureError as error:
-        result = ToolResult(ToolStatus.INFRASTRUCTURE_FAULT, str(error))
+        result = ToolResult(ToolStatus.INFRASTRUCTURE_FAULT, str(error)[:MAX_FAULT_CHARS])
     return replace(result, num_attempts=len(failures) + 1)
 
 
@@ -68,7 +70,7 @@ async def _run_once(tool: Tool, call: ToolCall, deadline_s: float) -> ToolResult
         async with asyncio.timeout(deadline_s):
             result = await tool.call(call.arguments)
         _require_result(result)
-    except UserError:
+    except (UserError, EnvironmentCodeError):
         raise
     except TimeoutError as error:
         raise InfrastructureError(f"tool {call.name} did not answer within {deadline_s:g} s") from error
@@ -91,9 +93,19 @@ def _require_result(result: Any) -> None:
         raise TypeError(f"its call returned a ToolResult of {kinds}, not of a ToolStatus and a text")
 
 
-def cut(text: str, max_tokens: int, tokenizer: Tokenizer) -> tuple[str, int]:
+def _readable(text: str, chat: ChatFormat, max_tokens: int) -> tuple[str, int]:
+    """The text as the model reads it, and how many of its characters were cut. Of a text of 100 MB only the ends are
+    looked at: the rest would be cut anyway."""
+    end = 2 * max_tokens * LONGEST_TOKEN_CHARS  # twice what `cut` reads, so that no control token is split in there
+    if len(text) <= 2 * end:
+        return cut(chat.harmless(text), max_tokens, chat.tokenizer)
+    ends = chat.harmless(text[:end]) + chat.harmless(text[-end:])
+    return cut(ends, max_tokens, chat.tokenizer, num_left_out=len(text) - 2 * end)
+
+
+def cut(text: str, max_tokens: int, tokenizer: Tokenizer, num_left_out: int = 0) -> tuple[str, int]:
     """The text in at most `max_tokens` tokens, and how many of its characters were cut. Head and tail stay, and a line
-    between them says how much is missing."""
+    between them says how much is missing. So many characters were left out in the middle already."""
     if len(text) < max_tokens and text.isascii():  # no character is more than one token
         return text, 0
     window = max_tokens * LONGEST_TOKEN_CHARS
@@ -104,13 +116,13 @@ def cut(text: str, max_tokens: int, tokenizer: Tokenizer) -> tuple[str, int]:
     while num_kept > 0:
         head = _starting(text, tokenizer.decode(head_ids[: num_kept - num_kept // 2]))
         tail = _ending(text[len(head) :], tokenizer.decode(tail_ids[max(0, len(tail_ids) - num_kept // 2) :]))
-        num_cut_chars = len(text) - len(head) - len(tail)
+        num_cut_chars = num_left_out + len(text) - len(head) - len(tail)
         shortened = f"{head}\n[... {num_cut_chars} characters cut ...]\n{tail}"
         excess = len(tokenizer.encode(shortened)) - max_tokens
         if excess <= 0:
             return shortened, num_cut_chars
         num_kept -= excess
-    return "", len(text)
+    return "", num_left_out + len(text)
 
 
 def _starting(text: str, piece: str) -> str:

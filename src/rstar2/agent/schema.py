@@ -1,87 +1,272 @@
-"""The part of JSON Schema that tools describe their arguments with, and the check of a value against it.
+"""The arguments of a call, checked against the JSON Schema (draft 2020-12) that the tool describes them with.
 
-An unknown rule is refused when the tool is defined, so that every rule of a schema is checked at a call.
+`jsonschema` does the checking. Schemas come from servers that we did not write and arguments from a model, so four
+things are added. No `$ref` leaves the schema. A check never raises. Its time is linear in the arguments: a `$ref` is
+checked once for each value, and regular expressions never backtrack. And a name that no `properties` lists is refused
+unless the schema allows it.
 """
 
-from collections.abc import Mapping
+import functools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
+
+from jsonschema import Draft202012Validator, SchemaError, ValidationError
+from jsonschema.exceptions import best_match
+from jsonschema.protocols import Validator
+from jsonschema.validators import extend
+from pydantic_core import SchemaError as PatternError
+from pydantic_core import SchemaValidator, core_schema
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
 
 from rstar2.errors import UserError
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list,),
-    "object": (dict,),
-    "null": (type(None),),
-}
-_RULES = {"type", "enum", "properties", "required", "additionalProperties", "items", "minimum", "maximum"}
-_REMARKS = {"title", "description", "default", "examples"}
+MAX_CLAUSE_CHARS = 300
+_NAME_CHARS = 40
+_VALUE_CHARS = 100
+_PLAIN_VALUES = {"enum", "const", "default", "examples"}
+"""Keywords that hold values and no schemas."""
+_IN_PLACE = ("allOf", "anyOf", "oneOf", "if", "then", "else", "$ref")
+"""Keywords whose schemas describe the same value as the schema around them."""
+
+_Errors = Iterator[ValidationError]
+_checked: ContextVar[dict[tuple[str, int], bool]] = ContextVar("checked")
+"""Which references hold for which values, in the check that runs."""
 
 
-def check_schema(schema: Mapping[str, Any], path: str = "parameters") -> None:
-    """UserError names the first rule that `mismatch` would not hold a value against."""
-    for key in schema:
-        if key not in _RULES | _REMARKS:
-            raise UserError(f"{path}.{key} is not understood; a tool's schema may use {', '.join(sorted(_RULES))}")
-    for name in _type_names(schema):
-        if name not in _TYPES:
-            raise UserError(f"{path}.type is {name!r}; it must be one of {', '.join(_TYPES)}")
-    if not isinstance(schema.get("additionalProperties", False), bool):
-        raise UserError(f"{path}.additionalProperties must be true or false")
-    for name, inner in schema.get("properties", {}).items():
-        check_schema(inner, f"{path}.properties.{name}")
-    if "items" in schema:
-        check_schema(schema["items"], f"{path}.items")
+class ArgumentsCheck:
+    """A tool's schema, compiled once. UserError if it cannot be used."""
+
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
+        try:
+            schema = _without_names(parameters)
+            _CHECKER.check_schema(schema)
+            _require_usable(schema)
+            self._known = _known_names(schema)
+        except SchemaError as error:
+            raise UserError(f"{_path('parameters', error)}: {error.message[:_VALUE_CHARS]}") from None
+        except RecursionError:
+            raise UserError("parameters: the schema is nested too deep") from None
+        self._validator: Validator = _CHECKER(schema, registry=Registry())
+
+    def mismatch(self, arguments: dict[str, Any]) -> str | None:
+        """What is wrong with the arguments, as a clause that starts with the path; None if nothing is."""
+        token = _checked.set({})
+        try:
+            error = next(iter(self._validator.iter_errors(arguments)), None)
+            if error is not None:
+                return _clause(error)[:MAX_CLAUSE_CHARS]
+        except (RecursionError, ArithmeticError) as problem:
+            return f"arguments cannot be checked: {type(problem).__name__}"
+        finally:
+            _checked.reset(token)
+        unknown = [] if self._known is None else [name for name in arguments if name not in self._known]
+        return _unknown("arguments", unknown[0], self._known or ())[:MAX_CLAUSE_CHARS] if unknown else None
 
 
-def mismatch(value: Any, schema: Mapping[str, Any], path: str = "arguments") -> str | None:
-    """What is wrong with `value`, as a clause that starts with its path; None if nothing is."""
-    names = _type_names(schema)
-    if names and not any(_is_a(value, name) for name in names):
-        return f"{path} must be of type {' or '.join(names)}, not {_type_of(value)}"
-    if "enum" in schema and value not in schema["enum"]:
-        return f"{path} must be one of {', '.join(map(repr, schema['enum']))}"
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if value < schema.get("minimum", value):
-            return f"{path} must be at least {schema['minimum']}"
-        if value > schema.get("maximum", value):
-            return f"{path} must be at most {schema['maximum']}"
+def _ref(validator: Any, ref: str, instance: Any, schema: Any) -> _Errors:
+    """`$ref`. A recursive schema asks about the same value again and again, twice as often at each level of nesting; so
+    the first answer is kept. Until there is one the value counts as right, which ends references in a circle."""
+    answers, key = _checked.get(), (ref, id(instance))
+    if key in answers:
+        if not answers[key]:
+            yield ValidationError(f"does not match {ref}")
+        return
+    answers[key] = True
+    for error in Draft202012Validator.VALIDATORS["$ref"](validator, ref, instance, schema):
+        answers[key] = False
+        yield error
+
+
+def _pattern(_validator: Any, pattern: str, instance: Any, _schema: Any) -> _Errors:
+    if isinstance(instance, str) and not _found(pattern, instance):
+        yield ValidationError("does not match the pattern")
+
+
+def _pattern_properties(validator: Any, schemas: dict[str, Any], instance: Any, _schema: Any) -> _Errors:
+    if isinstance(instance, dict):
+        for pattern, inner in schemas.items():
+            for name in instance:
+                if _found(pattern, name):
+                    yield from validator.descend(instance[name], inner, path=name, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, additional: Any, instance: Any, schema: dict[str, Any]) -> _Errors:
+    if not isinstance(instance, dict):
+        return
+    listed, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    for name in instance:
+        if name in listed or any(_found(pattern, name) for pattern in patterns):
+            continue
+        if additional is False:
+            yield ValidationError(_unknown("", name, listed))
+        else:
+            yield from validator.descend(instance[name], additional, path=name)
+
+
+def _unique_items(_validator: Any, unique: bool, instance: Any, _schema: Any) -> _Errors:
+    if unique and isinstance(instance, list):
+        texts = {json.dumps(_with_integers(item), sort_keys=True) for item in instance}
+        if len(texts) < len(instance):
+            yield ValidationError("holds an item twice")
+
+
+def _with_integers(value: Any) -> Any:
+    """1.0 as 1, which JSON Schema calls equal."""
     if isinstance(value, dict):
-        return _object_mismatch(value, schema, path)
-    if isinstance(value, list) and "items" in schema:
-        found = (mismatch(item, schema["items"], f"{path}[{index}]") for index, item in enumerate(value))
-        return next((problem for problem in found if problem), None)
-    return None
+        return {name: _with_integers(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_with_integers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _object_mismatch(value: dict[str, Any], schema: Mapping[str, Any], path: str) -> str | None:
-    properties = schema.get("properties", {})
-    for name in schema.get("required", ()):
-        if name not in value:
-            return f"{path} lacks {name!r}"
-    for name, item in value.items():
-        if name in properties:
-            problem = mismatch(item, properties[name], f"{path}.{name}")
-            if problem:
-                return problem
-        elif not schema.get("additionalProperties", False):
-            known = ", ".join(map(repr, properties)) or "nothing"
-            return f"{path} holds {name[:40]!r}, which is unknown; it may hold {known}"
-    return None
+@functools.lru_cache(maxsize=4096)
+def _finder(pattern: str) -> SchemaValidator | None:
+    """Rust's regular expressions take linear time. None for what they cannot say (look-around, back references): such a
+    pattern is shown to the model, and left to the tool to check."""
+    try:
+        return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
+    except PatternError:
+        return None
 
 
-def _type_names(schema: Mapping[str, Any]) -> list[str]:
-    names = schema.get("type", [])
+def _found(pattern: str, text: str) -> bool:
+    finder = _finder(pattern)
+    return finder is None or finder.isinstance_python(text)
+
+
+_CHECKER: Any = extend(
+    Draft202012Validator,
+    {
+        "$ref": _ref,
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+        "uniqueItems": _unique_items,
+    },
+)
+
+
+def _without_names(schema: Any) -> Any:
+    """A copy in which `$ref` can only mean the schema itself, and `$schema` asks for no other draft."""
+    if isinstance(schema, Mapping):
+        return {
+            key: value if key in _PLAIN_VALUES else _without_names(value)
+            for key, value in schema.items()
+            if key not in ("$schema", "$id") or not isinstance(value, str)
+        }
+    return [_without_names(item) for item in schema] if isinstance(schema, (list, tuple)) else schema
+
+
+def _require_usable(schema: Any) -> None:
+    """UserError for a reference that leads nowhere, and for the rules whose check could take too long."""
+    resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
+    keys: set[str] = set()
+    for inner in _schemas_in(schema):
+        keys.update(inner)
+        try:
+            if "$ref" in inner:
+                resolver.lookup(inner["$ref"])
+        except Unresolvable:
+            raise UserError(f"parameters: $ref {inner['$ref']!r} is not in the schema, and none is fetched") from None
+    if "$dynamicRef" in keys:
+        raise UserError("parameters: $dynamicRef is not supported; use $ref")
+    if keys >= {"patternProperties", "unevaluatedProperties"}:
+        raise UserError("parameters: patternProperties beside unevaluatedProperties is not supported")
+
+
+def _schemas_in(schema: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(schema, dict):
+        yield schema
+        for inner in DRAFT202012.create_resource(schema).subresources():
+            yield from _schemas_in(inner.contents)
+
+
+def _known_names(schema: Any) -> dict[str, None] | None:
+    """The names that the arguments may have, in order, by all schemas that describe them. None if one of the schemas
+    says itself what it allows."""
+    resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
+    names: dict[str, None] = {}
+    pending, seen = [schema], set[int]()
+    while pending:
+        described = pending.pop()
+        if not isinstance(described, dict) or id(described) in seen:
+            continue
+        seen.add(id(described))
+        if not described.keys().isdisjoint({"additionalProperties", "unevaluatedProperties", "patternProperties"}):
+            return None
+        names.update(dict.fromkeys(described.get("properties", ())))
+        pending.extend(described.get("dependentSchemas", {}).values())
+        for keyword in _IN_PLACE:
+            inner = described.get(keyword, [])
+            found = resolver.lookup(inner).contents if isinstance(inner, str) else inner
+            pending.extend(found if isinstance(found, list) else [found])
+    return names
+
+
+def _clause(error: ValidationError) -> str:
+    context: Sequence[ValidationError] = error.context or ()
+    if context and all(inner.validator == "type" and not inner.relative_path for inner in context):
+        names = list(dict.fromkeys(name for inner in context for name in _type_names(inner)))
+        return _of_type(_path("arguments", error), names, error.instance)
+    found = best_match([error]) or error
+    return _rule(_path("arguments", found), found)
+
+
+def _rule(path: str, error: ValidationError) -> str:
+    keyword, value, instance = error.validator, error.validator_value, error.instance
+    match keyword:
+        case "type":
+            return _of_type(path, _type_names(error), instance)
+        case "required":
+            return f"{path} lacks {next(name for name in value if name not in instance)!r}"
+        case "additionalProperties":
+            return f"{path}{error.message}"
+        case "enum":
+            return f"{path} must be one of {', '.join(map(repr, value))}"
+        case "const":
+            return f"{path} must be {_short(value)}"
+        case "minimum" | "exclusiveMinimum":
+            return f"{path} must be {'at least' if keyword == 'minimum' else 'more than'} {value}"
+        case "maximum" | "exclusiveMaximum":
+            return f"{path} must be {'at most' if keyword == 'maximum' else 'less than'} {value}"
+        case "oneOf" if not error.context:
+            return f"{path} matches several of the alternatives, and must match one"
+        case None:
+            return f"{path} holds something that is not allowed"
+        case _:
+            return f"{path} does not satisfy {keyword} {_short(value)}"
+
+
+def _of_type(path: str, names: Sequence[str], value: Any) -> str:
+    return f"{path} must be of type {' or '.join(names)}, not {_type_of(value)}"
+
+
+def _unknown(path: str, name: str, known: Iterable[str]) -> str:
+    return f"{path} holds {name[:_NAME_CHARS]!r}, which is unknown; it may hold {_listed(known)}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names)) or "nothing"
+
+
+def _path(start: str, error: ValidationError | SchemaError) -> str:
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step[:_NAME_CHARS]}" for step in error.absolute_path)
+    return start + "".join(steps)
+
+
+def _short(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)[:_VALUE_CHARS]
+
+
+def _type_names(error: ValidationError) -> list[str]:
+    names = error.validator_value
     return [names] if isinstance(names, str) else list(names)
 
 
-def _is_a(value: Any, name: str) -> bool:
-    # In Python a bool is an int; in JSON it is not.
-    return isinstance(value, _TYPES[name]) and (not isinstance(value, bool) or name == "boolean")
-
-
 def _type_of(value: Any) -> str:
-    return next(name for name in _TYPES if _is_a(value, name))
+    kinds = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+    return kinds.get(type(value), "null")

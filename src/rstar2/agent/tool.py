@@ -7,10 +7,10 @@ it is retried, and if it stays ends the rollout without a score; the model never
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
-from rstar2.agent.schema import check_schema
+from rstar2.agent.schema import ArgumentsCheck
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import ToolResult
 
@@ -24,6 +24,7 @@ class ToolSchema:
     name: str
     description: str
     parameters: Mapping[str, Any]
+    _check: ArgumentsCheck = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -31,9 +32,16 @@ class ToolSchema:
         if self.parameters.get("type") != "object":
             raise UserError(f"tool {self.name}: parameters.type must be 'object', since calls have named arguments")
         try:
-            check_schema(self.parameters)
+            object.__setattr__(self, "_check", ArgumentsCheck(self.parameters))
         except UserError as error:
             raise UserError(f"tool {self.name}: {error}") from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.description, self.parameters)  # the other process compiles it itself
+
+    def mismatch(self, arguments: dict[str, Any]) -> str | None:
+        """What the schema refuses about the arguments, as a clause; None if nothing."""
+        return self._check.mismatch(arguments)
 
     def as_function(self) -> dict[str, Any]:
         """The schema in the form of chat templates and OpenAI-compatible servers."""
@@ -52,6 +60,30 @@ class Tool(Protocol):
     async def close(self) -> None:
         """The rollout is over."""
         ...
+
+
+@runtime_checkable
+class ForkableTool(Tool, Protocol):
+    """A tool whose state can be copied. One that has no `fork` says that it cannot be."""
+
+    async def fork(self) -> Tool:
+        """A second tool with this one's state, which its caller closes. The two share nothing from here on."""
+        ...
+
+
+async def fork_all(tools: Sequence[Tool]) -> tuple[Tool, ...] | None:
+    """A copy of each; None if one of them cannot be forked."""
+    if not all(isinstance(tool, ForkableTool) for tool in tools):
+        return None
+    forked = list[Tool]()
+    try:
+        for tool in tools:
+            assert isinstance(tool, ForkableTool)
+            forked.append(await tool.fork())
+    except BaseException:
+        await close_all(forked)
+        raise
+    return tuple(forked)
 
 
 def by_name(tools: Sequence[Tool]) -> dict[str, Tool]:

@@ -15,8 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 from rstar2.algo.advantage import group_advantages, rewards_are_equal
 from rstar2.algo.penalties import Penalty, trace_penalty
 from rstar2.algo.resample import DEFAULT_EPSILON, SelectionRule, resample
+from rstar2.algo.tree import paths_of, turn_advantages
 from rstar2.errors import UserError
-from rstar2.extensions import SELECTIONS
+from rstar2.extensions import ADVANTAGES, SELECTIONS, TREE_ADVANTAGES
 from rstar2.records import Group, Outcome, Selection, Trace, Verdict
 from rstar2.settings import pick
 
@@ -35,10 +36,16 @@ class RocSettings:
     penalty_epsilon: float = DEFAULT_EPSILON
     drop_equal_groups: bool = True
     """If not, a group of equal rewards stays, with advantages of 0."""
+    tree_advantage: str | None = None
+    """How the turns that leaves of a tree share get advantages. None: rollouts share no turns."""
+    success_threshold: float | None = None
+    """The least reward of a success. If None, the verdict decides, and without one any reward above 0."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
-        return pick(cls, recipe.algo, penalty=Penalty(recipe.algo.penalty))
+        tree = recipe.rollout.tree
+        tree_advantage = None if tree is None else tree.advantage
+        return pick(cls, recipe.algo, penalty=Penalty(recipe.algo.penalty), tree_advantage=tree_advantage)
 
     @property
     def rule(self) -> SelectionRule:
@@ -55,9 +62,14 @@ class Choice:
 
 
 def choose_rollouts(
-    rewards: ArrayLike, penalties: ArrayLike, settings: RocSettings, rng: np.random.Generator
+    rewards: ArrayLike,
+    penalties: ArrayLike,
+    settings: RocSettings,
+    rng: np.random.Generator,
+    is_success: ArrayLike | None = None,
 ) -> Choice:
-    """Choose from one reward (NaN: none) and one penalty for each rollout."""
+    """Choose from one reward (NaN: none) and one penalty for each rollout. A reward above 0 is a success, unless
+    `is_success` says which are."""
     scores = np.asarray(rewards, dtype=np.float64)
     kept = resample(
         scores,
@@ -66,6 +78,7 @@ def choose_rollouts(
         selection=settings.selection,
         rng=rng,
         epsilon=settings.penalty_epsilon,
+        is_success=is_success,
     )
     advantages = np.full(scores.shape, np.nan)
     if not (settings.drop_equal_groups and rewards_are_equal(scores[kept])):
@@ -92,11 +105,16 @@ def decide_group(
         None if reward is None else trace_penalty(trace, blocks)
         for trace, blocks, reward in zip(traces, num_answer_blocks, rewards, strict=True)
     ]
+    is_success = tuple(
+        reward is not None and _is_success(trace, reward, settings.success_threshold)
+        for trace, reward in zip(traces, rewards, strict=True)
+    )
     choice = choose_rollouts(
         [np.nan if reward is None else reward for reward in rewards],
         [np.nan if penalty is None else settings.penalty.of(penalty) for penalty in penalties],
         settings,
         rng,
+        is_success,
     )
     return Group(
         id=group_id,
@@ -109,7 +127,26 @@ def decide_group(
         penalty=settings.penalty,
         advantages=tuple(None if np.isnan(advantage) else float(advantage) for advantage in choice.advantages),
         selections=_selections(rewards, choice),
+        is_right=tuple(
+            reward is not None and bool(trace.is_right) for trace, reward in zip(traces, rewards, strict=True)
+        ),
+        is_success=is_success,
+        turn_advantages=_turn_advantages(traces, rewards, choice, settings),
     )
+
+
+def _turn_advantages(
+    traces: Sequence[Trace], rewards: Sequence[float | None], choice: Choice, settings: RocSettings
+) -> tuple[tuple[float | None, ...], ...]:
+    if settings.tree_advantage is None:
+        return ()
+    paths, is_trained = paths_of(traces), ~np.isnan(choice.advantages)
+    of_segment = TREE_ADVANTAGES.load(settings.tree_advantage)(
+        [path for path, is_kept in zip(paths, is_trained, strict=True) if is_kept],
+        np.array([reward for reward, is_kept in zip(rewards, is_trained, strict=True) if is_kept], dtype=np.float64),
+        ADVANTAGES.load(settings.advantage),
+    )
+    return turn_advantages(paths, is_trained.tolist(), of_segment)
 
 
 def _scored_reward(trace: Trace) -> float | None:
@@ -118,6 +155,12 @@ def _scored_reward(trace: Trace) -> float | None:
     if trace.verdict is Verdict.UNDECIDED and trace.outcome is not Outcome.TRUNCATED:
         return None
     return trace.reward
+
+
+def _is_success(trace: Trace, reward: float, threshold: float | None) -> bool:
+    if threshold is not None:
+        return reward >= threshold
+    return reward > 0 if trace.verdict is None else trace.verdict is Verdict.RIGHT
 
 
 def _selections(rewards: Sequence[float | None], choice: Choice) -> tuple[Selection, ...]:

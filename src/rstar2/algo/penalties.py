@@ -62,15 +62,23 @@ def format_penalties(num_answer_blocks: ArrayLike, num_turns: ArrayLike) -> NDAr
 
 
 def trace_penalty(trace: Trace, num_answer_blocks: int) -> TracePenalty:
-    """Both penalties of a trace, whose answer blocks `rstar2.grading.count_answer_blocks(*trace.turn_texts)` counts.
+    """Both penalties of a trace, whose answer blocks `rstar2.grading.count_answer_blocks(*trace.turn_texts)` counts. An
+    environment may have computed the second.
 
     Only calls that came back are counted: one that was pending when the rollout ended says nothing about its code.
     """
     num_calls, num_failed = trace.own_calls
     return TracePenalty(
         error=float(error_penalties(num_calls, num_failed)),
-        format=float(format_penalties(num_answer_blocks, len(trace.turns))),
+        format=_format_penalty(trace, num_answer_blocks),
     )
+
+
+def _format_penalty(trace: Trace, num_answer_blocks: int) -> float:
+    """What the environment says of the form; without a word of it, by the answer blocks."""
+    if trace.format_penalty is not None:
+        return trace.format_penalty
+    return float(format_penalties(num_answer_blocks, len(trace.turns)))
 
 
 def _counts(name: str, values: ArrayLike) -> NDArray[np.float64]:

@@ -31,14 +31,16 @@ class Candidates:
     num_kept: int
     epsilon: float
     """Added to a penalty before it is inverted."""
+    is_success: NDArray[np.bool_]
+    """Not read for a rollout without a reward."""
 
     @property
     def successes(self) -> NDArray[np.intp]:
-        return np.flatnonzero(self.rewards > 0)
+        return np.flatnonzero(self.is_success & ~np.isnan(self.rewards))
 
     @property
     def failures(self) -> NDArray[np.intp]:
-        return np.flatnonzero(self.rewards <= 0)
+        return np.flatnonzero(~self.is_success & ~np.isnan(self.rewards))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +100,23 @@ def resample(
     selection: str = "paper",
     rng: np.random.Generator,
     epsilon: float = DEFAULT_EPSILON,
+    is_success: ArrayLike | None = None,
 ) -> NDArray[np.bool_]:
-    """True for each rollout that is kept. A reward above 0 is a success; NaN means that there is none.
+    """True for each rollout that is kept. NaN is no reward. A reward above 0 is a success, unless `is_success` says
+    which are.
 
     With faults and undecided verdicts fewer than planned are scored. Then still `num_kept` are kept as long as there
     are that many, so that the group weighs the same in its batch, and all of them if there are fewer.
     Penalties of rollouts without a reward are not read and may be NaN; those of failures only `release` reads.
     """
     rule: SelectionRule = SELECTIONS.load(selection)
+    scores = np.asarray(rewards, dtype=np.float64)
     candidates = Candidates(
-        np.asarray(rewards, dtype=np.float64), np.asarray(penalties, dtype=np.float64), num_kept, epsilon
+        scores,
+        np.asarray(penalties, dtype=np.float64),
+        num_kept,
+        epsilon,
+        scores > 0 if is_success is None else np.asarray(is_success, dtype=np.bool_),
     )
     _check(candidates, rule)
     scored = np.flatnonzero(~np.isnan(candidates.rewards))
@@ -174,7 +183,9 @@ def _check(candidates: Candidates, rule: SelectionRule) -> None:
         raise UserError(
             f"epsilon is {candidates.epsilon}: it must be above 0, or a clean trace would weigh infinitely much"
         )
-    if not np.all(penalties[rewards > 0] >= 0):
+    if candidates.is_success.shape != rewards.shape:
+        raise UserError(f"is_success {candidates.is_success.shape}: give one for each of {rewards.shape} rewards")
+    if not np.all(penalties[candidates.successes] >= 0):
         raise UserError("penalties: each success needs one that is 0 or more")
-    if rule.reads_failures and not np.all(penalties[rewards <= 0] >= 0):
+    if rule.reads_failures and not np.all(penalties[candidates.failures] >= 0):
         raise UserError("penalties: the release chooses failures by penalty too; each needs one that is 0 or more")

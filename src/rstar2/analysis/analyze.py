@@ -9,7 +9,7 @@ from rstar2.analysis.entropy import EntropyCollector, EntropySummary, ResponseCo
 from rstar2.analysis.examine import Measure, TraceTokens, examine
 from rstar2.analysis.kind_words import KindCollector, KindWords
 from rstar2.analysis.kinds import TokenKind
-from rstar2.analysis.over_training import CallCount, ErrorCollector, StepErrors, is_right
+from rstar2.analysis.over_training import CallCount, ErrorCollector, StepErrors
 from rstar2.analysis.token_texts import TokenTexts
 from rstar2.errors import UserError
 from rstar2.records import Trace
@@ -134,7 +134,7 @@ def _summary(trace: Trace, tokens: TraceTokens | None) -> TraceSummary:
     return TraceSummary(
         id=trace.id,
         step=trace.step,
-        is_right=is_right(trace),
+        is_right=trace.is_right,
         num_tokens=trace.num_sampled_tokens,
         mean=mean,
         threshold=threshold,

@@ -18,6 +18,7 @@ from rstar2.analysis.examine import Measure
 from rstar2.analysis.over_training import ErrorCollector
 from rstar2.analysis.token_texts import TokenTexts
 from rstar2.records import RunView, Trace
+from rstar2.records.branches import JoinedTraces
 from rstar2.records.codec import RecordError, decode
 from rstar2.records.jsonl import Line, read_lines
 from rstar2.records.run_layout import segment
@@ -53,9 +54,10 @@ def sample_step(run: RunView, step: int, max_traces: int) -> StepSample:
 
 
 def _decoded(path: Path, lines: Sequence[tuple[int, Line]]) -> Iterator[Trace]:
+    joined = JoinedTraces(path)
     for number, line in lines:
         try:
-            yield decode(Trace, line.data)
+            yield joined.join(decode(Trace, line.data), line.start)
         except RecordError as error:
             raise RecordError(f"{path}, line {number + 1}, byte {line.start}: {error}") from error
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
-from rstar2.records import Trace, Verdict
+from rstar2.records import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,6 @@ class StepErrors:
     """Traces that are neither: not graded, undecided, or ended by a fault of ours."""
 
 
-def is_right(trace: Trace) -> bool | None:
-    """Whether its reward, or else its verdict, says that it is right. None if it was not judged."""
-    if trace.reward is not None:
-        return trace.reward > 0
-    if trace.verdict is None or trace.verdict is Verdict.UNDECIDED:
-        return None
-    return trace.verdict is Verdict.RIGHT
-
-
 class ErrorCollector:
     """Adds up traces, of any steps in any order."""
 
@@ -54,7 +45,7 @@ class ErrorCollector:
 
     def add(self, trace: Trace) -> None:
         row = self._rows.get(trace.step, StepErrors(trace.step, CallCount(), CallCount(), 0))
-        match is_right(trace):
+        match trace.is_right:
             case True:
                 row = replace(row, right=row.right.with_trace(trace))
             case False:

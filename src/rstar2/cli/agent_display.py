@@ -16,7 +16,9 @@ from rstar2.agent.events import (
     TextKind,
     TurnRestarted,
     TurnStarted,
+    UserReplied,
 )
+from rstar2.cli.output import printable
 from rstar2.records import Fault, ToolCall, ToolResult
 
 UNREADABLE = "a call that cannot be read"
@@ -47,6 +49,9 @@ class AgentDisplay:
                 self._show_call(call)
             case CallEnded(call=call, result=result):
                 self._show_result(call, result)
+            case UserReplied(text=text):
+                self._finish_turn()
+                self._line(f"── user\n{text}\n──", "magenta")
             case Ended():
                 self._finish_turn()
 
@@ -54,7 +59,7 @@ class AgentDisplay:
         for span, text in pieces:
             if span is TextKind.CALL or (self._at_line_start and not text.strip()):
                 continue
-            self._console.print(Text(text, _STYLES[span]), end="", soft_wrap=True)
+            self._console.print(Text(printable(text, self._console.file), _STYLES[span]), end="", soft_wrap=True)
             self._at_line_start = text.endswith("\n")
 
     def _finish_turn(self) -> None:
@@ -66,7 +71,7 @@ class AgentDisplay:
     def _line(self, text: str, style: str) -> None:
         if not self._at_line_start:
             self._console.print()
-        self._console.print(Text(text, style), soft_wrap=True)
+        self._console.print(Text(printable(text, self._console.file), style), soft_wrap=True)
         self._at_line_start = True
 
     def _show_call(self, call: ToolCall) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rstar2.cli.flag_groups import in_panel
 from rstar2.cli.sandbox.service_token import TOKEN_ENV
 from rstar2.errors import UserError
-from rstar2.extensions import ENGINES, TOOLS
+from rstar2.extensions import ENGINES, ENVIRONMENTS, TOOLS
 
 if TYPE_CHECKING:
     from rstar2.config import Recipe
@@ -20,7 +20,19 @@ if TYPE_CHECKING:
 _model, _agent, _limits = map(in_panel, ("Model and engine", "Agent and sandbox", "Limits and sampling"))
 BRIEF = {"max_turns": 10, "max_response_tokens": 4096}
 """`[eval]` where one problem is asked, unless a recipe says otherwise. An evaluation has the report's."""
-_ASKED = {"name", "seed", "model", "sandbox", "engine", "agent", "rollout", "eval", "data"}
+_ASKED = {
+    "name",
+    "seed",
+    "model",
+    "sandbox",
+    "engine",
+    "agent",
+    "environment",
+    "environments",
+    "rollout",
+    "eval",
+    "data",
+}
 """The parts of a recipe that concern a model which is only asked."""
 _FIELDS = {
     "model": "model.name",
@@ -30,6 +42,8 @@ _FIELDS = {
     "tokenizer": "engine.tokenizer",
     "script": "engine.script",
     "template": "agent.template",
+    "environment": "environment.source",
+    "tools": "environment.tools",
     "sandbox": "sandbox.base_url",
     "max_turns": "eval.max_turns",
     "max_tokens": "eval.max_response_tokens",
@@ -41,8 +55,8 @@ _FIELDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class AskFlags:
-    """What `view` has as well, for its playground."""
+class ModelFlags:
+    """Which model, and where its tokens are made."""
 
     recipe: Annotated[
         Path | None,
@@ -77,8 +91,32 @@ class AskFlags:
         Literal["model", "qwen"] | None,
         _agent(metavar="NAME", help="model: the model's own chat template. qwen: Qwen's, for models without one."),
     ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class AskFlags(ModelFlags):
+    """What `serve` and `view` have as well, for the agent that they run."""
+
     sandbox: Annotated[
         str | None, _agent(metavar="URL", help="A running `rstar2 sandbox serve`, instead of this machine.")
+    ] = None
+    environment: Annotated[
+        str | None,
+        _agent(
+            "--env",
+            metavar="SOURCE",
+            help=f"The task: {', '.join(ENVIRONMENTS)}, file:PATH.py:NAME or package.module:NAME. By default the one "
+            "that the model was trained on.",
+        ),
+    ] = None
+    tools: Annotated[
+        list[str] | None,
+        _agent(
+            "--tool",
+            metavar="TOOL",
+            help=f"{', '.join(TOOLS)}, file:PATH.py:NAME, package.module:NAME, FILE.py whose make_tool() returns a "
+            "tool, or none; may be repeated. By default those that the model was trained with.",
+        ),
     ] = None
     max_turns: Annotated[int | None, _limits(metavar="N", min=1, help="Turns in which the model may call tools.")] = (
         None
@@ -106,18 +144,9 @@ class AgentFlags(AskFlags):
         Path | None,
         _model(metavar="FOLDER", help="Tokenizer of the server's model: traces are then exact in tokens."),
     ] = None
-    tools: Annotated[
-        list[str] | None,
-        _agent(
-            "--tool",
-            metavar="TOOL",
-            help=f"{', '.join(TOOLS)}, package.module:name, or FILE.py whose make_tool() returns a tool; may be "
-            "repeated. By default the one that the model was trained with.",
-        ),
-    ] = None
 
 
-def asked_recipe(flags: AskFlags, defaults: dict[str, Any] | None = None, **more: Any) -> "Recipe":
+def asked_recipe(flags: ModelFlags, defaults: dict[str, Any] | None = None, **more: Any) -> "Recipe":
     """The recipe of --recipe, or one of defaults, with `flags` and `more` over it. `more` are options by their names.
 
     `defaults` are those of `[eval]` where there is no --recipe."""
@@ -134,13 +163,27 @@ def asked_recipe(flags: AskFlags, defaults: dict[str, Any] | None = None, **more
     if given["base_url"] is not None and given["model"] is None:
         tree["model"]["name"] = UNNAMED  # the name in the file is not one of that server's
     use_service(tree, given.pop("sandbox"))
+    given["tools"] = tool_names(given["tools"])
     for name, value in given.items():
-        if value is not None:
+        if value is not None and value != []:
             _put(tree, _FIELDS[name], str(value) if isinstance(value, Path) else value)
     recipe, mistakes = validated(tree)
     if recipe is None:
         raise UserError("\n".join(_in_flags(mistake.sentence) for mistake in mistakes))
     return recipe
+
+
+def tool_names(given: list[str] | None) -> tuple[str, ...] | None:
+    """What --tool names, as a recipe names it."""
+    from rstar2.environments.tools import FACTORY_NAME
+
+    if not given:
+        return None
+    if "none" in given:
+        if len(given) > 1:
+            raise UserError("--tool none excludes other tools: leave one of them out")
+        return ()
+    return tuple(f"file:{name}:{FACTORY_NAME}" if name.endswith(".py") else name for name in given)
 
 
 def use_service(tree: dict[str, Any], address: str | None) -> None:
@@ -149,13 +192,13 @@ def use_service(tree: dict[str, Any], address: str | None) -> None:
         return
     section = tree.setdefault("sandbox", {})
     section["base_url"] = address
-    for key in ("num_slots", "token_env"):
+    for key in ("num_slots", "token_env", "packages"):
         section.pop(key, None)
     if os.environ.get(TOKEN_ENV):
         section["token_env"] = TOKEN_ENV
 
 
-def _of_defaults(flags: AskFlags, eval_section: dict[str, Any]) -> dict[str, Any]:
+def _of_defaults(flags: ModelFlags, eval_section: dict[str, Any]) -> dict[str, Any]:
     from rstar2.config import parse_recipe
     from rstar2.rollout.engines import UNNAMED
 
@@ -176,6 +219,8 @@ def _of_file(path: Path, overrides: list[str], *, is_model_given: bool) -> dict[
         tree["model"]["name"] = str(_final_model(run))
     for key in ("tiny", "lora"):
         tree["model"].pop(key, None)
+    for name in recipe.sft.data if recipe.sft is not None else ():
+        tree["data"].pop(name, None)  # conversations of the warm-up hold no problems
     return tree
 
 

@@ -1,23 +1,24 @@
 """From a recipe to an agent that is ready for questions. Everything that is opened is closed."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rstar2.cli.output import note
 from rstar2.cli.threads import check_threads, use_threads
-from rstar2.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rstar2.agent import Agent, Tool
-    from rstar2.config import Recipe
+    from rstar2.agent import Agent, Observer
+    from rstar2.config import EnvironmentSection, Recipe
+    from rstar2.environments import Environment, Services
+    from rstar2.records import Problem, Trace
     from rstar2.rollout.engines import OpenedModel
     from rstar2.sandbox.executor import Executor
+    from rstar2.serve import ServedAgent, ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,6 @@ class Asked:
     """A command line's request: a recipe, and values that no recipe has."""
 
     recipe: "Recipe"
-    tools: tuple[str, ...] = ()
-    """Names of tools or files; none: the recipe's, or the one that the model was trained with."""
     num_threads: int | None = None
 
 
@@ -34,20 +33,35 @@ class Asked:
 class ReadyAgent:
     agent: "Agent"
     model: "OpenedModel"
-    executor: "Executor"
-    """Runs its programs; shared by all conversations."""
-    make_tools: "Callable[[], list[Tool]]"
-    """For one conversation; the caller closes them."""
+    services: "Services"
+    section: "EnvironmentSection"
+    """The environment that was asked for, or the one that the model was trained in."""
 
     @asynccontextmanager
-    async def tools(self) -> "AsyncIterator[list[Tool]]":
-        from rstar2.agent.tool import close_all
+    async def environment(self) -> "AsyncIterator[Environment]":
+        """Opened for any number of conversations."""
+        from rstar2.environments.open import open_environment
 
-        tools = self.make_tools()
+        async with open_environment(self.section, self.services) as environment:
+            yield environment
+
+    async def solve(
+        self, environment: "Environment", problem: "Problem", observer: "Observer", *, is_scored: bool = False
+    ) -> "Trace":
+        """One episode, which its environment judges if `is_scored`."""
+        from rstar2.environments.begin import observed_start
+        from rstar2.rollout.judge import judge_of, judged
+
+        opening = environment.opening(problem)
+        episode = await environment.begin(problem)
         try:
-            yield tools
+            start = observed_start(self.agent.chat, opening, episode)
+            trace = await self.agent.rollout(problem, episode.tools, observer=observer, start=start, world=episode)
+            trace = replace(trace, model=self.model.name)
+            judge = judge_of(environment, episode, self.agent.chat.end_of_turn)
+            return await judged(judge, problem, trace) if is_scored else trace
         finally:
-            await close_all(tools)
+            await episode.close()
 
 
 @asynccontextmanager
@@ -56,26 +70,41 @@ async def ready_agent(asked: Asked, progress: "Console") -> AsyncIterator[ReadyA
     server, which are ready at once, it starts with the first call."""
     from rstar2.agent import Agent, AgentLimits
     from rstar2.engine import Sampling
+    from rstar2.environments import Services
+    from rstar2.environments.open import check_environment
     from rstar2.rollout.engines import open_model
 
     recipe = asked.recipe
     check_threads(asked.num_threads)
+    if "environment" in recipe.model_fields_set:
+        check_environment(recipe.environment)
     is_loaded_here = recipe.engine.kind in ("embedded", "vllm") and recipe.engine.base_url is None
     async with AsyncExitStack() as stack:
         executor = await stack.enter_async_context(open_executor(recipe, at_once=is_loaded_here))
-        makers = _tool_makers(asked.tools, recipe, executor)
         with progress.status("loading the model"):
             if recipe.engine.kind == "embedded":
                 with suppress(ImportError):  # the engine says what is missing
                     await asyncio.to_thread(use_threads, asked.num_threads)
             model = await open_model(recipe)
         stack.push_async_callback(model.engine.close)
-        names = _tool_names(asked, model)
-        makers = makers or _tool_makers(names, recipe, executor)
         seed = recipe.seed if "seed" in recipe.model_fields_set else None
         sampling = Sampling(temperature=recipe.eval.temperature, seed=seed)
         agent = Agent(model.engine, model.chat, AgentLimits.of(recipe, recipe.eval), sampling)
-        yield ReadyAgent(agent, model, executor, lambda: [make() for make in makers])
+        yield ReadyAgent(agent, model, Services(recipe, executor), _environment(recipe, model))
+
+
+@asynccontextmanager
+async def served_agent(
+    asked: Asked, progress: "Console", name: str | None = None, seed: int | None = None
+) -> "AsyncIterator[tuple[ServedModel, ServedAgent]]":
+    """A ready agent for any number of requests. Without a seed their answers differ: a training run's own seed is not
+    used."""
+    from rstar2.serve import ServedAgent, ServedModel
+
+    async with ready_agent(asked, progress) as ready, ready.environment() as environment:
+        opened, sampling = ready.model, replace(ready.agent.sampling, seed=seed)
+        model = ServedModel(opened.engine, opened.chat, name or opened.name, opened.context_tokens)
+        yield model, ServedAgent(environment, ready.agent.limits, sampling)
 
 
 @asynccontextmanager
@@ -83,7 +112,7 @@ async def open_executor(recipe: "Recipe", *, at_once: bool = False) -> "AsyncIte
     """A service that cannot be reached is an error here and now. A sandbox of this machine starts in the background if
     it is wanted `at_once`, and else with the first program. Each call of the executor waits for the start, or gets its
     error."""
-    from rstar2.rollout.setup import make_executor
+    from rstar2.environments.executor import make_executor
     from rstar2.sandbox.local import LocalExecutor
 
     executor = make_executor(recipe)
@@ -101,37 +130,21 @@ async def open_executor(recipe: "Recipe", *, at_once: bool = False) -> "AsyncIte
         await executor.close()
 
 
-def _tool_names(asked: Asked, model: "OpenedModel") -> Sequence[str]:
-    """The tools of the command line, else the recipe's, else the one that the model was trained with."""
+def _environment(recipe: "Recipe", model: "OpenedModel") -> "EnvironmentSection":
+    """The environment of the command line or the recipe, else the one that the model was trained in."""
     from rstar2.agent import read_format
+    from rstar2.environments.by_name import tools_of
 
-    trained = None if model.folder is None else read_format(model.folder).tool
-    tool = asked.recipe.agent.tool
-    is_given = "tool" in asked.recipe.agent.model_fields_set
-    names = asked.tools or (tool if is_given or trained is None else trained,)
-    if trained is not None and trained not in names:
-        note(f"{model.name} was trained with the tool {trained}: it may not know how to call another")
-    return names
-
-
-def _tool_makers(names: Sequence[str], recipe: "Recipe", executor: "Executor") -> "list[Callable[[], Tool]]":
-    from functools import partial
-
-    from rstar2.cli.tool_file import tool_maker
-    from rstar2.extensions import TOOLS
-
-    makers: list[Callable[[], Tool]] = []
-    for name in names:
-        if name in TOOLS or ":" in name:
-            tool = TOOLS.load(name)
-            if not hasattr(tool, "of"):
-                raise UserError(f"--tool: {name!r} has no classmethod of(recipe, executor) that makes a tool")
-            makers.append(partial(tool.of, recipe, executor))
-        elif name.endswith(".py"):
-            makers.append(tool_maker(Path(name)))
-        else:
-            raise UserError(
-                f"--tool: {name!r} is neither {' nor '.join(TOOLS)}, nor package.module:name, nor a file that ends in "
-                ".py"
-            )
-    return makers
+    asked = recipe.environment
+    trained = None if model.folder is None else read_format(model.folder).environment
+    if trained is None:
+        return asked
+    given = asked.model_fields_set
+    if "source" in given and asked.source != trained.source:
+        note(f"{model.name} was trained in the environment {trained.source}, not in {asked.source}")
+        return asked
+    section = trained.model_copy(update={name: getattr(asked, name) for name in given})
+    if missing := set(tools_of(trained)) - set(tools_of(section)):
+        known = ", ".join(sorted(missing))
+        note(f"{model.name} was trained with the tool {known}: it may not know how to do without, or to call another")
+    return section

@@ -10,34 +10,38 @@ from rstar2.errors import InfrastructureError
 
 @with_flags
 def chat_command(flags: AgentFlags) -> None:
-    """Talk with a model that runs Python. One line is one message; the end of the input (Ctrl-D) ends it. The limits
+    """Talk with a model that calls tools. One line is one message; the end of the input (Ctrl-D) ends it. The limits
     hold for each answer."""
     import asyncio
     from contextlib import AsyncExitStack
 
     from rich.console import Console
 
-    from rstar2.agent import Transcript
     from rstar2.cli.agent_display import AgentDisplay
     from rstar2.cli.agent_setup import Asked, ready_agent
+    from rstar2.environments.begin import asked_problem, observed_start
     from rstar2.records import Outcome
 
-    asked = Asked(asked_recipe(flags, BRIEF), tuple(flags.tools or ()), flags.num_threads)
+    asked = Asked(asked_recipe(flags, BRIEF), flags.num_threads)
     console = Console()
     # Between messages the event loop does not run, so that waiting for a line needs no thread and Ctrl-C ends it.
     with asyncio.Runner() as runner:
         opening = AsyncExitStack()
         try:
             ready = runner.run(opening.enter_async_context(ready_agent(asked, Console(stderr=True))))
-            used = runner.run(opening.enter_async_context(ready.tools()))
-            agent, transcript = ready.agent, None
+            environment = runner.run(opening.enter_async_context(ready.environment()))
+            agent, episode, transcript = ready.agent, None, None
             while (message := _next_message()) is not None:
-                if transcript is None:
-                    transcript = Transcript.start(agent.chat, message, [tool.schema for tool in used])
+                if episode is None or transcript is None:
+                    problem = asked_problem(message)
+                    start = environment.opening(problem)
+                    episode = runner.run(environment.begin(problem))
+                    opening.push_async_callback(episode.close)
+                    transcript = observed_start(agent.chat, start, episode)
                 else:
                     transcript = transcript.with_user_turn(agent.chat, message)
                 observer = AgentDisplay(console)
-                answering = agent.converse(transcript, used, session="chat", observer=observer)
+                answering = agent.converse(transcript, episode.tools, session="chat", observer=observer)
                 transcript, end = runner.run(answering)
                 if end.outcome is Outcome.INFRASTRUCTURE_FAULT:
                     raise InfrastructureError(end.note)

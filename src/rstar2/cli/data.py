@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rstar2.cli import data_build
 from rstar2.cli.download_bars import DownloadBars
 from rstar2.cli.output import ExitCode, note, print_json
 from rstar2.cli.tables import print_table
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from rstar2.data.validate import Failure
     from rstar2.records import Problem
 
-app = typer.Typer(name="data", help="Data sets: list, get, show, validate, curate.", no_args_is_help=True)
+app = typer.Typer(name="data", help="Data sets: list, get, show, validate, curate, build.", no_args_is_help=True)
+app.add_typer(data_build.app, name="build")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 DataDir = Annotated[

@@ -15,6 +15,7 @@ from rstar2.cli.eval_setup import (
     make_judges,
     most_response_tokens,
     open_bench,
+    with_services,
 )
 from rstar2.cli.flag_groups import in_panel, with_flags
 from rstar2.cli.output import ExitCode, note, print_json
@@ -114,7 +115,9 @@ def eval_command(
             answer_place=AnswerPlace.ANYWHERE if is_answer_anywhere else AnswerPlace.ANSWER_BLOCK,
             data_dir=str(data_dir.absolute()) if data_dir else None,
         )
-        asked = Asked(recipe, tuple(flags.tools or ()), flags.num_threads)
+        asked = Asked(recipe, flags.num_threads)
+        if flags.tools and not has_tools:
+            raise UserError("--tool and --no-tools exclude each other: give one of them")
         _check(plan, asked, judge)
 
         def create() -> "RunDirectory":
@@ -152,8 +155,6 @@ def _split(bench: str) -> list[str]:
 
 def _check(plan: "EvalPlan", asked: "Asked", judge: JudgeFlags) -> None:
     """Checks that need no run folder."""
-    if asked.tools and not plan.settings.has_tools:
-        raise UserError("--tool and --no-tools exclude each other: give one of them")
     judges = make_judges(plan, judge, executor=None)
     for benchmark in load_benchmarks(plan, asked.recipe):
         judges.check(benchmark)
@@ -191,19 +192,36 @@ def _kept(plan: "EvalPlan", asked: "Asked", judge: JudgeFlags) -> str:
     kept_judge = asdict(judge)
     if judge.judge_baseline is not None:
         kept_judge["judge_baseline"] = str(Path(judge.judge_baseline).absolute())
-    tools = [str(Path(tool).absolute()) if tool.endswith(".py") else tool for tool in asked.tools]
-    return (
-        to_toml(_absolute(asked.recipe), only_given=True)
-        + "\n"
-        + plan.to_toml({"judge": kept_judge, "tools": {"names": tools}})
-    )
+    return to_toml(_absolute(asked.recipe), only_given=True) + "\n" + plan.to_toml({"judge": kept_judge})
 
 
 def _absolute(recipe: "Recipe") -> "Recipe":
-    engine = recipe.engine
-    paths = {"script": engine.script, "tokenizer": engine.tokenizer}
-    absolute = {key: str(Path(path).absolute()) for key, path in paths.items() if path is not None}
-    return recipe.model_copy(update={"engine": engine.model_copy(update=absolute)}) if absolute else recipe
+    """The same recipe for any working directory, of what it was given and nothing else."""
+    from rstar2.config import EnvironmentSection
+    from rstar2.environments.user_code import absolute_spec
+
+    def engine() -> dict[str, str]:
+        paths = {"script": recipe.engine.script, "tokenizer": recipe.engine.tokenizer}
+        return {key: str(Path(path).absolute()) for key, path in paths.items() if path is not None}
+
+    def environment(section: EnvironmentSection) -> EnvironmentSection:
+        absolute: dict[str, object] = {"source": absolute_spec(section.source)}
+        if section.tools is not None:
+            absolute["tools"] = tuple(map(absolute_spec, section.tools))
+        if section.reward is not None:
+            absolute["reward"] = absolute_spec(section.reward)
+        return section.model_copy(
+            update={key: value for key, value in absolute.items() if key in section.model_fields_set}
+        )
+
+    changes: dict[str, object] = {}
+    if engine():
+        changes["engine"] = recipe.engine.model_copy(update=engine())
+    if "environment" in recipe.model_fields_set:
+        changes["environment"] = environment(recipe.environment)
+    if recipe.environments:
+        changes["environments"] = {name: environment(section) for name, section in recipe.environments.items()}
+    return recipe.model_copy(update=changes) if changes else recipe
 
 
 def _remembered(view: "RunView", flags: AgentFlags) -> "tuple[EvalPlan, Asked, JudgeFlags]":
@@ -213,12 +231,11 @@ def _remembered(view: "RunView", flags: AgentFlags) -> "tuple[EvalPlan, Asked, J
 
     plan, sections = read_plan(view.recipe_toml)
     judge = JudgeFlags(**sections.pop("judge", {}))
-    tools = tuple(sections.pop("tools", {}).get("names", ()))
     use_service(sections, flags.sandbox)
     recipe, mistakes = validated(sections)
     if recipe is None:
         raise UserError(f"this run's recipe.toml is not one of an evaluation: {mistakes[0].sentence}")
-    return plan, Asked(recipe, tools, flags.num_threads), judge
+    return plan, Asked(recipe, flags.num_threads), judge
 
 
 async def _evaluate(
@@ -233,7 +250,7 @@ async def _evaluate(
     from rstar2.records import RunView
 
     benchmarks = load_benchmarks(plan, asked.recipe)
-    async with open_bench(plan, asked, judge) as (bench, model):
+    async with open_bench(plan, benchmarks, asked, judge) as (bench, model):
         most = most_response_tokens(model)
         if most is not None and most < plan.settings.max_response_tokens:
             note(f"{bench.model} has room for {most:,} tokens: responses end there")
@@ -250,11 +267,14 @@ async def _evaluate(
 async def _regrade(view: "RunView", plan: "EvalPlan", asked: "Asked", judge: JudgeFlags) -> EvalReport:
     from rstar2.cli.agent_setup import open_executor
     from rstar2.cli.eval_display import grading_bar
+    from rstar2.data import Grading
     from rstar2.evals import grade_again, results_of
     from rstar2.evals.session import num_stored
 
     benchmarks = load_benchmarks(plan, asked.recipe)
-    async with open_executor(asked.recipe) as executor:
+    if any(benchmark.grading is Grading.ENVIRONMENT for benchmark in benchmarks):
+        raise UserError("--regrade: an environment scores its own episodes, which are over; evaluate again")
+    async with open_executor(with_services(asked.recipe, benchmarks)) as executor:
         judges = make_judges(plan, judge, executor)
         for benchmark in benchmarks:
             judges.check(benchmark)

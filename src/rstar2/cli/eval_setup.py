@@ -1,8 +1,8 @@
 """From a plan and a recipe to what an evaluation needs: who answers, who judges, where programs run."""
 
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +11,6 @@ from rstar2.cli.flag_groups import in_panel
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
-    from rstar2.agent import Tool
     from rstar2.cli.agent_setup import Asked
     from rstar2.config import Recipe
     from rstar2.evals import Bench, Benchmark, EvalPlan, Judges
@@ -34,22 +33,51 @@ class JudgeFlags:
 
 
 @asynccontextmanager
-async def open_bench(plan: "EvalPlan", asked: "Asked", judge: JudgeFlags) -> "AsyncIterator[tuple[Bench, OpenedModel]]":
+async def open_bench(
+    plan: "EvalPlan", benchmarks: "Sequence[Benchmark]", asked: "Asked", judge: JudgeFlags
+) -> "AsyncIterator[tuple[Bench, OpenedModel]]":
     from rich.console import Console
 
-    from rstar2.cli.agent_setup import ready_agent
+    from rstar2.cli.agent_setup import Asked, ready_agent
+    from rstar2.config import EnvironmentSection
+    from rstar2.data import Grading
+    from rstar2.environments import Environment
+    from rstar2.environments.math import MathEnvironment
+    from rstar2.environments.open import open_environment, open_environments
     from rstar2.evals import Bench
     from rstar2.evals.retrying_engine import RetryingEngine
     from rstar2.rollout.setup import driver_on
 
-    async with ready_agent(asked, Console(stderr=True)) as ready:
-        driver = driver_on(RetryingEngine(ready.agent.engine), asked.recipe)
+    recipe = with_services(asked.recipe if plan.settings.has_tools else _without_tools(asked.recipe), benchmarks)
+    async with AsyncExitStack() as stack:
+        ready = await stack.enter_async_context(ready_agent(Asked(recipe, asked.num_threads), Console(stderr=True)))
+        judges = make_judges(plan, judge, ready.services.executor)
+        answers = MathEnvironment(judges.grader, judges.answer_place)
+        section = ready.section if ready.section.source == "math" else EnvironmentSection(tools=ready.section.tools)
+        math = await stack.enter_async_context(open_environment(section, ready.services, answers))
+        environments: Mapping[str, Environment] = dict.fromkeys(("", *recipe.environments), math)
+        if any(benchmark.grading is Grading.ENVIRONMENT for benchmark in benchmarks):
+            environments = await stack.enter_async_context(open_environments(recipe, ready.services.executor))
+        driver = driver_on(RetryingEngine(ready.agent.engine), recipe)
+        yield Bench(driver, ready.agent.chat, environments, math, judges, ready.model.name), ready.model
 
-        def make_tools() -> "Sequence[Tool]":
-            return ready.make_tools() if plan.settings.has_tools else ()
 
-        judges = make_judges(plan, judge, ready.executor)
-        yield Bench(driver, ready.agent.chat, make_tools, judges, ready.model.name), ready.model
+def with_services(recipe: "Recipe", benchmarks: "Sequence[Benchmark]") -> "Recipe":
+    """The recipe with what the benchmarks need inside of the sandbox. A service must be started with it."""
+    from rstar2.data import Grading
+    from rstar2.evals.bfcl.services import PACKAGE
+
+    needed = PACKAGE.partition("==")[0]
+    is_needed = any(benchmark.grading is Grading.MULTI_TURN_CALLS for benchmark in benchmarks)
+    if not is_needed or recipe.sandbox.base_url is not None or needed in recipe.sandbox.packages:
+        return recipe
+    sandbox = recipe.sandbox.model_copy(update={"packages": (*recipe.sandbox.packages, needed)})
+    return recipe.model_copy(update={"sandbox": sandbox})
+
+
+def _without_tools(recipe: "Recipe") -> "Recipe":
+    environment = recipe.environment.model_copy(update={"tools": (), "mcp": {}})
+    return recipe.model_copy(update={"environment": environment})
 
 
 def most_response_tokens(model: "OpenedModel") -> int | None:
@@ -76,7 +104,11 @@ def load_benchmarks(plan: "EvalPlan", recipe: "Recipe") -> "list[Benchmark]":
     """The benchmarks of the plan. A set of the recipe's [data] is named as there."""
     from rstar2.data import load_problems
 
-    own = {name: load_problems(name, recipe.data[name], recipe.seed) for name in plan.benchmarks if name in recipe.data}
+    own = {
+        name: load_problems(name, recipe.data[name], recipe.seed, recipe.environment_of(name))
+        for name in plan.benchmarks
+        if name in recipe.data
+    }
     return plan.load(own)
 
 

@@ -11,6 +11,7 @@ from rstar2.cli import (
     chat,
     data,
     doctor,
+    env,
     eval,
     export,
     models,
@@ -18,6 +19,7 @@ from rstar2.cli import (
     recipe,
     report,
     sandbox,
+    serve,
     simulate,
     solve,
     train,
@@ -61,11 +63,13 @@ app.command("train")(train.train_command)
 app.command("export")(export.export_command)
 app.command("eval")(eval.eval_command)
 app.command("analyze")(analyze.analyze_command)
+app.command("serve")(serve.serve_command)
 app.command("view")(view.view_command)
 app.command("report")(report.report_command)
 app.command("plan")(plan.plan_command)
 app.command("simulate")(simulate.simulate_command)
 app.add_typer(data.app, name="data")
+app.add_typer(env.app, name="env")
 app.add_typer(models.app, name="models")
 app.add_typer(recipe.app, name="recipe")
 app.add_typer(sandbox.app, name="sandbox")

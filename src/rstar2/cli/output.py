@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any
+from typing import IO, Any
 
 import typer
 
@@ -38,6 +38,14 @@ _WRONG_PATH = frozenset(
 def print_json(value: Any) -> None:
     """One JSON document on stdout, and nothing else there."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def printable(text: str, stream: IO[str]) -> str:
+    """What a program printed, for a stream. A terminal obeys escape codes (titles, the clipboard, what is on the
+    screen), so there they are shown and not sent; a file or a pipe gets the text as it is."""
+    if not stream.isatty():
+        return text
+    return "".join(one if one in "\n\t" or one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def note(message: str) -> None:

@@ -50,7 +50,10 @@ def plan_command(
     ] = None,
     tool_seconds: Annotated[float, typer.Option(min=0, help="From a tool call to its result.")] = 0.3,
     tool_calls: Annotated[float, typer.Option(min=0, help="Tool calls of a rollout.")] = 2.75,
-    mfu: Annotated[float, typer.Option(min=0.001, max=1, help="Share of the FLOPs that training reaches.")] = 0.35,
+    mfu: Annotated[
+        float | None,
+        typer.Option(min=0.001, max=1, help="Share of the FLOPs that training reaches; 0.35 on a cluster or a CPU."),
+    ] = None,
     network_gbit: Annotated[float, typer.Option(min=0.1, help="Gbit/s of each device to other machines.")] = 400.0,
     margin: Annotated[float, typer.Option(min=0, max=0.9, help="Share of the memory that is kept free.")] = 0.1,
     simulated_rollouts: Annotated[

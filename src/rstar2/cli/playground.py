@@ -1,28 +1,34 @@
-"""The playground's solver: the agent that `rstar2 solve` would run, its events as the page reads them."""
+"""The viewer's playground: for each model that it was given, the agent that `rstar2 serve --agent` would serve."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from rstar2.agent.events import AgentEvent, TextKind
-    from rstar2.cli.agent_setup import Asked, ReadyAgent
-    from rstar2.records import Trace
+    from aiohttp import web
+
+    from rstar2.cli.agent_setup import Asked
+    from rstar2.serve.agent import AgentApi
+
+MAX_EPISODES = 8
+"""For the pages of one person."""
 
 
-class AgentSolver:
-    """Satisfies `Solver`. An engine is loaded with its first problem and kept; each problem has its own tools."""
+class AgentPlayground:
+    """Satisfies `Playground`. A model is loaded with its first question and kept."""
 
-    def __init__(self, asked: "Sequence[Asked]") -> None:
+    def __init__(self, asked: "Sequence[Asked]", seed: int | None = None) -> None:
         self._asked = {_name(each): each for each in asked}
-        self._ready: dict[str, ReadyAgent] = {}
+        self._seed = seed
+        self._ready: dict[str, AgentApi] = {}
+        self._loading = asyncio.Lock()
         self._stack = AsyncExitStack()
 
     @property
-    def engines(self) -> list[str]:
+    def models(self) -> list[str]:
         return list(self._asked)
 
     async def __aenter__(self) -> Self:
@@ -33,87 +39,39 @@ class AgentSolver:
     ) -> None:
         await self._stack.aclose()
 
-    async def solve(self, engine: str, problem: str) -> AsyncGenerator[dict[str, Any]]:
-        from rstar2.records import Problem
+    async def handle(self, request: "web.Request") -> "web.StreamResponse":
+        from rstar2.serve.routing import answered
 
-        ready = await self._agent(engine)
-        events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        translate = EventTranslator()
+        return await answered(self._answer, request)
 
-        def observe(event: "AgentEvent") -> None:
-            for line in translate(event):
-                events.put_nowait(line)
+    async def _answer(self, request: "web.Request") -> "web.StreamResponse":
+        from rstar2.serve.errors import ApiError
 
-        async def roll() -> "Trace":
-            async with ready.tools() as tools:
-                return await ready.agent.rollout(Problem("playground", problem, answer=""), tools, observer=observe)
-
-        rollout = asyncio.ensure_future(roll())
-        rollout.add_done_callback(lambda _: events.put_nowait(None))
+        if request.content_type != "application/json":
+            raise ApiError(415, "send the body as `Content-Type: application/json`")
         try:
-            while (line := await events.get()) is not None:
-                yield line
-            yield end_event(rollout.result())
-        finally:
-            rollout.cancel()
-            await asyncio.gather(rollout, return_exceptions=True)
+            model = (await request.json())["model"]
+        except (ValueError, KeyError, TypeError):
+            raise ApiError(400, "send a JSON object with `model` and `messages`") from None
+        if model not in self.models:
+            raise ApiError(404, f"model: there is no {model!r} here; there is {', '.join(self._asked)}", param="model")
+        api = await self._agent(model)
+        return await api.handle(request)
 
-    async def _agent(self, engine: str) -> "ReadyAgent":
+    async def _agent(self, model: str) -> "AgentApi":
         from rich.console import Console
 
-        from rstar2.cli.agent_setup import ready_agent
+        from rstar2.cli.agent_setup import served_agent
+        from rstar2.serve import ServeSettings
+        from rstar2.serve.agent import AgentApi
+        from rstar2.serve.service import Service
 
-        if engine not in self._ready:
-            context = ready_agent(self._asked[engine], Console(stderr=True))
-            self._ready[engine] = await self._stack.enter_async_context(context)
-        return self._ready[engine]
-
-
-class EventTranslator:
-    """Turns the agent's events of one rollout into those that the page shows."""
-
-    def __init__(self) -> None:
-        from rstar2.agent.events import SpanReader
-
-        self._make_reader = SpanReader
-        self._reader = SpanReader()
-
-    def __call__(self, event: "AgentEvent") -> list[dict[str, Any]]:
-        from rstar2.agent.events import CallEnded, CallStarted, Ended, TextGenerated, TurnRestarted, TurnStarted
-        from rstar2.web.trace_wire import call_json, result_json
-
-        match event:
-            case TurnStarted(opening=opening):
-                self._reader = self._make_reader()
-                return [{"type": "turn"}, *_texts(self._reader.feed(opening))]
-            case TextGenerated(text=text):
-                return _texts(self._reader.feed(text))
-            case TurnRestarted(reason=reason):
-                self._reader = self._make_reader()
-                return [{"type": "restart", "reason": reason}]
-            case CallStarted(call=call):
-                return [*_texts(self._reader.finish()), {"type": "call", **call_json(call)}]
-            case CallEnded(result=result):
-                return [{"type": "result", **result_json(result)}]
-            case Ended():
-                return _texts(self._reader.finish())
-
-
-def _texts(pieces: "list[tuple[TextKind, str]]") -> list[dict[str, Any]]:
-    """A call is shown as code when it is run, not as escaped JSON while it is written."""
-    return [{"type": "text", "kind": span.value, "text": text} for span, text in pieces if span.value != "tool_call"]
-
-
-def end_event(trace: "Trace") -> dict[str, Any]:
-    from rstar2.grading import extract_answer
-
-    return {
-        "type": "end",
-        "outcome": trace.outcome.value,
-        "note": trace.note,
-        "answer": extract_answer(*trace.turn_texts),
-        "num_tokens": trace.num_sampled_tokens,
-    }
+        async with self._loading:
+            if model not in self._ready:
+                opening = served_agent(self._asked[model], Console(stderr=True), model, self._seed)
+                served, agent = await self._stack.enter_async_context(opening)
+                self._ready[model] = AgentApi(Service(served, ServeSettings(max_in_flight=MAX_EPISODES)), agent)
+        return self._ready[model]
 
 
 def _name(asked: "Asked") -> str:

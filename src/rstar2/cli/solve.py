@@ -9,6 +9,7 @@ import typer
 from rstar2.cli.agent_flags import BRIEF, AgentFlags, asked_recipe
 from rstar2.cli.flag_groups import with_flags
 from rstar2.cli.output import ExitCode, note
+from rstar2.cli.solve_tree import solve_tree, vote
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,46 +19,87 @@ if TYPE_CHECKING:
 
 @with_flags
 def solve_command(
-    problem: Annotated[str, typer.Argument(help="The problem; `-` reads it from standard input.")],
+    problem: Annotated[
+        str,
+        typer.Argument(
+            help="The problem, or for an environment that needs more a JSON object: a row of its data. `-` reads it "
+            "from standard input."
+        ),
+    ],
     flags: AgentFlags,
     as_json: Annotated[bool, typer.Option("--json", help="Print the trace as one line of JSON, at the end.")] = False,
+    num_leaves: Annotated[
+        int | None,
+        typer.Option(
+            "--tree",
+            metavar="LEAVES",
+            min=1,
+            help="Attempt the problem so many times, as a tree: a quarter begin at the prompt, the others fork after a "
+            "tool result. The answer is the one that most attempts give. With --json there is a line for each attempt.",
+        ),
+    ] = None,
 ) -> None:
-    """Solve a problem: reason, run Python, read the result, answer. Exit code 0 if there is an answer, 1 if the model
+    """Solve a problem: reason, call tools, read the result, answer. Exit code 0 if there is an answer, 1 if the model
     gave none, 3 if something failed that is not its doing."""
     import asyncio
 
     from rstar2.cli.agent_setup import Asked
-    from rstar2.grading import extract_answer
     from rstar2.records import Outcome
     from rstar2.records.codec import encode
 
     question = (sys.stdin.read() if problem == "-" else problem).strip()
     if not question:
         raise UserError("the problem is empty: write what is to be solved")
-    asked = Asked(asked_recipe(flags, BRIEF), tuple(flags.tools or ()), flags.num_threads)
-    trace = asyncio.run(_solve(question, asked, is_shown=not as_json))
-    trace = replace(trace, answer=extract_answer(*trace.turn_texts))
+    asked = Asked(asked_recipe(flags, BRIEF), flags.num_threads)
+    leaves = asyncio.run(_solve(question, asked, is_shown=not as_json, num_leaves=num_leaves))
     if as_json:
-        typer.echo(encode(trace))
+        for leaf in leaves:
+            typer.echo(encode(leaf))
+    chosen = vote(leaves)
+    trace = chosen.trace
+    if num_leaves is not None:
+        note(
+            f"{chosen.num_votes} of {num_leaves} attempts agree; {chosen.num_generated} tokens generated, "
+            f"{chosen.num_shared} shared"
+        )
     if trace.outcome is Outcome.INFRASTRUCTURE_FAULT:
         note(f"failed: {trace.note}")
         raise typer.Exit(ExitCode.INFRASTRUCTURE)
-    if trace.outcome is not Outcome.ANSWERED or trace.answer is None:
+    is_answered = trace.outcome is Outcome.ANSWERED and trace.answer is not None
+    if is_answered and not as_json:
+        note(f"answer: {trace.answer}")
+    if trace.reward is not None and not as_json:
+        parts = "".join(f", {name} {value}" for name, value in trace.score_parts.items())
+        note(f"reward: {trace.reward:g}{parts}")
+    if not is_answered:
         note(f"no answer: {trace.note or 'the model wrote no <answer> with a box in it'}")
         raise typer.Exit(ExitCode.NO)
-    if not as_json:
-        note(f"answer: {trace.answer}")
 
 
-async def _solve(question: str, asked: "Asked", *, is_shown: bool) -> "Trace":
+async def _solve(question: str, asked: "Asked", *, is_shown: bool, num_leaves: int | None) -> "list[Trace]":
     from rich.console import Console
 
     from rstar2.agent.events import ignore_event
     from rstar2.cli.agent_display import AgentDisplay
     from rstar2.cli.agent_setup import ready_agent
-    from rstar2.records import Problem
+    from rstar2.environments.begin import asked_problem
 
-    async with ready_agent(asked, Console(stderr=True)) as ready, ready.tools() as tools:
+    problem = asked_problem(question)
+    async with ready_agent(asked, Console(stderr=True)) as ready, ready.environment() as environment:
         observer = AgentDisplay(Console()) if is_shown else ignore_event
-        trace = await ready.agent.rollout(Problem("solve", question, answer=""), tools, observer=observer)
-    return replace(trace, model=ready.model.name)
+        is_math = ready.section.source == "math"
+        # A row of data has what its reward needs; a question alone has not.
+        is_scored = not is_math and problem.problem.startswith("{")
+        if num_leaves is None:
+            leaves = [await ready.solve(environment, problem, observer, is_scored=is_scored)]
+        else:
+            leaves = await solve_tree(ready, environment, problem, num_leaves)
+    return [_with_answer(leaf, is_math=is_math) for leaf in leaves]
+
+
+def _with_answer(trace: "Trace", *, is_math: bool) -> "Trace":
+    from rstar2.grading import extract_answer
+
+    if is_math:
+        return replace(trace, answer=extract_answer(*trace.turn_texts))
+    return trace if trace.answer is not None or not trace.turns else replace(trace, answer=trace.final_text)

@@ -13,7 +13,7 @@ from rstar2.cli.output import note
 from rstar2.cli.progress import waiting
 from rstar2.cli.threads import check_threads, use_threads
 from rstar2.errors import UserError
-from rstar2.extensions import ADVANTAGES, ENGINES, POLICIES, SELECTIONS, TOOLS
+from rstar2.extensions import ADVANTAGES, ENGINES, POLICIES, SELECTIONS
 
 if TYPE_CHECKING:
     from rstar2.config import Recipe
@@ -88,11 +88,12 @@ def _dry_run(path: Path, overrides: list[str]) -> None:
 def _own_code_mistakes(recipe: "Recipe") -> list[str]:
     """About code that the recipe names as package.module:name. It is loaded now, so that a mistake costs no training
     time."""
+    from rstar2.environments.open import check_environment
+
     mistakes = []
     for field, table, name in (
         ("algo.selection", SELECTIONS, recipe.algo.selection),
         ("algo.advantage", ADVANTAGES, recipe.algo.advantage),
-        ("agent.tool", TOOLS, recipe.agent.tool),
         ("engine.kind", ENGINES, recipe.engine.kind),
         ("rollout.scheduler", POLICIES, recipe.rollout.scheduler),
     ):
@@ -101,6 +102,11 @@ def _own_code_mistakes(recipe: "Recipe") -> list[str]:
                 table.load(name)
             except UserError as error:
                 mistakes.append(f"{field}: {error}")
+    for section in (recipe.environment, *recipe.environments.values()):
+        try:
+            check_environment(section)
+        except UserError as error:
+            mistakes.append(str(error))
     return mistakes
 
 

@@ -5,17 +5,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rstar2.cli.progress import LINE_PERIOD_S, minutes
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+Value = TypeVar("Value")
+
 BARS = "▁▂▃▄▅▆▇█"
 NUM_POINTS = 48
 """The points of a curve: as many as fit beside its name on 80 columns."""
 CURVES = (
+    ("reward_mean", "reward", "{:.3f}"),
     ("accuracy", "accuracy", "{:.0%}"),
     ("groups_kept", "groups kept", "{:.0f}"),
     ("tool_error_share_right", "tool errors, right", "{:.1%}"),
@@ -24,6 +27,16 @@ CURVES = (
     ("entropy", "entropy", "{:.3f}"),
     ("tokens_per_s", "tokens/s", "{:,.0f}"),
 )
+
+
+def shown_curves(values: Mapping[str, Value]) -> list[tuple[str, str, str]]:
+    """The curves that there are values for. The reward is left out where it is the accuracy: where every reward is the
+    verdict, 0 or 1."""
+    return [
+        curve
+        for curve in CURVES
+        if curve[0] in values and not (curve[0] == "reward_mean" and values[curve[0]] == values.get("accuracy"))
+    ]
 
 
 def counts_rollouts(phase: str) -> bool:
@@ -152,7 +165,7 @@ class Lines:
             self._num_done = step + 1
             if step % 100:
                 return
-        shown = [f"{label} {form.format(values[key])}" for key, label, form in CURVES if key in values]
+        shown = [f"{label} {form.format(values[key])}" for key, label, form in shown_curves(values)]
         if stage == "sft":
             shown.insert(0, f"loss {values['loss']:.3f}")
         self._print(f"  {stage} {step}: " + ", ".join(shown))
@@ -229,7 +242,7 @@ def render(progress: Progress) -> "RenderableType":
     if progress.done_share is not None:
         parts.append(ProgressBar(total=1.0, completed=progress.done_share, width=70))
     table = Table.grid(padding=(0, 2))
-    for key, label, form in CURVES:
+    for key, label, form in shown_curves(progress.curves):
         if points := progress.curves[key]:
             table.add_row(label, form.format(points[-1]), Text(sparkline(points), style="cyan"))
     for name, accuracy in progress.evaluations:

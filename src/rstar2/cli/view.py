@@ -64,14 +64,14 @@ def view_command(
     # A server may have one model only, a script needs none, and a recipe names its own.
     is_one_named = any(each is not None for each in (flags.base_url, flags.script, flags.recipe))
     unnamed: list[str | None] = [None] if is_one_named else []
-    asked = [Asked(asked_recipe(flags, BRIEF, model=model), (), flags.num_threads) for model in models or unnamed]
+    asked = [Asked(asked_recipe(flags, BRIEF, model=model), flags.num_threads) for model in models or unnamed]
     if asked and not is_loopback(host):
         raise UserError(f"--host {host} with an engine would let other machines use it: leave one of them out")
     if not runs and not demo:
         raise UserError("which run? give one or more run directories, or --demo")
     with _demo_run(wanted=demo) as demo_runs:
         readers = open_runs([*(runs or ()), *demo_runs], tokenizer)
-        asyncio.run(_serve(readers, asked, host, port, opens_browser=browser))
+        asyncio.run(_serve(readers, asked, flags.seed, host, port, opens_browser=browser))
 
 
 @contextmanager
@@ -89,16 +89,16 @@ def _demo_run(*, wanted: bool) -> Iterator[list[Path]]:
 
 
 async def _serve(
-    readers: "list[RunReader]", asked: "list[Asked]", host: str, port: int, *, opens_browser: bool
+    readers: "list[RunReader]", asked: "list[Asked]", seed: int | None, host: str, port: int, *, opens_browser: bool
 ) -> None:
     import webbrowser
 
-    from rstar2.cli.playground import AgentSolver
+    from rstar2.cli.playground import AgentPlayground
     from rstar2.sandbox.http.access import is_loopback
     from rstar2.web.server import create_app, serving
 
-    async with AgentSolver(asked) as solver:
-        app = create_app(readers, host=host, solver=solver if asked else None)
+    async with AgentPlayground(asked, seed) as playground:
+        app = create_app(readers, host=host, playground=playground if asked else None)
         async with serving(app, host, port) as url:
             note(f"looking at {', '.join(reader.key for reader in readers)}: {url} (Ctrl-C ends)")
             if not is_loopback(host):

@@ -2,8 +2,8 @@
 
 Promise: the recipe, the run directory and the numbers are those of a single machine; an engine, a sandbox node, a rank
 or the driver that is killed costs time, but no finished rollout and no training step.
-May import: records, sandbox, engine, grading, config, agent, rollout, train. Needs the `cluster` extra; vLLM engines
-need the `vllm` extra too.
+May import: records, sandbox, engine, grading, config, agent, environments, rollout, train. Needs the `cluster` extra;
+vLLM engines need the `vllm` extra too.
 
 Nothing is imported here: Ray reads its settings when it is imported, and `connect` makes them before.
 """

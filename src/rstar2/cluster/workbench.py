@@ -19,12 +19,13 @@ from rstar2.cluster.weight_sync import ObjectStoreSync, VllmTransferSync, Weight
 from rstar2.config import Recipe
 from rstar2.engine.remote.client import SILENCE_S
 from rstar2.engine.vllm import VllmOptions
+from rstar2.environments.executor import make_executor
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.rollout import EngineSpeed
 from rstar2.rollout.roller import Roller
-from rstar2.rollout.setup import make_driver, make_executor, make_roller
+from rstar2.rollout.setup import make_driver, open_roller_on
 from rstar2.sandbox.pool import PoolExecutor
-from rstar2.train.workbench import Workbench, engine_options
+from rstar2.train.workbench import MICRO_BATCH_TOKENS, Workbench, engine_options
 
 ENGINE_TIMEOUT_S = 1800.0
 """How long rollouts wait while the only engine is restarted."""
@@ -37,15 +38,19 @@ NUM_CPU_THREADS = 1
 class ClusterWorkbench:
     """Satisfies `Workbench`."""
 
-    def __init__(self, roller: Roller, learner: RankedLearner, fleet: EngineFleet, weights: str) -> None:
+    def __init__(
+        self, roller: Roller, learner: RankedLearner, fleet: EngineFleet, weights: str, micro_batch_tokens: int
+    ) -> None:
         self.roller = roller
         self.learner = learner
         self.weights = weights
+        self.micro_batch_tokens = micro_batch_tokens
+        self.notes = ()
         self._fleet = fleet
 
-    def gpu_busy_share(self) -> float | None:
+    def gpu_use(self) -> dict[str, float]:
         """Not measured: Ray's dashboard shows each GPU."""
-        return None
+        return {}
 
     def collecting(self) -> AbstractAsyncContextManager[None]:
         """No lock: new weights reach the engines while rollouts run, since a long rollout would delay them."""
@@ -105,8 +110,9 @@ async def open_cluster_workbench(
         )
         stack.push_async_callback(fleet.close)
         await fleet.start()
-        roller = make_roller(recipe, driver, executor, chat)
-        yield ClusterWorkbench(roller, learner, fleet, await learner.weights_id())
+        roller = await stack.enter_async_context(open_roller_on(recipe, driver, executor, chat))
+        micro_batch_tokens = recipe.train.micro_batch_tokens or MICRO_BATCH_TOKENS
+        yield ClusterWorkbench(roller, learner, fleet, await learner.weights_id(), micro_batch_tokens)
 
 
 async def _await_room(recipe: Recipe, grow_timeout_s: float, report: Callable[[str], None]) -> None:

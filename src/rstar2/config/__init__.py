@@ -8,6 +8,7 @@ May import: nothing.
 from rstar2.config.cluster import ClusterSection
 from rstar2.config.curriculum import DataSet, DifficultyFilter, EvalSection, StageSection
 from rstar2.config.emit import to_toml
+from rstar2.config.environment import EnvironmentSection, McpServer
 from rstar2.config.generation import AgentSection, EngineSection, RolloutSection, SandboxLimits, SandboxSection
 from rstar2.config.learning import AlgoSection, SftSection, TrainSection
 from rstar2.config.load import RecipeReading, examine_recipe, load_recipe, parse_recipe, recipe_text
@@ -22,8 +23,10 @@ __all__ = [
     "DataSet",
     "DifficultyFilter",
     "EngineSection",
+    "EnvironmentSection",
     "EvalSection",
     "Lora",
+    "McpServer",
     "ModelSection",
     "Recipe",
     "RecipeReading",

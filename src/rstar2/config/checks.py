@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rstar2.config.recipe import Recipe
 
 Path = tuple[str | int, ...]
+WITH_TOOLS = ("math", "code")
+"""The sources that have a tool if the recipe names none."""
 _SET_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
@@ -121,6 +123,12 @@ def _sandbox(recipe: "Recipe") -> Iterator[Impossibility]:
         yield _no(
             "is set by the service at sandbox.base_url; remove one of the two", "sandbox.num_slots", "sandbox.base_url"
         )
+    if sandbox.packages and sandbox.base_url is not None:
+        yield _no(
+            "is set by the service at sandbox.base_url (`rstar2 sandbox serve --package`); remove one of the two",
+            "sandbox.packages",
+            "sandbox.base_url",
+        )
     if sandbox.token_env is not None and sandbox.base_url is None:
         yield _no(
             "is for a service, and no sandbox.base_url is given; remove it", "sandbox.token_env", "sandbox.base_url"
@@ -167,6 +175,21 @@ def _names(recipe: "Recipe") -> Iterator[Impossibility]:
                     ("data",),
                     ("data", name),
                 )
+    for index, stage in enumerate(recipe.stages):
+        shared = [name for name in stage.data if name in known and recipe.data[name].share is not None]
+        if shared and len(shared) < len(set(stage.data) & known):
+            without = next(name for name in stage.data if name in known and name not in shared)
+            yield _no(
+                f"mixes sets with and without a share: give data.{without}.share as well",
+                ("stages", index, "data"),
+                ("data", without, "share"),
+            )
+    for name in recipe.environments:
+        if not _SET_NAME.fullmatch(name):
+            yield _no(
+                "cannot name an environment: a name is letters, digits, _ and -, and begins with a letter",
+                ("environments", name),
+            )
     for name in recipe.eval.benchmarks:
         if name not in known and name not in BENCHMARKS:
             yield _no(
@@ -177,6 +200,13 @@ def _names(recipe: "Recipe") -> Iterator[Impossibility]:
                 ("data", name),
             )
     for name, data_set in recipe.data.items():
+        if data_set.environment is not None and data_set.environment not in recipe.environments:
+            yield _no(
+                f"names {_quoted(data_set.environment)}, which [environments] does not declare"
+                f"{_or_else(data_set.environment, set(recipe.environments))}",
+                ("data", name, "environment"),
+                ("environments",),
+            )
         if not _SET_NAME.fullmatch(name):
             yield _no("cannot name a set: a name is letters, digits, _ and -, and begins with a letter", ("data", name))
         if name in BENCHMARKS:
@@ -224,7 +254,7 @@ def _lengths(recipe: "Recipe") -> Iterator[Impossibility]:
                     "rollout.max_prompt_tokens",
                     key,
                 )
-        if output >= response:
+        if output >= response and _may_have_long_results(recipe):
             yield _no(
                 f"of {response} is used up by a single tool result (agent.max_tool_output_tokens is {output})",
                 path,
@@ -236,8 +266,18 @@ def _lengths(recipe: "Recipe") -> Iterator[Impossibility]:
         ("model.context_tokens", recipe.model.context_tokens),
         ("train.micro_batch_tokens", recipe.train.micro_batch_tokens),
     ):
-        if recipe.sft.max_tokens > room:
+        if room is not None and recipe.sft.max_tokens > room:
             yield _no(f"of {recipe.sft.max_tokens} is more than {key} of {room}", "sft.max_tokens", key)
+
+
+def _may_have_long_results(recipe: "Recipe") -> bool:
+    """The tools of a class are not known here: then what was chosen is checked, and the default is not."""
+    limit = recipe.agent.max_tool_output_tokens
+    is_chosen = limit != type(recipe.agent).model_fields["max_tool_output_tokens"].default
+    return any(
+        bool(section.mcp or section.tools) or (section.tools is None if section.source in WITH_TOOLS else is_chosen)
+        for section in (recipe.environment, *recipe.environments.values())
+    )
 
 
 def _stages(recipe: "Recipe") -> Iterator[Impossibility]:

@@ -12,8 +12,9 @@ _SOURCES = {
     "catalog": re.compile(r"[A-Za-z0-9_.-]+"),
     "hub": re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?"),
     "file": re.compile(r".+"),
+    "environment": re.compile(r""),
 }
-_SOURCE_FORMS = "procedural:TASK[,TASK], catalog:NAME, hub:OWNER/NAME[@REVISION] or file:PATH"
+_SOURCE_FORMS = "procedural:TASK[,TASK], catalog:NAME, hub:OWNER/NAME[@REVISION], file:PATH or environment"
 
 
 class DataSet(Section):
@@ -24,7 +25,20 @@ class DataSet(Section):
         description="Where it comes from. procedural:TASK[,TASK] is generated; its random stream is named by the "
         "recipe's seed and the set's name, so two sets never share one. catalog:NAME is a set that `rstar2 data get` "
         "knows. hub:OWNER/NAME[@REVISION] is on the Hugging Face hub. file:PATH is a JSONL or Parquet file, relative "
-        "to the working directory.",
+        "to the working directory. environment is the tasks that the set's environment brings itself; in [sft] it is "
+        "conversations in their format, num_problems of them: three in ten played with their own solution, the others "
+        "with that of another task.",
+    )
+    environment: str | None = Field(
+        None,
+        min_length=1,
+        description="The name of the set's environment in [environments]. If left out, it is [environment].",
+    )
+    share: float | None = Field(
+        None,
+        gt=0,
+        description="The set's weight among the sets of a stage: of two sets with shares 1 and 3 the second gives "
+        "three problems in four. Give it for all sets of a stage, or for none: then each set counts by its size.",
     )
     split: str = Field("train", min_length=1, description="Split of a hub set; of no meaning to the others.")
     num_problems: int | None = Field(

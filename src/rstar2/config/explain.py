@@ -111,11 +111,13 @@ def _with_only(sections: Sequence[SectionHelp], keys: set[str]) -> list[SectionH
 def _generic(query: str) -> str:
     """`stages.concise.steps` and `data.train.source` name the same fields as the reference's `N` and `NAME`."""
     parts = query.split(".")
-    stands_for = {"stages": _LIST_ENTRY, "data": _SET_NAME}
+    stands_for = {"stages": _LIST_ENTRY, "data": _SET_NAME, "environments": _SET_NAME}
     if len(parts) > 1 and parts[0] in stands_for and parts[1] != "difficulty_filter":
         parts[1] = stands_for[parts[0]]
     elif parts[:2] == ["stages", "difficulty_filter"]:
         parts.insert(1, _LIST_ENTRY)
+    if "mcp" in parts[:-1]:
+        parts[parts.index("mcp") + 1] = _SET_NAME
     return ".".join(parts)
 
 
@@ -131,7 +133,7 @@ def _sections(model: type[Section], key: str, header: str) -> Iterator[SectionHe
             inner.append((kind, field_key, f"[{field_header}]"))
         elif get_origin(kind) is tuple and is_section(get_args(kind)[0]):
             inner.append((get_args(kind)[0], f"{field_key}.{_LIST_ENTRY}", f"[[{field_header}]]"))
-        elif get_origin(kind) is dict:
+        elif get_origin(kind) is dict and is_section(get_args(kind)[1]):
             inner.append((get_args(kind)[1], f"{field_key}.{_SET_NAME}", f"[{field_header}.{_SET_NAME}]"))
         else:
             fields.append(_field(field_key, field))

@@ -84,7 +84,7 @@ def _kind_name(kind: Any) -> str:
     if origin is tuple:
         return "list of tables" if is_section(args[0]) else f"list of {_plural(args[0])}"
     assert origin is dict, f"a field of type {kind} has no name yet"
-    return "tables by name"
+    return "tables by name" if is_section(args[1]) else "table"
 
 
 def _plural(kind: Any) -> str:

@@ -5,8 +5,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from rstar2.config.section import EngineName, PolicyName, Section, ToolName
-from rstar2.extensions import ENGINES, POLICIES, TOOLS
+from rstar2.config.section import EngineName, ForkPolicyName, PolicyName, Section, TreeAdvantageName
+from rstar2.extensions import ENGINES, FORK_POLICIES, POLICIES, TREE_ADVANTAGES
 
 
 class EngineSection(Section):
@@ -42,8 +42,8 @@ class EngineSection(Section):
     kv_cache_tokens: int | None = Field(
         None,
         ge=1,
-        description="Size of the KV cache of one engine, in tokens of all its rollouts together. If left out, it takes "
-        "what gpu_memory_share leaves room for; on a CPU it must be given.",
+        description="Size of the KV cache of one engine, in tokens of all its rollouts together. If left out, it holds "
+        "all rollouts of a step, as far as the trainer and gpu_memory_share leave room; on a CPU it must be given.",
     )
     gpu_memory_share: float = Field(
         0.6,
@@ -67,11 +67,8 @@ class EngineSection(Section):
 
 
 class AgentSection(Section):
-    """`[agent]`: how one conversation between the model and its tool goes."""
+    """`[agent]`: how one conversation between the model and its tools goes."""
 
-    tool: ToolName = Field(
-        "execute_python_code_with_standard_io", description=f"The tool that the model may call. {TOOLS.describe()}"
-    )
     template: Literal["model", "qwen"] = Field(
         "model",
         description="How a conversation becomes tokens. model: the chat template of the model's own tokenizer. qwen: "
@@ -94,6 +91,34 @@ class AgentSection(Section):
         ge=16,
         description="Tokens of one tool result that the model reads; of longer ones head and tail are kept. 1024 shows "
         "a complete traceback, and leaves the budget to reasoning.",
+    )
+
+
+class TreeSection(Section):
+    """`[rollout.tree]`: the rollouts of a problem as a tree, forked after tool results. If left out, they share nothing
+    but the prompt."""
+
+    num_roots: int = Field(
+        ge=1,
+        examples=[8],
+        description="Rollouts of a problem that begin at the prompt. The others, up to group_size times "
+        "oversample_factor, continue one that has ended from one of its tool results. A quarter to a half is common.",
+    )
+    num_rounds: int = Field(
+        1,
+        ge=1,
+        description="Rounds in which the other rollouts are sampled. In each the policy knows what all earlier ones "
+        "came to, and waits for them: more rounds choose better, and leave engines idle for longer.",
+    )
+    policy: ForkPolicyName = Field("uniform", description=f"Where rollouts fork. {FORK_POLICIES.describe()}")
+    points: Literal["results", "first-result", "errors"] = Field(
+        "results",
+        description="Which tool results may be forked at. results: all. first-result: the first of each rollout. "
+        "errors: those of failed calls. Where a problem's rollouts have none, further ones begin at the prompt.",
+    )
+    advantage: TreeAdvantageName = Field(
+        "leaves",
+        description=f"The advantage of a turn. {TREE_ADVANTAGES.describe()} Both use algo.advantage to compare.",
     )
 
 
@@ -133,6 +158,9 @@ class RolloutSection(Section):
         ge=0,
         description="How often a call or a turn that failed through our fault is retried before its rollout is left "
         "out of training.",
+    )
+    tree: TreeSection | None = Field(
+        None, description="Rollouts as trees. If left out, every rollout begins at the prompt."
     )
 
 
@@ -182,6 +210,12 @@ class SandboxSection(Section):
         description="Programs younger than a tenth of a second that run at the same time on this machine; older ones "
         "get less of the cores and do not count. If left out, there are four for each core, so that a program that "
         "waits leaves no core idle. Not with base_url, where the service decides.",
+    )
+    packages: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="Installed packages that programs may import besides numpy, scipy, sympy, mpmath, networkx, pandas "
+        "and matplotlib. Everything else in the environment is hidden. Not with base_url, where the service decides.",
     )
     queue_s: float = Field(
         120.0,

@@ -39,6 +39,11 @@ class AlgoSection(Section):
         description="A success is kept with weight 1 / (penalty + this). At 0.1 a clean trace is six times as likely "
         "as one whose calls fail half the time; near 0 the choice is all but deterministic.",
     )
+    success_threshold: float | None = Field(
+        None,
+        description="The least reward of a rollout that counts as a success in selection. If left out, the "
+        "environment's verdict decides, and where it gives none every reward above 0 is a success.",
+    )
     clip_low: float = Field(
         0.2,
         gt=0,
@@ -143,16 +148,18 @@ class TrainSection(Section):
         "is on-policy. With 1 the next step's rollouts are sampled while this step's are trained on: on one machine "
         "with adapters, on a cluster in the separated layout.",
     )
-    micro_batch_tokens: int = Field(
-        16_384,
+    micro_batch_tokens: int | None = Field(
+        None,
         ge=16,
         description="Tokens packed into one forward and backward pass; it bounds memory and does not change the "
-        "gradient. It must hold the longest rollout.",
+        "gradient. It must hold the longest rollout. If left out, one GPU gets as many as its memory holds and its "
+        "speed needs; a CPU and the ranks of a cluster get 16,384.",
     )
-    gradient_checkpointing: bool = Field(
-        True,
+    gradient_checkpointing: bool | None = Field(
+        None,
         description="Gradient checkpointing: recompute activations in the backward pass. It takes a third more time "
-        "and far less memory.",
+        "and far less memory. If left out, one GPU recomputes only if its memory is too small otherwise; a CPU and the "
+        "ranks of a cluster recompute.",
     )
     checkpoint_every_steps: int = Field(
         10, ge=1, description="Steps between checkpoints; there is also one at the end of each stage."

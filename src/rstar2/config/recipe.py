@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from rstar2.config.checks import impossibilities
 from rstar2.config.cluster import ClusterSection
 from rstar2.config.curriculum import DataSet, EvalSection, StageSection
+from rstar2.config.environment import EnvironmentSection
 from rstar2.config.generation import AgentSection, EngineSection, RolloutSection, SandboxSection
 from rstar2.config.learning import AlgoSection, SftSection, TrainSection
 from rstar2.config.model import ModelSection
@@ -42,6 +43,12 @@ class Recipe(Section):
     sandbox: SandboxSection = Field(SandboxSection(), description="Limits of the model's programs, and where they run.")
     engine: EngineSection = Field(EngineSection(), description="The engine that generates tokens.")
     agent: AgentSection = Field(AgentSection(), description="The agent: format and limits of one conversation.")
+    environment: EnvironmentSection = Field(
+        EnvironmentSection(), description="The task: what the model is asked, its tools and its reward."
+    )
+    environments: dict[str, EnvironmentSection] = Field(
+        {}, description="Further tasks by name. A set of [data] names the one that its problems belong to."
+    )
     rollout: RolloutSection = Field(
         RolloutSection(), description="How many conversations run at once, and how they are placed on engines."
     )
@@ -65,6 +72,11 @@ class Recipe(Section):
             sentences = "\n".join(str(impossibility) for impossibility in found)
             raise PydanticCustomError(IMPOSSIBLE, "{sentences}", {"sentences": sentences, "found": found})
         return self
+
+    def environment_of(self, name: str) -> EnvironmentSection:
+        """The environment of a set of `[data]`."""
+        named = self.data[name].environment
+        return self.environment if named is None else self.environments[named]
 
     @property
     def trains(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from rstar2.extensions import ADVANTAGES, ENGINES, POLICIES, SELECTIONS, TOOLS
+from rstar2.extensions import ADVANTAGES, ENGINES, ENVIRONMENTS, FORK_POLICIES, POLICIES, SELECTIONS, TREE_ADVANTAGES
 
 
 class Section(BaseModel):
@@ -19,6 +19,8 @@ class Section(BaseModel):
 
 SelectionName: TypeAlias = Annotated[str, AfterValidator(SELECTIONS.check), SELECTIONS]
 AdvantageName: TypeAlias = Annotated[str, AfterValidator(ADVANTAGES.check), ADVANTAGES]
-ToolName: TypeAlias = Annotated[str, AfterValidator(TOOLS.check), TOOLS]
+EnvironmentName: TypeAlias = Annotated[str, AfterValidator(ENVIRONMENTS.check), ENVIRONMENTS]
 EngineName: TypeAlias = Annotated[str, AfterValidator(ENGINES.check), ENGINES]
 PolicyName: TypeAlias = Annotated[str, AfterValidator(POLICIES.check), POLICIES]
+TreeAdvantageName: TypeAlias = Annotated[str, AfterValidator(TREE_ADVANTAGES.check), TREE_ADVANTAGES]
+ForkPolicyName: TypeAlias = Annotated[str, AfterValidator(FORK_POLICIES.check), FORK_POLICIES]

@@ -3,7 +3,7 @@
 Promise: the same source, name and seed give the same rows on every machine; a row that cannot be used is an error that
 names it, never skipped, and an error names all of them; what was downloaded once stays the same bytes. Works without
 torch.
-May import: records, grading, config, models.
+May import: records, grading, config, models, environments.
 """
 
 from rstar2.data.benchmarks import FunctionCallTask, InstructionTask, MultiTurnCallTask

@@ -33,6 +33,8 @@ class Grading(StrEnum):
     """BFCL's comparison of what the calls of a conversation did to simulated services."""
     JUDGE = "judge"
     """A judge model of the user's."""
+    ENVIRONMENT = "environment"
+    """The environment of a recipe's own set."""
     NOTHING = "nothing"
     """Conversations are learnt from, not graded."""
 

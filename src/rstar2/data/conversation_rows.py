@@ -129,7 +129,7 @@ def _from_sharegpt(raw: dict[str, Any], row: Row) -> dict[str, Any]:
             "content": "",
             "tool_calls": [_call({"function": function}, row) for function in functions],
         }
-    if speaker not in _SHAREGPT_ROLES:
+    if not isinstance(speaker, str) or speaker not in _SHAREGPT_ROLES:
         raise UserError(f"{row.where}: a message is from {speaker!r}; known are {', '.join(_SHAREGPT_ROLES)}")
     return {"role": _SHAREGPT_ROLES[speaker], "content": content}
 

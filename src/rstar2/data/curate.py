@@ -28,6 +28,7 @@ class Reason(StrEnum):
     COMPOSITE = "composite"
     """The gold has several parts, or the text asks several questions."""
     NOT_INTEGER = "not_integer"
+    NOT_POSITIVE = "not_positive"
     FIGURE = "figure"
     """It speaks of a figure that the text does not have."""
     NOT_ENGLISH = "not_english"
@@ -49,6 +50,8 @@ class CurationRules:
     min_samples: int = 8
     """A pass rate over fewer scored rollouts decides nothing. The report's 8."""
     drops_unsolved: bool = False
+    needs_positive: bool = False
+    """Whether an answer must be at least 1, as the report has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ def curate(
     kept: list[Problem] = []
     rejected: list[Rejected] = []
     for problem, text in zip(problems, texts, strict=True):
-        fault = _own_fault(problem)
+        fault = _own_fault(problem, rules)
         if fault is None and len(golds[text]) > 1:
             fault = Reason.DISPUTED, "golds " + ", ".join(sorted(golds[text]))
         if fault is None and text in first_ids:
@@ -113,11 +116,13 @@ def _golds_by_text(problems: Sequence[Problem], texts: Sequence[str]) -> dict[st
     return golds
 
 
-def _own_fault(problem: Problem) -> Fault | None:
+def _own_fault(problem: Problem, rules: CurationRules) -> Fault | None:
     if is_composite(problem.answer):
         return Reason.COMPOSITE, "the answer has several parts"
     if not is_integer(problem.answer):
         return Reason.NOT_INTEGER, ""
+    if rules.needs_positive and not _is_positive(problem.answer):
+        return Reason.NOT_POSITIVE, ""
     if asks_several(problem.problem):
         return Reason.COMPOSITE, "the text asks several questions"
     if needs_figure(problem.problem):
@@ -125,6 +130,11 @@ def _own_fault(problem: Problem) -> Fault | None:
     if is_foreign(problem.problem):
         return Reason.NOT_ENGLISH, ""
     return None
+
+
+def _is_positive(gold: str) -> bool:
+    integer = parse_integer(last_box(gold) or gold)
+    return integer is not None and integer != "0" and not integer.startswith("-")
 
 
 def _contamination(problem: Problem, benchmarks: BenchmarkGrams | None, rules: CurationRules) -> Fault | None:

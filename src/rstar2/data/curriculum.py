@@ -6,14 +6,17 @@ text with one is left out and counted.
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 
 from rstar2.config import Recipe, RecipeReading
 from rstar2.data.by_name import holds_conversations
 from rstar2.data.catalog import find_set
 from rstar2.data.catalog_set import Grading
+from rstar2.data.cells import compact_json
 from rstar2.data.conversation import Conversation
 from rstar2.data.load import load_benchmark, load_conversations, load_problems
 from rstar2.data.mistakes import Mistakes
+from rstar2.data.problem_rows import ID_COLUMNS
 from rstar2.errors import UserError
 from rstar2.records import Problem
 
@@ -43,24 +46,25 @@ def load_curriculum(recipe: Recipe) -> Curriculum:
     found: list[Conversation] = []
     for name in recipe.sft.data if recipe.sft is not None else ():
         with mistakes.noted():
-            found += load_conversations(name, recipe.data[name], recipe.seed)
+            found += load_conversations(name, recipe.data[name], recipe.seed, recipe)
     mistakes.raise_any()
 
     benchmarks = {name: sets[name] for name in recipe.eval.benchmarks}
-    held_out = {problem.problem for problems in benchmarks.values() for problem in problems}
+    held_out = {_key(problem) for problems in benchmarks.values() for problem in problems}
     stages, num_held_out = [], 0
     for stage in recipe.stages:
         problems = [problem for name in stage.data for problem in sets[name]]
-        left = tuple(problem for problem in problems if problem.problem not in held_out)
+        left = [[problem for problem in sets[name] if _key(problem) not in held_out] for name in stage.data]
+        shares = [recipe.data[name].share for name in stage.data]
         with mistakes.noted():
             _require_unique(problems, stage.name)
         with mistakes.noted():
-            if not left:
+            if not any(left):
                 raise UserError(
                     f"stages.{stage.name}: every one of its {len(problems)} problems is evaluated on as well"
                 )
-        num_held_out += len(problems) - len(left)
-        stages.append(left)
+        num_held_out += len(problems) - sum(map(len, left))
+        stages.append(mixed(left, shares))
     conversations = tuple(conversation for conversation in found if not _asks(conversation, held_out))
     with mistakes.noted():
         if found and not conversations:
@@ -80,6 +84,8 @@ def data_mistakes(reading: RecipeReading) -> tuple[str, ...]:
     for name, spec in reading.sets.items():
         if spec.kind == "procedural" and spec.num_problems is None:
             continue  # one of the recipe's own mistakes
+        if spec.kind == "environment":
+            continue  # the environment is part of the recipe
         with mistakes.noted():
             is_talk = name in reading.warm_up_sets or holds_conversations(spec.source)
             (load_conversations if is_talk else load_problems)(name, spec, seed=0)
@@ -89,10 +95,32 @@ def data_mistakes(reading: RecipeReading) -> tuple[str, ...]:
 def _problems(name: str, recipe: Recipe) -> tuple[Problem, ...]:
     """The problems of a set of `[data]`, or of a benchmark."""
     if name in recipe.data:
-        return load_problems(name, recipe.data[name], recipe.seed)
+        return load_problems(name, recipe.data[name], recipe.seed, recipe.environment_of(name))
     if find_set(name).grading is not Grading.ANSWER:
         raise UserError(f"eval.benchmarks: {name} has no boxed answers to compare; measure it with `rstar2 eval`")
     return load_benchmark(name)
+
+
+def mixed(sets: Sequence[Sequence[Problem]], shares: Sequence[float | None]) -> tuple[Problem, ...]:
+    """All problems of the sets. With shares there are as many in all, and each set has its share of them: problems of
+    one that is too small come several times, and of one that is too large the last ones are left out."""
+    weights = [share for problems, share in zip(sets, shares, strict=True) if share is not None and problems]
+    if not weights:
+        return tuple(problem for problems in sets for problem in problems)
+    num_all, sum_of_shares = sum(map(len, sets)), sum(weights)
+    counts = [round(num_all * (share or 0.0) / sum_of_shares) for share in shares]
+    return tuple(
+        problem
+        for problems, count in zip(sets, counts, strict=True)
+        if problems
+        for problem in islice(cycle(problems), max(1, count))
+    )
+
+
+def _key(problem: Problem) -> str:
+    """What makes two problems the same: the question, or the row where an environment reads more than that."""
+    row = {column: value for column, value in problem.row.items() if column not in ID_COLUMNS}
+    return compact_json(row) if row else problem.problem
 
 
 def _asks(conversation: Conversation, questions: Container[str]) -> bool:

@@ -78,6 +78,12 @@ def cached_files(source: HubSource) -> tuple[Path, ...] | None:
     return tuple(folder / path for path in paths)
 
 
+def locked_commit(source: HubSource) -> str | None:
+    """The commit that the source's files are of; None before the first download."""
+    lock = _read_lock(repo_folder(source))
+    return None if lock is None else lock.commit
+
+
 def fetch_files(source: HubSource, progress: FetchProgress | None = None) -> tuple[Path, ...]:
     """The source's files, downloaded if they are not here."""
     cached = cached_files(source)

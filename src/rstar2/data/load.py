@@ -6,11 +6,12 @@ names all of its mistakes.
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from rstar2.config import DataSet
+from rstar2.config import DataSet, EnvironmentSection, Recipe
 from rstar2.data import procedural
 from rstar2.data.catalog import find_set
 from rstar2.data.catalog_set import CatalogSet, Kind
@@ -24,6 +25,8 @@ from rstar2.data.problem_rows import problems_of
 from rstar2.data.reasoning_gym_tasks import PREFIX as REASONING_GYM_PREFIX
 from rstar2.data.reasoning_gym_tasks import generate_reasoning_gym
 from rstar2.data.rows import Row, read_rows
+from rstar2.data.task_rows import task_problems_of
+from rstar2.environments.by_name import own_rows, source_of
 from rstar2.errors import UserError
 from rstar2.models.progress import FetchProgress
 from rstar2.records import Problem
@@ -31,19 +34,46 @@ from rstar2.records import Problem
 Item = TypeVar("Item", Problem, Conversation)
 
 
-def load_problems(name: str, spec: DataSet, seed: int) -> tuple[Problem, ...]:
-    """The set's problems, at most `num_problems` of them if that is given."""
+MATH = EnvironmentSection()
+
+
+def load_problems(name: str, spec: DataSet, seed: int, environment: EnvironmentSection = MATH) -> tuple[Problem, ...]:
+    """The set's problems, at most `num_problems` of them if that is given, as the environment wants its rows."""
+    reads_answers = source_of(environment).reads_answers
     if spec.kind == "procedural":
-        return _generate_problems(name, spec, seed)
-    if spec.kind == "catalog":
+        problems = _generate_problems(name, spec, seed)
+        if reads_answers and any(problem.row for problem in problems):
+            raise UserError(
+                f"data.{name}.source: {spec.source} has tests and no answers: it needs the environment code"
+            )
+        if not reads_answers:
+            problems = tuple(
+                each if each.row else replace(each, row={"problem": each.problem, "answer": each.answer})
+                for each in problems
+            )
+    elif spec.kind == "environment":
+        mistakes = Mistakes()
+        rows = (Row(dict(row), f"task {number}") for number, row in enumerate(own_rows(environment), start=1))
+        problems = tuple(task_problems_of(rows, environment.source, mistakes.note))
+        mistakes.raise_any(name)
+    elif not reads_answers:
+        paths = local_files(find_set(_rest(spec))) if spec.kind == "catalog" else _uncatalogued_files(spec)
+        problems = _read(name, paths, task_problems_of)
+    elif spec.kind == "catalog":
         problems = load_catalog_problems(_rest(spec))
     else:
         problems = _read(name, _uncatalogued_files(spec), problems_of)
-    return _drawn(name, problems, spec.num_problems, seed)
+    if spec.environment is not None:
+        problems = tuple(replace(problem, environment=spec.environment) for problem in problems)
+    return problems if spec.kind == "procedural" else _drawn(name, problems, spec.num_problems, seed)
 
 
-def load_conversations(name: str, spec: DataSet, seed: int) -> tuple[Conversation, ...]:
-    """The set's conversations, at most `num_problems` of them if that is given."""
+def load_conversations(name: str, spec: DataSet, seed: int, recipe: Recipe | None = None) -> tuple[Conversation, ...]:
+    """The set's conversations, at most `num_problems` of them if that is given. Those of an environment need the recipe
+    that names it."""
+    if spec.kind == "environment":
+        assert recipe is not None
+        return _played(name, spec, seed, recipe)
     if spec.kind == "procedural":
         tasks = _rest(spec).split(",")
         if len(tasks) != 1:
@@ -57,6 +87,20 @@ def load_conversations(name: str, spec: DataSet, seed: int) -> tuple[Conversatio
     else:
         paths = _uncatalogued_files(spec)
     return _drawn(name, _read(name, paths, conversations_of), spec.num_problems, seed)
+
+
+def _played(name: str, spec: DataSet, seed: int, recipe: Recipe) -> tuple[Conversation, ...]:
+    """Conversations that the set's environment writes, in the format of its episodes."""
+    from rstar2.environments.warm_up import warm_up_conversations
+
+    section = recipe.environment_of(name)
+    problems = load_problems(name, spec.model_copy(update={"num_problems": None}), seed, section)
+    num = _num_to_generate(name, spec)
+    played = warm_up_conversations(section, recipe, problems, num, _stream(name, seed))
+    return tuple(
+        Conversation(tuple(messages), tuple(tools), f"{name}/{number}", section.source)
+        for number, (messages, tools) in enumerate(played)
+    )
 
 
 def load_benchmark(name: str, data_dir: Path | None = None) -> tuple[Problem, ...]:
@@ -113,17 +157,13 @@ def _generate_problems(name: str, spec: DataSet, seed: int) -> tuple[Problem, ..
     tasks, num_problems, stream = _rest(spec).split(","), _num_to_generate(name, spec), _stream(name, seed)
     own = [task for task in tasks if not task.startswith(REASONING_GYM_PREFIX)]
     foreign = [task for task in tasks if task.startswith(REASONING_GYM_PREFIX)]
-    shares = _shares(num_problems, [*own, *foreign])
+    each, rest = divmod(num_problems, len(tasks))
+    shares = [each + (index < rest) for index in range(len(tasks))]
     num_own = sum(shares[: len(own)])
     problems = procedural.generate(own, num_own, stream) if num_own else ()
     for task, share in zip(foreign, shares[len(own) :], strict=True):
         problems += generate_reasoning_gym(task, share, stream)
     return problems
-
-
-def _shares(num_problems: int, tasks: Sequence[str]) -> list[int]:
-    each, rest = divmod(num_problems, len(tasks))
-    return [each + (index < rest) for index in range(len(tasks))]
 
 
 def _num_to_generate(name: str, spec: DataSet) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rstar2.errors import UserError
-from rstar2.records import RunView, Verdict
+from rstar2.records import RunView
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ def _from_groups(view: RunView) -> dict[str, PassRate]:
     rates: dict[str, PassRate] = {}
     for step in view.group_steps():
         for group in view.groups(step):
-            rewards = [reward for reward in group.rewards if reward is not None]
-            if rewards:
-                rates[group.problem_id] = PassRate(sum(reward > 0 for reward in rewards), len(rewards))
+            num_scored = sum(reward is not None for reward in group.rewards)
+            if num_scored:
+                rates[group.problem_id] = PassRate(sum(group.is_right), num_scored)
     return rates
 
 
@@ -41,10 +41,9 @@ def _from_traces(view: RunView) -> dict[str, PassRate]:
     for step in view.trace_steps():
         of_step: dict[str, PassRate] = {}
         for trace in view.traces(step):
-            if trace.verdict in (None, Verdict.UNDECIDED):
+            if trace.is_right is None:
                 continue
             before = of_step.get(trace.problem_id, PassRate(0, 0))
-            is_right = trace.verdict is Verdict.RIGHT
-            of_step[trace.problem_id] = PassRate(before.num_right + is_right, before.num_scored + 1)
+            of_step[trace.problem_id] = PassRate(before.num_right + trace.is_right, before.num_scored + 1)
         rates.update(of_step)
     return rates

@@ -104,15 +104,12 @@ def _question(asked: Any, row: Row) -> str:
     """A text, or the one user message of a chat prompt. Instructions that DAPO wraps around its problems contradict
     our own answer format and are taken off."""
     if isinstance(asked, (list, tuple)):
-        contents = [message.get("content") for message in asked if _role(message) == "user"]
+        messages = [message for message in asked if isinstance(message, dict)]
+        contents = [message.get("content") for message in messages if message.get("role") == "user"]
         if len(contents) != 1:
             raise UserError(f"{row.where}: the prompt has {len(contents)} user messages; a problem has one")
         asked = contents[0]
     return as_text(asked, row, "problem").removeprefix(_DAPO_OPENING).removesuffix(_DAPO_CLOSING)
-
-
-def _role(message: Any) -> Any:
-    return message.get("role") if isinstance(message, dict) else None
 
 
 def _gold(gold: Any, column: str, row: Row) -> str:

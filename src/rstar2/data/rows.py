@@ -9,7 +9,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
@@ -39,16 +39,16 @@ def stem(name: str) -> str:
     return name[: len(name) - len(ending)]
 
 
-def read_rows(path: Path, on_mistake: OnMistake = raise_it) -> Iterator[Row]:
+def read_rows(path: Path, on_mistake: OnMistake = raise_it, columns: Sequence[str] | None = None) -> Iterator[Row]:
     """All rows of one file, in its order. `on_mistake` gets each line that is no row; a file that cannot be read on
-    raises."""
+    raises. Only `columns` of a Parquet file are read where they are given."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "is not there"
         raise UserError(f"data file {path} {what}: give the path of a {', '.join(SUFFIXES)} file")
     if not is_data_file(path.name):
         raise UserError(f"data file {path} has none of the endings {', '.join(SUFFIXES)}: rename or convert it")
     if path.name.lower().endswith(".parquet"):
-        return _parquet_rows(path)
+        return _parquet_rows(path, columns)
     return _text_rows(path, on_mistake)
 
 
@@ -126,7 +126,7 @@ def _csv_rows(path: Path, file: TextIO) -> Iterator[Row]:
         raise UserError(f"{path}, line {reader.line_num}: not CSV ({error})") from error
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
     require_installed(("pyarrow",), f"reading {path.name}")
     import pyarrow
     import pyarrow.parquet
@@ -134,7 +134,8 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1024):
+            wanted = None if columns is None else [each for each in columns if each in file.schema_arrow.names]
+            for batch in file.iter_batches(batch_size=1024, columns=wanted):
                 for values in batch.to_pylist():
                     number += 1
                     yield Row(values, f"{path}, row {number}")

@@ -89,7 +89,7 @@ async def _why_wrong(problem: Problem, grading: Grading, grader: Grader) -> str 
             return _instructions_fault(InstructionTask.of(problem))
         case Grading.CALLS:
             return _calls_fault(FunctionCallTask.of(problem))
-        case Grading.MULTI_TURN_CALLS | Grading.JUDGE | Grading.NOTHING:
+        case Grading.MULTI_TURN_CALLS | Grading.JUDGE | Grading.ENVIRONMENT | Grading.NOTHING:
             return None if problem.problem else "the prompt is empty"
 
 

@@ -35,12 +35,12 @@ def rejects_path(path: Path) -> Path:
 
 
 def write_problems(path: Path, problems: Iterable[Problem]) -> None:
-    _write(path, (encode(problem) for problem in problems))
+    write_lines(path, (encode(problem) for problem in problems))
 
 
 def write_rejects(path: Path, rejected: Iterable[Rejected]) -> None:
     """Each problem with the reason, so that a person can look, and the file is data like any other."""
-    _write(path, (_with_reason(each) for each in rejected))
+    write_lines(path, (_with_reason(each) for each in rejected))
 
 
 def _with_reason(rejected: Rejected) -> bytes:
@@ -50,7 +50,8 @@ def _with_reason(rejected: Rejected) -> bytes:
     ).encode()
 
 
-def _write(path: Path, lines: Iterable[bytes]) -> None:
+def write_lines(path: Path, lines: Iterable[bytes]) -> None:
+    """In one step, so that the file is there in full or not at all."""
     content = b"".join(line + b"\n" for line in lines)
     # Without a time in its header the same rows give the same bytes.
     replace_file(path, gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content)

@@ -21,6 +21,7 @@ OPTIONAL_PACKAGES: Mapping[str, tuple[str, str]] = {
     "peft": ("train", "training with LoRA"),
     "huggingface-hub": ("train", "getting models from the hub"),
     "gguf": ("train", "getting the default model without the hub"),
+    "mcp": ("mcp", "tools of MCP servers"),
     "vllm": ("vllm", "the vLLM engine"),
     "ray": ("cluster", "more than one machine"),
 }

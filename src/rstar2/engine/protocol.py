@@ -5,12 +5,15 @@ seen, so an engine may keep its cache between turns. `release` ends the session.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 from rstar2.records import StopReason
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rstar2.config import Recipe
 
 
@@ -117,6 +120,61 @@ class PushingEngine(Protocol):
 
     def forget(self, session: str) -> None:
         """Like `release`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """What the model thinks of tokens that it was given, one entry for each."""
+
+    log_probs: tuple[float, ...]
+    ranks: tuple[int, ...]
+    """How many ids are at least as likely, itself included: 1 for the likeliest."""
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """The likeliest ids at each position with their log-probabilities, the likeliest first."""
+
+
+@runtime_checkable
+class ScoringEngine(Protocol):
+    """An engine that can say how likely given tokens are."""
+
+    async def score(self, token_ids: Sequence[int], start: int, num_top: int, temperature: float = 1.0) -> TokenScores:
+        """The log-probabilities of `token_ids[start:]`, each after the ids before it, and the `num_top` likeliest ids
+        at each of these positions. `start` is at least 1: nothing is known of the first token."""
+        ...
+
+
+@runtime_checkable
+class FallibleEngine(Protocol):
+    """An engine that knows whether it can still make tokens."""
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended it; None while it works."""
+        ...
+
+
+@runtime_checkable
+class UpdatableEngine(Protocol):
+    """An engine whose weights can be updated in place."""
+
+    @property
+    def policy_version(self) -> int: ...
+
+    def named_weights(self) -> Mapping[str, "Tensor"]:
+        """Views of the parameters by their Hugging Face names. Write to them inside `paused_for_weight_sync` only."""
+        ...
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Inside it no token is made. Entering blocks until the steps in flight are done."""
+        ...
+
+    def paused_for_weight_sync(self, policy_version: int) -> AbstractAsyncContextManager[None]:
+        """Inside it the parameters may be updated; after it the engine generates with them."""
+        ...
+
+    async def drop_prefixes(self) -> None:
+        """Empty the prefix cache; running turns keep what they have."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 Promise: every trace is kept; what was lost through our fault or could not be decided is counted and never scored; the
 same samples give the same numbers, and every deviation from the report's protocol is named beside them.
-May import: records, sandbox, engine, grading, agent, rollout, data, config. Works without torch.
+May import: records, sandbox, engine, grading, agent, environments, rollout, data, config. Works without torch.
 """
 
 from rstar2.evals.bench import Bench, Judges

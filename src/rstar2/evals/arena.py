@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import aiohttp
 
 from rstar2.engine.protocol import Message
+from rstar2.environments import Judgement
 from rstar2.errors import InfrastructureError, UserError
-from rstar2.evals.plain_roller import final_text
 from rstar2.records import Problem, Trace, Verdict
-from rstar2.rollout.judge import Judge, Judgement
+from rstar2.rollout.judge import Judge
 
 MAX_AT_ONCE = 16
 """Requests in flight: hosted judges refuse more."""
@@ -73,7 +73,7 @@ def arena_judge(chat: Chat, baseline: Mapping[str, str]) -> Judge:
         other = baseline.get(problem.id)
         if other is None:
             raise UserError(f"the judge's baseline has no answer to {problem.id}: it needs one for each question")
-        response = final_text(trace)
+        response = trace.final_text
         (as_first, first_weight), (other_points, second_weight) = await asyncio.gather(
             play(problem.problem, response, other), play(problem.problem, other, response)
         )

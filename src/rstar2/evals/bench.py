@@ -1,10 +1,11 @@
 """Who answers and who judges, for each kind of benchmark."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rstar2.agent import ChatFormat, Tool
+from rstar2.agent import ChatFormat
 from rstar2.data import Grading
+from rstar2.environments import Environment
 from rstar2.errors import UserError
 from rstar2.evals.arena import Chat, arena_judge
 from rstar2.evals.bfcl import asked_messages, call_judge
@@ -29,8 +30,11 @@ class Judges:
     arena: Chat | None = None
     baseline: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, grading: Grading) -> Judge:
+    def of(self, grading: Grading) -> Judge | None:
+        """None where only the episode itself can be judged, by its environment."""
         match grading:
+            case Grading.ENVIRONMENT:
+                return None
             case Grading.ANSWER:
                 return answer_judge(self.grader, self.answer_place)
             case Grading.INSTRUCTIONS:
@@ -62,15 +66,22 @@ class Judges:
 class Bench:
     driver: Driver[Trace]
     chat: ChatFormat
-    make_tools: Callable[[], Sequence[Tool]]
+    environments: Mapping[str, Environment]
+    """By name, for the sets of a recipe."""
+    math: Environment
+    """For problems with an answer."""
     judges: Judges
     model: str
 
     def roller(self, grading: Grading) -> Rolls:
-        """Problems with an answer go to the agent and its tools. All others are asked as the benchmark states them."""
-        judge = self.judges.of(grading)
+        """Problems with an answer, and those of a recipe's environments, go to the agent and its tools. All others are
+        asked as the benchmark states them."""
+        if grading is Grading.ENVIRONMENT:
+            return Roller(self.driver, self.chat, self.environments, self.model)
         if grading is Grading.ANSWER:
-            return Roller(self.driver, self.chat, self.make_tools, judge, self.model)
+            return Roller(self.driver, self.chat, dict.fromkeys(self.environments, self.math), self.model)
+        judge = self.judges.of(grading)
+        assert judge is not None
         if grading is Grading.MULTI_TURN_CALLS:
             play = MultiTurnPlay(self.judges.grader.executor)
             return PlainRoller(self.driver, self.chat, first_messages, judge, self.model, play)

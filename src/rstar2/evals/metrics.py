@@ -109,7 +109,7 @@ def pass_at(num_samples: int, num_right: int, k: int) -> float:
 
 def _pass_at(group: Sequence[Sample], k: int) -> float:
     """A problem with fewer than k decided samples enters with as many as it has."""
-    num_right = sum(_score(sample) == 1.0 for sample in group)
+    num_right = sum(sample.is_success for sample in group)
     return pass_at(len(group), num_right, min(k, len(group)))
 
 

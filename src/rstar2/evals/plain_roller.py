@@ -5,7 +5,6 @@ trained here opens its turn as well. The agent's system text is only for problem
 answered in one turn, and no tool runs.
 """
 
-import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,34 +15,18 @@ from rstar2.engine import Sampling
 from rstar2.engine.protocol import Message
 from rstar2.errors import InfrastructureError
 from rstar2.records import Outcome, Problem, StopReason, Trace, Turn
-from rstar2.records.trace import GOLD_KEY
+from rstar2.records.trace import END_OF_TURN_KEY, GOLD_KEY
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.judge import Judge, judged
 from rstar2.rollout.placed_rollout import PlacedRollout
-from rstar2.rollout.request import RolloutRequest
 from rstar2.rollout.roller import Roller
+from rstar2.rollout.trees.grow import LeafRequest
 
 OUTCOMES = {
     StopReason.END_OF_TURN: Outcome.ANSWERED,
     StopReason.TOKEN_LIMIT: Outcome.TRUNCATED,
     StopReason.CANCELLED: Outcome.INFRASTRUCTURE_FAULT,
 }
-END_OF_TURN_KEY = "end_of_turn"
-"""Key of `Trace.metadata`: the control token at the end of the response, which is not part of its text."""
-
-_THOUGHT_END = re.compile(r"</(?:reason|think)>")
-_ANSWER_TAG = re.compile(r"</?answer>")
-
-
-def final_text(trace: Trace) -> str:
-    """What the model says to its user: what follows its last thought, without answer tags."""
-    said = trace.response_text.removesuffix(trace.metadata.get(END_OF_TURN_KEY, ""))
-    text = _ANSWER_TAG.sub("", after_thought(said))
-    return said if text == said else text.strip()
-
-
-def after_thought(said: str) -> str:
-    return _THOUGHT_END.split(said)[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +76,8 @@ class PlainRoller(Roller):
     def __init__(
         self, driver: Driver[Trace], chat: ChatFormat, ask: Ask, judge: Judge, model: str = "", play: Play = one_turn
     ) -> None:
-        super().__init__(driver, chat, lambda: (), judge, model)
+        super().__init__(driver, chat, {}, model)
+        self._judge = judge
         self._ask = ask
         self._play = play
 
@@ -103,8 +87,10 @@ class PlainRoller(Roller):
         return Transcript(text, tuple(self.chat.tokenizer.encode(text)))
 
     async def _roll(
-        self, request: RolloutRequest, start: Transcript, placed: PlacedRollout, limits: AgentLimits, sampling: Sampling
+        self, leaf: LeafRequest, start: Transcript, placed: PlacedRollout, limits: AgentLimits, sampling: Sampling
     ) -> Trace:
+        request = leaf.request
+        assert request.tree is None, "a conversation without an episode is not forked"
         sampling = replace(sampling, seed=request.seed, stop_token_ids=self.chat.stop_token_ids)
         speaker = Speaker(placed, self.chat, sampling, limits.max_fault_retries, time.monotonic)
         try:
@@ -123,10 +109,6 @@ class PlainRoller(Roller):
             sample_index=request.sample_index,
             step=request.step,
             model=self._model,
-            metadata={END_OF_TURN_KEY: self._end_of_turn(transcript.turns), GOLD_KEY: request.problem.answer},
+            metadata={END_OF_TURN_KEY: self.chat.end_of(transcript.turns), GOLD_KEY: request.problem.answer},
         )
         return await judged(self._judge, request.problem, trace)
-
-    def _end_of_turn(self, turns: Sequence[Turn]) -> str:
-        last = turns[-1].token_ids[-1:] if turns else ()
-        return self.chat.tokenizer.decode(last) if last and last[0] in self.chat.stop_token_ids else ""

@@ -67,7 +67,7 @@ class EvalPlan:
     def _load(self, name: str, own: tuple[Problem, ...] | None) -> Benchmark:
         folder = Path(self.data_dir) if self.data_dir else None
         problems = own or load_any_problems(name, folder, num_generated=self.num_generated, seed=self.seed)
-        grading, num_all = Grading.ANSWER if own else grading_of(name), len(problems)
+        grading, num_all = _own_grading(own) if own else grading_of(name), len(problems)
         if grading is Grading.CALLS:
             problems = tuple(problem for problem in problems if is_answerable(FunctionCallTask.of(problem)))
         elif grading is Grading.MULTI_TURN_CALLS:
@@ -85,6 +85,11 @@ class EvalPlan:
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "settings"}
         tables = {"evaluation": own, "protocol": asdict(self.settings), **sections}
         return "\n".join(f"[{name}]\n{_lines(values)}" for name, values in tables.items())
+
+
+def _own_grading(problems: tuple[Problem, ...]) -> Grading:
+    """Only environments other than mathematics read rows."""
+    return Grading.ENVIRONMENT if any(problem.row for problem in problems) else Grading.ANSWER
 
 
 def read_plan(toml: str) -> tuple[EvalPlan, dict[str, dict[str, Any]]]:

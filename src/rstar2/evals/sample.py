@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from rstar2.records import Outcome, Trace, Verdict
-from rstar2.rollout.judge import DETAIL_PREFIX, DETAIL_WEIGHT_PREFIX, WEIGHT_KEY
+from rstar2.rollout.judge import DETAIL_WEIGHT_PREFIX, WEIGHT_KEY
 
 BENCHMARK_KEY = "benchmark"
 STAGE_KEY = "stage"
@@ -36,7 +36,6 @@ class Sample:
     @classmethod
     def of(cls, trace: Trace) -> Self:
         stored = trace.metadata
-        details = (key.removeprefix(DETAIL_PREFIX) for key in stored if key.startswith(DETAIL_PREFIX))
         num_own_calls, num_tool_errors = trace.own_calls
         return cls(
             problem_id=trace.problem_id,
@@ -47,8 +46,8 @@ class Sample:
             score=trace.reward,
             weight=float(stored.get(WEIGHT_KEY, 1.0)),
             details={
-                name: (float(stored[f"{DETAIL_PREFIX}{name}"]), float(stored.get(f"{DETAIL_WEIGHT_PREFIX}{name}", 1.0)))
-                for name in details
+                name: (value, float(stored.get(f"{DETAIL_WEIGHT_PREFIX}{name}", 1.0)))
+                for name, value in trace.score_parts.items()
             },
             num_response_tokens=trace.num_response_tokens,
             num_turns=len(trace.turns),
@@ -57,6 +56,13 @@ class Sample:
             num_tool_errors=num_tool_errors,
             seconds=sum(turn.queue_s + turn.generate_s + turn.tool_s for turn in trace.turns),
         )
+
+    @property
+    def is_success(self) -> bool:
+        """What the verdict says; without one, whether the score is full."""
+        if self.score is None:
+            return False
+        return self.score >= 1.0 if self.verdict is None else self.verdict is Verdict.RIGHT
 
     @property
     def is_fault(self) -> bool:

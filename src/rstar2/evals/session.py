@@ -93,10 +93,13 @@ async def grade_again(
         if only_undecided and not Sample.of(trace).is_undecided:
             return trace
         name = trace.metadata[BENCHMARK_KEY]
+        judge = judge_of[name]
+        if judge is None:  # its episode is over
+            return trace
         problem = problem_of.get((name, trace.problem_id))
         if problem is None:
             raise UserError(f"{view.path}: {name} has no problem {trace.problem_id} any more; its data have changed")
-        graded = await judged(judge_of[name], problem, trace)
+        graded = await judged(judge, problem, trace)
         on_graded()
         return graded
 

@@ -57,8 +57,8 @@ async def majority_at_k(groups: Sequence[Sequence[Sample]], same: Same | None) -
 async def majority(samples: Sequence[Sample], same: Same | None) -> float | None:
     """Whether the most frequent answer is right; among equally frequent ones, the share of them that is. Who gave no
     answer does not vote. None if that depends on computer algebra and `same` is None."""
-    num_right = sum(sample.score == 1.0 for sample in samples)
-    wrong = Counter(sample.answer for sample in samples if sample.score != 1.0 and sample.answer is not None)
+    num_right = sum(sample.is_success for sample in samples)
+    wrong = Counter(sample.answer for sample in samples if not sample.is_success and sample.answer is not None)
     if not num_right or num_right > wrong.total():
         return float(num_right > 0)
     sizes = await _pooled(wrong, same)

@@ -11,12 +11,13 @@ from rstar2.models.card import ModelCard, Source, Verification, read_card
 from rstar2.models.catalog import CATALOG, CatalogEntry, find_entry
 from rstar2.models.get import GetResult, get_model
 from rstar2.models.home import data_home, model_folder
-from rstar2.models.resolve import resolve
+from rstar2.models.resolve import AdaptedLayer, read_adapter, resolve
 from rstar2.models.tiny import TinySizes, build_tiny
 
 __all__ = [
     "AGENTS",
     "CATALOG",
+    "AdaptedLayer",
     "AgentEntry",
     "CatalogEntry",
     "GetResult",
@@ -29,6 +30,7 @@ __all__ = [
     "find_entry",
     "get_model",
     "model_folder",
+    "read_adapter",
     "read_card",
     "resolve",
 ]

@@ -10,8 +10,9 @@ another folder.
 import hashlib
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rstar2.errors import UserError
 from rstar2.models.agents import AGENTS
@@ -20,9 +21,26 @@ from rstar2.models.catalog import CATALOG, suggestion
 from rstar2.models.home import kept_in_home, model_folder
 from rstar2.models.storage import exclusive, put_in_place, require_installed, staged, storage_errors
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedLayer:
+    """What an adapter adds to the weight of one linear layer."""
+
+    up: "Tensor"
+    down: "Tensor"
+    scaling: float
+
+    def added_to(self, weight: "Tensor") -> "Tensor":
+        """The adapted weight, computed in float32 and rounded to the weight's dtype."""
+        up, down = (each.to(weight.device) for each in (self.up, self.down))
+        return (weight.float() + up @ down * self.scaling).to(weight.dtype)
 
 
 def is_adapter(folder: Path) -> bool:
@@ -40,8 +58,7 @@ def base_name(adapter: Path) -> str:
 def merged_folder(adapter: Path, base: Path) -> Path:
     """The model of `base` with the adapters merged in; made if it is not there yet."""
     require_installed(("torch", "safetensors"), f"the adapters in {adapter}")
-    if not (adapter / WEIGHTS_FILE).is_file():
-        raise UserError(f"{adapter} has no {WEIGHTS_FILE}: it is no complete folder of adapters")
+    _require_weights(adapter)
     folder = kept_in_home("cache") / "merged" / _digest(adapter, base)
     if folder.is_dir():
         return folder
@@ -52,6 +69,34 @@ def merged_folder(adapter: Path, base: Path) -> Path:
             _merge(adapter, base, finished)
             put_in_place(finished, folder, scratch)
     return folder
+
+
+def read_adapter(adapter: Path) -> dict[str, AdaptedLayer]:
+    """The adapted layers by the names of their weights. UserError if this is no folder of plain LoRA adapters."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not is_adapter(adapter):
+        raise UserError(f"{adapter} has no {CONFIG_FILE}: give the folder of an adapter that peft wrote")
+    _require_weights(adapter)
+    scaling = _scaling(adapter)
+    try:
+        stored = load_file(adapter / WEIGHTS_FILE)
+    except SafetensorError as error:
+        raise UserError(f"{adapter / WEIGHTS_FILE} is damaged ({error}): get the adapters again") from error
+    tensors = {name.removeprefix(_PREFIX): tensor.float() for name, tensor in stored.items()}
+    layers = {name.rpartition(".lora_")[0] for name in tensors}
+    if {f"{layer}.lora_{side}.weight" for layer in layers for side in "AB"} != tensors.keys():
+        raise UserError(f"{adapter}: only plain LoRA adapters of linear layers can be merged here")
+    return {
+        f"{layer}.weight": AdaptedLayer(tensors[f"{layer}.lora_B.weight"], tensors[f"{layer}.lora_A.weight"], scaling)
+        for layer in layers
+    }
+
+
+def _require_weights(adapter: Path) -> None:
+    if not (adapter / WEIGHTS_FILE).is_file():
+        raise UserError(f"{adapter} has no {WEIGHTS_FILE}: it is no complete folder of adapters")
 
 
 def _config(adapter: Path) -> dict[str, Any]:
@@ -67,7 +112,8 @@ def _config(adapter: Path) -> dict[str, Any]:
 def _scaling(adapter: Path) -> float:
     """The factor of the product of the two matrices."""
     config = _config(adapter)
-    if config.get("peft_type") != "LORA" or config.get("use_dora") or config.get("modules_to_save"):
+    special = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "fan_in_fan_out")
+    if config.get("peft_type") != "LORA" or any(config.get(field) for field in special):
         raise UserError(f"{adapter}: only plain LoRA adapters of linear layers can be merged here")
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, (int, float)):
@@ -85,16 +131,11 @@ def _digest(adapter: Path, base: Path) -> str:
 
 
 def _merge(adapter: Path, base: Path, target: Path) -> None:
-    from safetensors import SafetensorError, safe_open
-    from safetensors.torch import load_file, save_file
+    from safetensors import safe_open
+    from safetensors.torch import save_file
 
-    scaling = _scaling(adapter)
-    try:
-        stored_adapters = load_file(adapter / WEIGHTS_FILE)
-    except SafetensorError as error:
-        raise UserError(f"{adapter / WEIGHTS_FILE} is damaged ({error}): get the adapters again") from error
-    adapters = {name.removeprefix(_PREFIX): tensor.float() for name, tensor in stored_adapters.items()}
-    unused = {name.rpartition(".lora_")[0] for name in adapters}
+    layers = read_adapter(adapter)
+    unused = set(layers)
     target.mkdir()
     for file in base.iterdir():
         if file.is_file() and file.suffix != ".safetensors" and file.name != CARD_NAME:
@@ -105,11 +146,9 @@ def _merge(adapter: Path, base: Path, target: Path) -> None:
             metadata = stored.metadata()
             for name in stored.keys():  # noqa: SIM118  # it is no dict
                 tensor = stored.get_tensor(name)
-                layer = name.removesuffix(".weight")
-                if layer in unused:
-                    unused.remove(layer)
-                    up, down = adapters[f"{layer}.lora_B.weight"], adapters[f"{layer}.lora_A.weight"]
-                    tensor = (tensor.float() + up @ down * scaling).to(tensor.dtype)
+                if name in unused:
+                    unused.remove(name)
+                    tensor = layers[name].added_to(tensor)
                 state[name] = tensor
         save_file(state, target / file.name, metadata)
     if unused:

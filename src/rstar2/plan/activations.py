@@ -7,7 +7,6 @@ total is layers times one layer, and the larger of what a layer and what the hea
 
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from rstar2.plan.meta_model import ModelPlan
 from rstar2.train.learning.forward import ApplyHead, in_pieces, plain_head
+from rstar2.train.memory.activations import ActivationBytes
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -83,23 +83,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _storages(values: Any) -> list[UntypedStorage]:
     return [leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
-
-
-@dataclass(frozen=True, slots=True)
-class ActivationBytes:
-    """The activations of one micro-batch, in bytes."""
-
-    kept_layers: int
-    """Kept from the forward to the backward pass, of all layers; with gradient checkpointing, their inputs alone."""
-    one_layer: int
-    """In addition while one layer is computed: what gradient checkpointing recomputes, and gradients of activations."""
-    ends: int
-    """In addition while the head is computed: logits of a piece and their gradients; on a CPU their log-softmax,
-    too."""
-
-    @property
-    def total(self) -> int:
-        return self.kept_layers + max(self.one_layer, self.ends)
 
 
 class ActivationMeter:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rstar2.config import Recipe
 from rstar2.plan.layout import Layout, Sharing
 from rstar2.plan.memory import EngineMemory, RankMemory
+from rstar2.train.memory.division import longest_rollout
 
 GIB = 1 << 30
 
@@ -49,14 +50,6 @@ def sentences(
         yield _generating(recipe, layout, *over["generate"], engine)
     if engine.num_cache_tokens < longest_rollout(recipe):
         yield _cache(recipe, engine)
-
-
-def longest_rollout(recipe: Recipe) -> int:
-    """Tokens of prompt and response, in training and in evaluation."""
-    limits = [stage.max_response_tokens for stage in recipe.stages]
-    if recipe.eval.benchmarks:
-        limits.append(recipe.eval.max_response_tokens)
-    return recipe.rollout.max_prompt_tokens + max(limits, default=0)
 
 
 def _training(layout: Layout, needed_bytes: int, capacity_bytes: int, micro_batch: MicroBatch) -> str:

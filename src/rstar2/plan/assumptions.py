@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+FSDP_MFU = 0.35
+"""FSDP on such models is commonly reported between 0.3 and 0.45."""
+
 
 @dataclass(frozen=True, slots=True)
 class MeanLength:
@@ -14,9 +17,9 @@ class MeanLength:
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    mfu: float = 0.35
-    """Share of the data sheet's FLOPs that training reaches, recomputation counted. FSDP on such models is commonly
-    reported between 0.3 and 0.45."""
+    mfu: float | None = None
+    """Share of the data sheet's FLOPs that training reaches, recomputation counted. If None, `FSDP_MFU` on a cluster
+    and a CPU, and on one GPU what the kernels of our update reach for these sizes."""
     memory_margin: float = 0.1
     """Share of the device's memory kept free for fragmentation, communication buffers and the runtime."""
     network_bytes_per_s: float = 50e9

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from rstar2.plan.assumptions import FSDP_MFU
+from rstar2.plan.generation import engine_hardware
 from rstar2.plan.layout import Sharing
 from rstar2.plan.memory import RankMemory
 from rstar2.plan.plan import RecipePlan
 from rstar2.plan.rollout_lengths import REPORT_EVAL_SHARE, mean_conversation_tokens, mean_prompt_tokens
 from rstar2.plan.timing import StageTime, StepTime
+from rstar2.plan.training_time import ATTENTION_EFFICIENCY, PRODUCT_EFFICIENCY
 
 
 def notes(plan: RecipePlan) -> Iterator[str]:
@@ -36,8 +39,15 @@ def _memory(plan: RecipePlan) -> Iterator[str]:
             f"{plan.engine.workspace_bytes / 1e9:.0f} GB of workspace stay"
         )
     if plan.layout.sharing is Sharing.ONE_MODEL:
-        yield "one process: the engine reads the trainer's weights, and its cache stays while training"
-    if plan.recipe.engine.kind == "embedded" and plan.recipe.engine.kv_cache_tokens is None:
+        cache = "its cache's memory is free" if plan.engine.gives_cache_back else "its cache stays"
+        yield f"one process: the engine reads the trainer's weights, and {cache} while training"
+    if plan.division is not None:
+        yield (
+            "`rstar2 train` divides the GPU in the same way, by what is free on it: a cache for all rollouts of a "
+            f"step, at most {plan.recipe.engine.gpu_memory_share:.0%} of the device (engine.gpu_memory_share), and "
+            "micro-batches as large as speed needs and memory holds"
+        )
+    elif plan.recipe.engine.kind == "embedded" and plan.recipe.engine.kv_cache_tokens is None:
         share = f"{plan.recipe.engine.gpu_memory_share:.0%} of the device, as far as it is free"
         size = f"{share} (engine.gpu_memory_share)" if plan.device.is_gpu else "1 GiB (engine.kv_cache_tokens)"
         yield f"the embedded engine's cache is {size}"
@@ -70,16 +80,21 @@ def _lengths(plan: RecipePlan) -> Iterator[str]:
 
 
 def _speed(plan: RecipePlan) -> Iterator[str]:
-    hardware, assumptions = plan.device.hardware, plan.assumptions
+    assumptions = plan.assumptions
+    hardware = engine_hardware(plan.recipe, plan.device)
     yield (
         f"engines: {plan.recipe.rollout.scheduler} in the simulator, roofline at "
         f"{hardware.bandwidth_efficiency:.0%} of the bandwidth and {hardware.flops_efficiency:.0%} of the FLOPs of the "
         "data sheet; what was measured can be given instead (--measured)"
     )
-    yield (
-        f"training reaches {assumptions.mfu:.0%} of {hardware.flops_per_s / 1e12:.4g} TFLOP/s, recomputation counted "
-        "(--mfu)"
-    )
+    if plan.division is not None and assumptions.mfu is None:
+        yield (
+            f"an update's products reach {PRODUCT_EFFICIENCY:.0%} and its attention {ATTENTION_EFFICIENCY:.0%} of the "
+            "data sheet's FLOPs, as measured on an H200; prompts of a group are computed once (--mfu)"
+        )
+    else:
+        mfu = FSDP_MFU if assumptions.mfu is None else assumptions.mfu
+        yield f"training reaches {mfu:.0%} of {hardware.flops_per_s / 1e12:.4g} TFLOP/s, recomputation counted (--mfu)"
     if plan.layout.is_sharded:
         yield (
             f"links of {plan.device.link_bytes_per_s / 1e9:.0f} GB/s within a machine and "

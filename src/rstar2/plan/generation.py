@@ -15,7 +15,7 @@ from rstar2.plan.rollout_lengths import draw
 from rstar2.rollout.policies import make_policy
 from rstar2.rollout.scheduler import Decision, Fact, RolloutEnded, Scheduler
 from rstar2.rollout.simulator import EngineModel, Fleet, roofline, simulate
-from rstar2.rollout.simulator.hardware import ModelShape
+from rstar2.rollout.simulator.hardware import Hardware, ModelShape
 from rstar2.rollout.simulator.workload import WorkloadShape
 
 _AMPLE_BYTES = 1e15
@@ -66,12 +66,30 @@ class _RecordsEnds:
         return self._policy.handle(fact)
 
 
+# What the embedded engine reaches on an H200, from 135M to 7B parameters (docs/plan.md).
+_EMBEDDED_BANDWIDTH_EFFICIENCY = 0.85
+_EMBEDDED_FLOPS_EFFICIENCY = 0.6
+_EMBEDDED_OVERHEAD_S = 0.0005
+
+
+def engine_hardware(recipe: Recipe, device: Device) -> Hardware:
+    """The device, with the shares of its data sheet that the recipe's engine reaches."""
+    if recipe.engine.kind != "embedded" or not device.is_gpu:
+        return device.hardware
+    return replace(
+        device.hardware,
+        bandwidth_efficiency=_EMBEDDED_BANDWIDTH_EFFICIENCY,
+        flops_efficiency=_EMBEDDED_FLOPS_EFFICIENCY,
+    )
+
+
 def engine_model(recipe: Recipe, device: Device, shape: ModelShape) -> EngineModel:
     """The device's roofline, with the recipe's own limits; the size of the cache is set elsewhere."""
-    model = roofline(replace(device.hardware, memory_bytes=_AMPLE_BYTES), shape, 1.0)
+    model = roofline(replace(engine_hardware(recipe, device), memory_bytes=_AMPLE_BYTES), shape, 1.0)
+    is_fast = recipe.engine.kind == "embedded" and device.is_gpu
     return replace(
         model,
-        overhead_s=device.step_overhead_s,
+        overhead_s=_EMBEDDED_OVERHEAD_S if is_fast else device.step_overhead_s,
         max_num_seqs=recipe.engine.max_batch,
         max_num_batched_tokens=recipe.engine.prefill_chunk_tokens,
         block_size=block_size(recipe, device),

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from rstar2.config import Recipe
 from rstar2.engine.embedded import options as embedded
 from rstar2.engine.vllm import in_process
-from rstar2.plan.activations import ActivationBytes
 from rstar2.plan.devices import Device
 from rstar2.plan.layout import Layout, Sharing
 from rstar2.plan.shards import Shards
 from rstar2.rollout.simulator.hardware import ACTIVATION_BYTES, ModelShape
+from rstar2.train.memory.activations import ActivationBytes
+from rstar2.train.memory.division import Division
+from rstar2.train.memory.need import GpuNeed
 
 _VLLM_CPU_CACHE_BYTES = 4 << 30
 """vLLM's own default on a CPU."""
@@ -27,6 +29,8 @@ class EngineMemory:
     """Activations, graphs and buffers; kept while the engine sleeps."""
     cache_bytes: int
     num_cache_tokens: int
+    gives_cache_back: bool = False
+    """The cache's memory is free during an update."""
 
     @property
     def total_bytes(self) -> int:
@@ -50,6 +54,28 @@ def engine_memory(recipe: Recipe, layout: Layout, device: Device, shape: ModelSh
     num_block_tokens = block_size(recipe, device)
     num_blocks = cache_bytes // (shape.cache_bytes_per_token * num_block_tokens)
     return EngineMemory(weight_bytes, workspace_bytes, cache_bytes, num_blocks * num_block_tokens)
+
+
+def divided_engine(division: Division) -> EngineMemory:
+    """Of the engine that shares one GPU with its trainer."""
+    num_tokens = division.kv_cache_tokens // embedded.CUDA_BLOCK_SIZE * embedded.CUDA_BLOCK_SIZE
+    need = division.need
+    return EngineMemory(
+        need.engine_weights, need.engine_workspace, division.cache_bytes, num_tokens, division.gives_cache_back
+    )
+
+
+def divided_trainer(need: GpuNeed) -> "TrainerBytes":
+    return TrainerBytes(
+        parameters=need.weights,
+        optimizer=need.optimizer,
+        reference=need.reference,
+        gathered=0,
+        gradients_kept=need.gradients,
+        gradients_at_head=0,
+        gradients_in_layer=0,
+        on_host=0,
+    )
 
 
 def block_size(recipe: Recipe, device: Device) -> int:
@@ -182,6 +208,8 @@ def train_phase(trainer: TrainerBytes, activations: ActivationBytes, engine: Eng
         parts["engine workspace"] = engine.workspace_bytes
     elif layout.sharing is not Sharing.APART:
         parts |= _engine_parts(engine)
+        if engine.gives_cache_back:
+            del parts["KV cache"]
     return _phase("train", parts)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from rstar2.config import Lora, Recipe
 from rstar2.errors import UserError
 from rstar2.rollout.simulator.hardware import ModelShape
+from rstar2.train.policy.policy import is_checkpointed
 
 _ATTENTION_NAMES = {True: "rstar2_plan_gpu", False: "rstar2_plan_cpu"}
 
@@ -42,7 +43,7 @@ class ModelPlan:
             raise UserError(f"model.name: transformers knows no model of type {model_type!r}") from error
         dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
         dtype = dtypes.get(recipe.model.dtype) or (torch.bfloat16 if is_on_gpu else torch.float32)
-        return cls(config, dtype, recipe.model.lora, recipe.train.gradient_checkpointing, is_on_gpu)
+        return cls(config, dtype, recipe.model.lora, is_checkpointed(recipe), is_on_gpu)
 
     @property
     def num_layers(self) -> int:

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from rstar2.config import Recipe
+from rstar2.engine.embedded.weights import SUPPORTED_ARCHITECTURES
 from rstar2.errors import UserError
 from rstar2.plan.activations import ActivationMeter
-from rstar2.plan.advice import MAX_MICRO_BATCH_TOKENS, MicroBatch, longest_rollout, sentences
+from rstar2.plan.advice import MAX_MICRO_BATCH_TOKENS, MicroBatch, sentences
 from rstar2.plan.assumptions import Assumptions
 from rstar2.plan.devices import Device
 from rstar2.plan.generation import engine_model
@@ -16,6 +18,8 @@ from rstar2.plan.memory import (
     Phase,
     RankMemory,
     TrainerBytes,
+    divided_engine,
+    divided_trainer,
     engine_memory,
     generate_phase,
     train_phase,
@@ -27,24 +31,18 @@ from rstar2.plan.shards import Shards, shard, unsharded
 from rstar2.plan.timing import RunTime, Timer
 from rstar2.rollout.simulator import EngineModel
 from rstar2.rollout.simulator.hardware import ModelShape
-
-
-def largest(holds: Callable[[int], bool], unit: int, most: int) -> int | None:
-    """The largest multiple of `unit`, at most `most`, for which `holds`; None if there is none. `holds` must be true
-    for all smaller numbers, too."""
-    if not holds(unit):
-        return None
-    if holds(most // unit * unit):
-        return most // unit * unit
-    low, high = 1, 2
-    while high * unit < most and holds(high * unit):
-        low, high = high, high * 2
-    high = min(high, most // unit)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle * unit) else (low, middle)
-    return low * unit
-
+from rstar2.train.memory.activations import ActivationBytes
+from rstar2.train.memory.division import (
+    MICRO_BATCH_UNIT,
+    Division,
+    divide,
+    largest,
+    longest_rollout,
+    longest_sequence,
+)
+from rstar2.train.memory.need import GpuNeed
+from rstar2.train.policy.policy import is_checkpointed
+from rstar2.train.workbench import MAX_WORKERS, MICRO_BATCH_TOKENS
 
 # The report's own run, to compare a plan with: Qwen3-14B-Base on 64 MI300X, 510 steps in one week.
 REPORT_MODELS = ("Qwen/Qwen3-14B-Base", "qwen3-14b-base")
@@ -75,9 +73,6 @@ def is_report_run(recipe: Recipe, layout: Layout, device: Device) -> bool:
     )
 
 
-MICRO_BATCH_UNIT = 256
-
-
 @dataclass(frozen=True, slots=True)
 class RecipePlan:
     recipe: Recipe
@@ -90,6 +85,8 @@ class RecipePlan:
     """The shards of the first and of the last rank."""
     ranks: tuple[RankMemory, ...]
     engine: EngineMemory
+    division: Division | None
+    """How `rstar2 train` divides a GPU that it shares with its engine; None on a CPU and on a cluster."""
     micro_batch: MicroBatch
     assumptions: Assumptions
     run_time: RunTime | None
@@ -124,19 +121,26 @@ def make_plan(
     if is_report_run(recipe, layout, device):
         assumptions = replace(assumptions, num_problems={**REPORT_SET_SIZES, **assumptions.num_problems})
     shape = model.shape()
-    engine = engine_memory(recipe, layout, device, shape)
+    capacity_bytes = _capacity_bytes(layout, device, assumptions)
+    division = _division(recipe, model, layout, device, capacity_bytes)
+    recipe = _settled(recipe, division)
+    model = replace(model, is_checkpointed=is_checkpointed(recipe))
+    engine = engine_memory(recipe, layout, device, shape) if division is None else divided_engine(division)
     last = layout.num_ranks - 1
     shards = tuple(_shard(model, layout, rank, on_step) for rank in dict.fromkeys((0, last)))
-    budget = _Budget(recipe, model, ActivationMeter(model), layout, device, engine, assumptions)
+    budget = _Budget(recipe, model, _meter(model, division), layout, capacity_bytes, engine, division)
     on_step("measuring activations on the meta device")
     ranks = budget.ranks(shards)
     micro_batch = _micro_batch(recipe, budget, shards[0], on_step)
-    problems = tuple(sentences(recipe, layout, ranks, engine, micro_batch))
+    if division is None:
+        problems = tuple(sentences(recipe, layout, ranks, engine, micro_batch))
+    else:
+        problems = () if division.problem is None else (division.problem,)
     run_time = None
     if engine.num_cache_tokens >= longest_rollout(recipe):
         speeds = measured_engine or engine_model(recipe, device, shape)
         speeds = replace(speeds, num_cache_tokens=engine.num_cache_tokens)
-        run_time = Timer(recipe, layout, device, shape, speeds, assumptions, on_step).run()
+        run_time = Timer(recipe, layout, device, shape, speeds, assumptions, on_step, division).run()
     is_week = run_time is not None and is_report_run(recipe, layout, device)
     return RecipePlan(
         recipe=recipe,
@@ -148,6 +152,7 @@ def make_plan(
         shards=shards,
         ranks=ranks,
         engine=engine,
+        division=division,
         micro_batch=micro_batch,
         assumptions=assumptions,
         run_time=run_time,
@@ -163,28 +168,56 @@ def _shard(model: ModelPlan, layout: Layout, rank: int, on_step: Callable[[str],
     return shard(model, layout, rank)
 
 
+def _capacity_bytes(layout: Layout, device: Device, assumptions: Assumptions) -> int:
+    """The memory of one device. The ranks of a machine without GPUs share its memory."""
+    num_sharing = 1
+    if not device.is_gpu:
+        num_engines_per_node = -(-layout.num_engines // layout.num_nodes)
+        num_sharing = max(layout.ranks_per_node, num_engines_per_node)
+    return int(device.memory_bytes / num_sharing * (1 - assumptions.memory_margin))
+
+
+def _division(recipe: Recipe, model: ModelPlan, layout: Layout, device: Device, capacity_bytes: int) -> Division | None:
+    if layout.is_sharded or not device.is_gpu or model.config.model_type not in SUPPORTED_ARCHITECTURES:
+        return None
+    num_workers = MAX_WORKERS if recipe.rollout.num_workers is None else max(1, recipe.rollout.num_workers)
+    need = GpuNeed.of(recipe, model.config, model.dtype.itemsize)
+    return divide(recipe, need, capacity_bytes, device.memory_bytes, num_workers)
+
+
+def _settled(recipe: Recipe, division: Division | None) -> Recipe:
+    """The recipe with what the run itself chooses."""
+    if division is not None:
+        return division.settle(recipe)
+    chosen = {"micro_batch_tokens": recipe.train.micro_batch_tokens or MICRO_BATCH_TOKENS}
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update=chosen)})
+
+
+class _Meter(Protocol):
+    def measure(self, num_tokens: int) -> ActivationBytes: ...
+
+
+def _meter(model: ModelPlan, division: Division | None) -> _Meter:
+    if division is None:
+        return ActivationMeter(model)
+    return replace(division.need.activations, is_checkpointed=model.is_checkpointed)
+
+
 @dataclass(frozen=True, slots=True)
 class _Budget:
     """Memory of ranks for any size of micro-batch."""
 
     recipe: Recipe
     model: ModelPlan
-    meter: ActivationMeter
+    meter: _Meter
     layout: Layout
-    device: Device
+    capacity_bytes: int
     engine: EngineMemory
-    assumptions: Assumptions
-
-    @property
-    def capacity_bytes(self) -> int:
-        """The memory of one device. The ranks of a machine without GPUs share its memory."""
-        num_sharing = 1
-        if not self.device.is_gpu:
-            num_engines_per_node = -(-self.layout.num_engines // self.layout.num_nodes)
-            num_sharing = max(self.layout.ranks_per_node, num_engines_per_node)
-        return int(self.device.memory_bytes / num_sharing * (1 - self.assumptions.memory_margin))
+    division: Division | None
 
     def trainer(self, shards: Shards) -> TrainerBytes:
+        if self.division is not None:
+            return divided_trainer(self.division.need)
         return trainer_bytes(
             shards,
             self.layout,
@@ -201,7 +234,7 @@ class _Budget:
         is_apart = self.layout.sharing is Sharing.APART
         ranks = []
         for shards in all_shards:
-            phases = [self.train_phase(shards, self.recipe.train.micro_batch_tokens)]
+            phases = [self.train_phase(shards, _micro_batch_tokens(self.recipe))]
             if not is_apart:
                 phases.append(generate_phase(self.trainer(shards), self.engine))
             host_bytes = self.trainer(shards).on_host
@@ -220,16 +253,13 @@ class _Budget:
 def _micro_batch(recipe: Recipe, budget: _Budget, shards: Shards, on_step: Callable[[str], None]) -> MicroBatch:
     on_step("finding the largest micro-batch that fits")
     checkpointed = None
-    if not recipe.train.gradient_checkpointing:
-        meter = ActivationMeter(replace(budget.model, is_checkpointed=True))
+    if not budget.model.is_checkpointed:
+        meter = _meter(replace(budget.model, is_checkpointed=True), budget.division)
         checkpointed = replace(budget, meter=meter).largest_micro_batch(shards)
     num_largest = budget.largest_micro_batch(shards)
-    return MicroBatch(recipe.train.micro_batch_tokens, _longest_sequence(recipe), num_largest, checkpointed)
+    return MicroBatch(_micro_batch_tokens(recipe), longest_sequence(recipe), num_largest, checkpointed)
 
 
-def _longest_sequence(recipe: Recipe) -> int:
-    """The longest sequence that is trained on."""
-    lengths = [recipe.rollout.max_prompt_tokens + stage.max_response_tokens for stage in recipe.stages]
-    if recipe.sft is not None:
-        lengths.append(recipe.sft.max_tokens)
-    return max(lengths)
+def _micro_batch_tokens(recipe: Recipe) -> int:
+    assert recipe.train.micro_batch_tokens is not None, "the recipe is settled"
+    return recipe.train.micro_batch_tokens

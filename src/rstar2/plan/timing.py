@@ -10,10 +10,18 @@ from rstar2.plan.assumptions import Assumptions, MeanLength
 from rstar2.plan.devices import Device
 from rstar2.plan.generation import Generation, RolloutBatch, estimate
 from rstar2.plan.layout import Layout
-from rstar2.plan.rollout_lengths import REPORT_EVAL_SHARE, mean_conversation_tokens, mean_length, workload_shape
-from rstar2.plan.training_time import sync_time, update_time
+from rstar2.plan.rollout_lengths import (
+    REPORT_EVAL_SHARE,
+    mean_conversation_tokens,
+    mean_length,
+    mean_prompt_tokens,
+    workload_shape,
+)
+from rstar2.plan.training_time import gpu_update_time, sync_time, update_time
 from rstar2.rollout.simulator import EngineModel
 from rstar2.rollout.simulator.hardware import ModelShape
+from rstar2.train.learning.work import TokenWork
+from rstar2.train.memory.division import Division
 
 
 def set_size(recipe: Recipe, name: str, given: Mapping[str, int]) -> int | None:
@@ -117,6 +125,8 @@ class Timer:
     engine: EngineModel
     assumptions: Assumptions
     on_step: Callable[[str], None]
+    division: Division | None = None
+    """Of the one GPU that trains and generates."""
     _generations: dict[RolloutBatch, Generation] = field(default_factory=dict, init=False)
     _left_out: list[str] = field(default_factory=list, init=False)
 
@@ -150,7 +160,7 @@ class Timer:
     def _step(self, generation: Generation) -> StepTime:
         kept_share = self.recipe.algo.group_size / self.recipe.algo.num_sampled
         num_kept = generation.num_rollouts * kept_share
-        train_s = self._update_s(num_kept * generation.mean_context_tokens, num_kept * generation.mean_pairs)
+        train_s = self._step_update_s(generation, num_kept)
         sync_s = sync_time(self.layout, self.device, self.shape, self.assumptions)
         overlap_s = min(generation.makespan_s, train_s) if self.layout.runs_ahead else 0.0
         return StepTime(generation.generate_s, generation.tools_s, train_s, sync_s, overlap_s)
@@ -193,7 +203,31 @@ class Timer:
         num_tokens = sft.epochs * num_conversations * mean
         return self._update_s(num_tokens, num_tokens * mean / 2) + self._evaluation_s()
 
+    def _step_update_s(self, generation: Generation, num_kept: float) -> float:
+        """Of the kept rollouts. On one GPU the prompt of a group is computed once in each micro-batch that it is in."""
+        if self.division is None:
+            return self._update_s(num_kept * generation.mean_context_tokens, num_kept * generation.mean_pairs)
+        num_groups, prompt = self.recipe.train.prompts_per_step, mean_prompt_tokens(self.recipe, self.assumptions)
+        own = generation.mean_context_tokens - prompt
+        num_prompts = num_groups * -(-(prompt + num_kept / num_groups * own) // self.division.micro_batch_tokens)
+        return self._gpu_update_s(
+            TokenWork(
+                num_trained=int(num_kept * generation.mean_context_tokens),
+                num_computed=int(num_prompts * prompt + num_kept * own),
+                num_learnt=int(num_kept * own),
+                num_pairs=num_kept * generation.mean_pairs - (num_kept - num_prompts) * prompt**2 / 2,
+            )
+        )
+
+    def _gpu_update_s(self, work: TokenWork) -> float:
+        assert self.division is not None
+        activations = self.division.need.activations
+        return gpu_update_time(work, self.recipe, self.device, activations, self.assumptions.mfu).train_s
+
     def _update_s(self, num_tokens: float, num_pairs: float) -> float:
+        if self.division is not None:
+            num = int(num_tokens)
+            return self._gpu_update_s(TokenWork(num, num, num, num_pairs))
         update = update_time(num_tokens, num_pairs, self.recipe, self.layout, self.device, self.shape, self.assumptions)
         return update.train_s
 

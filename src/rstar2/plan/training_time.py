@@ -6,10 +6,13 @@ Computing and communication overlap in FSDP2, so a micro-batch takes the longer 
 from dataclasses import dataclass
 
 from rstar2.config import Recipe
-from rstar2.plan.assumptions import Assumptions
+from rstar2.plan.assumptions import FSDP_MFU, Assumptions
 from rstar2.plan.devices import Device
 from rstar2.plan.layout import Layout, Sharing
 from rstar2.rollout.simulator.hardware import ModelShape
+from rstar2.train.learning.work import TokenWork, attention_flop, product_flop
+from rstar2.train.memory.activations import GpuActivations
+from rstar2.train.policy.policy import is_checkpointed
 
 _FORWARD = 2
 """FLOPs of one weight and one token: a multiply and an add. The backward pass has twice as many: for the inputs'
@@ -28,7 +31,7 @@ class Passes:
 
     @classmethod
     def of(cls, recipe: Recipe) -> "Passes":
-        num_forward = 1.0 + recipe.train.gradient_checkpointing
+        num_forward = 1.0 + is_checkpointed(recipe)
         num_forward += (
             1 - 1 / recipe.train.optimizer_steps_per_batch
         )  # the first of them needs no old log-probabilities
@@ -63,10 +66,44 @@ def update_time(
     flops = Passes.of(recipe).total * (
         _FORWARD * shape.num_active_params * num_tokens + shape.attention_flops_per_pair * num_pairs
     )
-    compute_s = flops / (layout.num_ranks * device.hardware.flops_per_s * assumptions.mfu)
+    mfu = FSDP_MFU if assumptions.mfu is None else assumptions.mfu
+    compute_s = flops / (layout.num_ranks * device.hardware.flops_per_s * mfu)
+    assert recipe.train.micro_batch_tokens is not None, "the recipe is settled"
     num_micro_batches = -(-num_tokens // (layout.num_ranks * recipe.train.micro_batch_tokens))
     communicate_s = num_micro_batches * _micro_batch_s(layout, device, shape, assumptions)
     return Update(compute_s, communicate_s)
+
+
+# The update on one GPU, as the kernels of `train/cuda` run it: fitted to updates of 135M to 7B on an H200.
+PRODUCT_EFFICIENCY = 0.77
+ATTENTION_EFFICIENCY = 0.33
+"""Shares of the data sheet's FLOPs."""
+_NUM_MOVES = 8.3
+"""How often a byte that the backward pass needs is read or written, in both passes together."""
+_TOKEN_S = 1.7e-6
+"""The host's work for one token, and the head's kernels."""
+
+
+def gpu_update_time(
+    work: TokenWork, recipe: Recipe, device: Device, activations: GpuActivations, mfu: float | None
+) -> Update:
+    """For the tokens of a step on one GPU."""
+    sizes, hardware, passes = activations.sizes, device.hardware, Passes.of(recipe)
+    extra = passes.num_forward - 1
+    """Forward passes without a backward pass: those of gradient checkpointing and of old log-probabilities."""
+    is_full = recipe.model.lora is None
+    product, attention = product_flop(work, sizes, is_full=is_full), attention_flop(work, sizes)
+    product *= 1 + extra / (3 if is_full else 2)
+    attention *= 1 + extra / 3
+    if mfu is not None:
+        return Update((product + attention) / (hardware.flops_per_s * mfu), 0.0)
+    kept_bytes = work.num_computed * activations.token_bytes
+    moved_s = (
+        kept_bytes * _NUM_MOVES * (1 + extra / 3) / (hardware.bandwidth_bytes_per_s * hardware.bandwidth_efficiency)
+    )
+    product_s = product / (hardware.flops_per_s * PRODUCT_EFFICIENCY)
+    attention_s = attention / (hardware.flops_per_s * ATTENTION_EFFICIENCY)
+    return Update(product_s + attention_s + moved_s + work.num_computed * _TOKEN_S, 0.0)
 
 
 def _micro_batch_s(layout: Layout, device: Device, shape: ModelShape, assumptions: Assumptions) -> float:

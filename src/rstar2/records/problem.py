@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 PROBLEM_SCHEMA_VERSION = 1
 GROUP_SCHEMA_VERSION = 1
@@ -9,7 +10,8 @@ GROUP_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One task. `answer` is the gold as its source wrote it; only graders read it, never the model."""
+    """One task. `answer` is the gold as its source wrote it; only graders read it, never the model. Both may be empty
+    where an environment reads its `row`."""
 
     id: str
     problem: str
@@ -18,6 +20,10 @@ class Problem:
     level: str | None = None
     subject: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
+    row: dict[str, Any] = field(default_factory=dict)
+    """The row of the data set as it is, for environments other than mathematics."""
+    environment: str = ""
+    """The name of its environment in the recipe; empty for the recipe's default."""
     schema_version: int = PROBLEM_SCHEMA_VERSION
 
 
@@ -48,11 +54,26 @@ class Group:
     selections: tuple[Selection, ...]
     penalty: str = "both"
     """Which of the two penalties weighed against a success: `both`, `errors` or `format`."""
+    is_right: tuple[bool, ...] = ()
+    """Whether each rollout is right, as its trace says; one without a reward is not. If left out, a full reward is
+    right."""
+    is_success: tuple[bool, ...] = ()
+    """Which rollouts were successes for resampling. If left out, a reward above 0 is a success."""
+    turn_advantages: tuple[tuple[float | None, ...], ...] = ()
+    """In a tree, the advantage of each turn of each rollout; None where the turn is not trained, or in another rollout
+    that shares it. Empty where every kept rollout has its one advantage."""
     schema_version: int = GROUP_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
         num_rollouts = len(self.trace_ids)
-        for name in ("rewards", "error_penalties", "format_penalties", "advantages", "selections"):
+        if not self.is_right:
+            object.__setattr__(self, "is_right", tuple(r is not None and r >= 1 for r in self.rewards))
+        if not self.is_success:
+            object.__setattr__(self, "is_success", tuple(r is not None and r > 0 for r in self.rewards))
+        columns = ["rewards", "error_penalties", "format_penalties", "advantages", "selections"]
+        if self.turn_advantages:
+            columns.append("turn_advantages")
+        for name in (*columns, "is_right", "is_success"):
             if len(getattr(self, name)) != num_rollouts:
                 raise ValueError(
                     f"group {self.id}: {name} has {len(getattr(self, name))} entries for {num_rollouts} rollouts"

@@ -57,19 +57,19 @@ class RecordWriter(Generic[Record]):
 def iterate(kind: type[Record], path: Path) -> Iterator[Record]:
     """The complete records of a file, one at a time; the file may be growing meanwhile."""
     for line in read_lines(path):
-        yield _decode_at(kind, path, line)
+        yield decode_at(kind, path, line)
 
 
 def read_from(kind: type[Record], path: Path, offset: int) -> tuple[list[Record], int]:
     """The complete records from `offset` on, and the offset for the next call. The first offset is 0."""
     records = []
     for line in read_lines(path, offset):
-        records.append(_decode_at(kind, path, line))
+        records.append(decode_at(kind, path, line))
         offset = line.end
     return records, offset
 
 
-def _decode_at(kind: type[Record], path: Path, line: Line) -> Record:
+def decode_at(kind: type[Record], path: Path, line: Line) -> Record:
     try:
         return decode(kind, line.data)
     except RecordError as error:

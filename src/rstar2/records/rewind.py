@@ -5,7 +5,9 @@ Nothing is deleted: what was written since then moves to `superseded/<n>/` and s
 
 from pathlib import Path
 
-from rstar2.records.record_file import iterate
+from rstar2.records.branches import JoinedTraces
+from rstar2.records.jsonl import read_lines
+from rstar2.records.record_file import decode_at
 from rstar2.records.run_layout import RunLayout, segment, segment_steps
 from rstar2.records.trace import Trace
 
@@ -48,7 +50,17 @@ def superseded_traces(layout: RunLayout, step: int) -> dict[str, Trace]:
         traces = RunLayout(folder).traces
         for later in segment_steps(traces):
             if later >= step:
-                found |= {trace.id: trace for trace in iterate(Trace, segment(traces, later))}
+                found |= _complete_traces(segment(traces, later))
+    return found
+
+
+def _complete_traces(path: Path) -> dict[str, Trace]:
+    """Without the branches whose parent stayed in the run's own file: their tree is sampled again."""
+    joined, found = JoinedTraces(path), dict[str, Trace]()
+    for line in read_lines(path):
+        trace = decode_at(Trace, path, line)
+        if not trace.parent or trace.parent in found:
+            found[trace.id] = joined.join(trace, line.start)
     return found
 
 

@@ -18,6 +18,7 @@ from typing import Any, Self, SupportsFloat
 import rstar2
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records.atomic import replace_file
+from rstar2.records.branches import stored
 from rstar2.records.codec import encode
 from rstar2.records.problem import Group
 from rstar2.records.record_file import RecordWriter, SegmentedWriter
@@ -138,8 +139,9 @@ class RunDirectory:
         self._events.append(Event(time=self._clock(), kind=kind, message=message, data=dict(data or {})))
 
     def write_trace(self, trace: Trace) -> None:
-        """Write the trace to the file of its step."""
-        self._traces.append(trace.step, trace)
+        """Write the trace to the file of its step. A branch of a tree is written after its parent, without what is the
+        parent's."""
+        self._traces.append(trace.step, stored(trace))
 
     def write_group(self, group: Group) -> None:
         """Write the group to the file of its step."""

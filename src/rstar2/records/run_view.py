@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rstar2.errors import UserError
+from rstar2.records.branches import iterate_traces
 from rstar2.records.codec import RecordError, decode
 from rstar2.records.jsonl import is_being_written
 from rstar2.records.problem import Group
@@ -70,10 +71,14 @@ class RunView:
         return segment_steps(self.layout.traces)
 
     def traces(self, step: int) -> Iterator[Trace]:
-        return iterate(Trace, self._segment(self.layout.traces, step))
+        return (trace for trace, _ in iterate_traces(self._segment(self.layout.traces, step)))
 
     def read_traces_from(self, step: int, offset: int) -> tuple[list[Trace], int]:
-        return read_from(Trace, self._segment(self.layout.traces, step), offset)
+        traces = []
+        for trace, end in iterate_traces(self._segment(self.layout.traces, step), offset):
+            traces.append(trace)
+            offset = end
+        return traces, offset
 
     def group_steps(self) -> list[int]:
         """The steps that have groups, in order."""

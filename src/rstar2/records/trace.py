@@ -2,26 +2,30 @@
 
 Invariant: `prompt_ids`, then for each turn its `token_ids` (sampled by the model) and its `appended_ids` (put there by
 the environment: separators, tool responses, the opening of the next assistant turn), in order, are the ids that the
-engine saw. No text is ever tokenized a second time; texts are kept beside the ids for people to read.
+engine saw. No text is ever tokenized a second time; texts are kept beside the ids for people to read. A program that
+edits its conversation makes segments: a turn with `prompt_ids` starts a new one, of which the same holds.
 """
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Self
 
 from rstar2.records.tool import ToolCall, ToolResult, count_tool_calls
 
 TRACE_SCHEMA_VERSION = 1
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
 _TAG = re.compile(f"{ANSWER_OPEN}|{ANSWER_CLOSE}")
+_THOUGHT_END = re.compile(r"</(?:reason|think)>")
 
 
 class Outcome(StrEnum):
     """Why a rollout ended."""
 
     ANSWERED = "answered"
-    """The model ended its turn without asking for a tool; whether it answered rightly is the verdict."""
+    """The model ended its turn without asking for a tool, or its call ended the episode; whether it answered rightly is
+    the verdict."""
     TRUNCATED = "truncated"
     """The token budget ran out. Scored 0, and kept in training."""
     TURN_LIMIT = "turn_limit"
@@ -64,6 +68,9 @@ class Turn:
     results: tuple[ToolResult, ...] = ()
     appended_ids: tuple[int, ...] = ()
     appended_text: str = ""
+    prompt_ids: tuple[int, ...] = ()
+    """What the engine saw before a turn that starts a new segment. Empty: the turn continues what is before it."""
+    prompt_text: str = ""
     policy_version: int = 0
     """The optimizer step whose weights sampled this turn."""
     queue_s: float = 0.0
@@ -83,6 +90,10 @@ class Turn:
 
 GOLD_KEY = "gold"
 """The key of the gold answer in a trace's metadata, for people who read the trace."""
+END_OF_TURN_KEY = "end_of_turn"
+"""The key of the control token at the end of the last turn in a trace's metadata: it is not part of what is said."""
+SCORE_PREFIX = "score/"
+"""How the keys of the named parts of the reward begin in a trace's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +113,17 @@ class Trace:
     weights: str = ""
     """The trainer's name of the weights that sampled the trace; empty where they changed during it."""
     answer: str | None = None
-    """The content of the last answer block of the model's own text."""
+    """The content of the last answer block of the model's own text; what a program returned, in a harness."""
     verdict: Verdict | None = None
     reward: float | None = None
+    format_penalty: float | None = None
+    """`p_format` as the environment computed it. None: it follows from the answer blocks."""
+    environment: str = ""
+    """The name of the problem's environment in the recipe; empty for the recipe's default."""
+    parent: str = ""
+    """The rollout from which this one was forked, in a tree; empty for one that began at the prompt."""
+    num_shared_turns: int = 0
+    """How many of its turns are the parent's."""
     note: str = ""
     """Why it ended as it did, where the outcome alone does not say."""
     metadata: dict[str, str] = field(default_factory=dict)
@@ -113,12 +132,29 @@ class Trace:
     def _pieces(self) -> Iterator[tuple[tuple[int, ...], bool]]:
         yield self.prompt_ids, False
         for turn in self.turns:
+            yield turn.prompt_ids, False
             yield turn.token_ids, True
             yield turn.appended_ids, False
 
     @property
+    def segments(self) -> tuple[Self, ...]:
+        """A trace for each conversation that the engine saw: one, unless a program cut, edited or branched it. Each has
+        the turns of its own, so together they have every turn once."""
+        starts = [number for number, turn in enumerate(self.turns) if turn.prompt_ids]
+        if not starts:
+            return (self,)
+        first = replace(self, turns=self.turns[: starts[0]])
+        ends = [*starts[1:], len(self.turns)]
+        return first, *(self._segment(start, end) for start, end in zip(starts, ends, strict=True))
+
+    def _segment(self, start: int, end: int) -> Self:
+        opening = self.turns[start]
+        turns = (replace(opening, prompt_ids=(), prompt_text=""), *self.turns[start + 1 : end])
+        return replace(self, prompt_ids=opening.prompt_ids, prompt_text=opening.prompt_text, turns=turns)
+
+    @property
     def token_ids(self) -> tuple[int, ...]:
-        """Every id that the engine saw, in order."""
+        """Every id that the engine saw, in order, segment after segment."""
         return tuple(token for ids, _ in self._pieces() for token in ids)
 
     @property
@@ -131,6 +167,7 @@ class Trace:
         """The engine's log-probabilities aligned with `token_ids`; 0 where the model did not sample."""
         values: list[float] = [0.0] * len(self.prompt_ids)
         for turn in self.turns:
+            values += (0.0,) * len(turn.prompt_ids)
             values += turn.log_probs or (0.0,) * len(turn.token_ids)
             values += (0.0,) * len(turn.appended_ids)
         return tuple(values)
@@ -138,7 +175,7 @@ class Trace:
     @property
     def text(self) -> str:
         """The conversation as it was rendered."""
-        return self.prompt_text + "".join(turn.text + turn.appended_text for turn in self.turns)
+        return self.prompt_text + "".join(turn.prompt_text + turn.text + turn.appended_text for turn in self.turns)
 
     @property
     def turn_texts(self) -> tuple[str, ...]:
@@ -146,9 +183,32 @@ class Trace:
         return tuple(turn.text for turn in self.turns)
 
     @property
+    def final_text(self) -> str:
+        """What the model says to its user in the end: what follows its last thought, without answer tags."""
+        said = self.response_text.removesuffix(self.metadata.get(END_OF_TURN_KEY, ""))
+        text = _TAG.sub("", after_thought(said))
+        return said if text == said else text.strip()
+
+    @property
     def response_text(self) -> str:
         """The model's own text alone, all turns joined."""
         return "".join(self.turn_texts)
+
+    @property
+    def is_right(self) -> bool | None:
+        """As the verdict says; without a verdict, whether the reward is full. None if the trace was not judged."""
+        if self.verdict is None or self.verdict is Verdict.UNDECIDED:
+            return None if self.reward is None else self.reward >= 1
+        return self.verdict is Verdict.RIGHT
+
+    @property
+    def score_parts(self) -> dict[str, float]:
+        """The named parts of the reward."""
+        return {
+            key.removeprefix(SCORE_PREFIX): float(text)
+            for key, text in self.metadata.items()
+            if key.startswith(SCORE_PREFIX)
+        }
 
     @property
     def num_response_tokens(self) -> int:
@@ -158,6 +218,11 @@ class Trace:
     @property
     def num_sampled_tokens(self) -> int:
         return sum(len(turn.token_ids) for turn in self.turns)
+
+    @property
+    def own_turns(self) -> tuple[Turn, ...]:
+        """The turns that this rollout sampled itself: all, unless it was forked."""
+        return self.turns[self.num_shared_turns :]
 
     @property
     def results(self) -> tuple[ToolResult, ...]:
@@ -177,6 +242,11 @@ class Trace:
     def num_tool_errors(self) -> int:
         """Calls that failed through the policy's fault."""
         return self.own_calls[1]
+
+
+def after_thought(said: str) -> str:
+    """What follows the end of the last thought."""
+    return _THOUGHT_END.split(said)[-1]
 
 
 def answer_blocks(turn_text: str) -> list[tuple[int, int]]:

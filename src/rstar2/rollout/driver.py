@@ -74,6 +74,9 @@ class Driver(Generic[Result]):
         self._in_flight: set[str] = set()
         """Rollouts that were submitted to the scheduler and have not ended."""
         self._report_period_s = report_period_s
+        self._reporter: asyncio.Task[None] | None = None
+        self._num_runs = 0
+        """Runs at the same time: one reporter serves them all."""
         self._engine_timeout_s = engine_timeout_s
         self._last_lost: str | None = None
         """The last engine, when it is lost: a scheduler always has one, so `EngineLost` follows when the next joins."""
@@ -149,7 +152,8 @@ class Driver(Generic[Result]):
         # What is alive now will still be alive after: the garbage collector need not scan it meanwhile.
         gc.freeze()
         self._handles |= handles
-        reporter = asyncio.create_task(self._report())
+        self._num_runs += 1
+        self._reporter = self._reporter or asyncio.create_task(self._report())
         tasks = [asyncio.create_task(self._run_one(handle, rollout)) for handle in handles.values()]
         try:
             self._unsubmitted |= {spec.rollout: spec for spec in specs}
@@ -162,8 +166,16 @@ class Driver(Generic[Result]):
             raise
         finally:
             gc.unfreeze()
-            reporter.cancel()
-            await asyncio.gather(reporter, *self._background, return_exceptions=True)
+            self._num_runs -= 1
+            await asyncio.gather(*self._stopped_reporter(), *self._background, return_exceptions=True)
+
+    def _stopped_reporter(self) -> "list[asyncio.Task[None]]":
+        """The reporter, cancelled, after the last run."""
+        if self._num_runs or self._reporter is None:
+            return []
+        reporter, self._reporter = self._reporter, None
+        reporter.cancel()
+        return [reporter]
 
     async def _abandon(self, handles: Collection[PlacedRollout], tasks: Sequence[asyncio.Task[Result]]) -> None:
         """Waiting ones first, so that none of them is started in place of the others."""

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar2.agent import ChatFormat, load_chat
+from rstar2.agent import ChatFormat, chat_of
 from rstar2.config import Recipe
 from rstar2.engine import Engine
 from rstar2.engine.plain_text import PlainTextTokenizer
+from rstar2.environments.executor import secret
 from rstar2.errors import UserError
 from rstar2.extensions import ENGINES
 from rstar2.models import resolve
-from rstar2.rollout.setup import secret
 
 DEFAULT_MODEL = "smollm2-135m-agent"
 UNNAMED = "auto"
@@ -54,7 +54,7 @@ async def open_model(recipe: Recipe) -> OpenedModel:
 async def open_embedded(recipe: Recipe) -> OpenedModel:
     name, folder = _local_model(recipe)
     # In threads, so that a sandbox can start meanwhile.
-    chat = await asyncio.to_thread(_chat, recipe, folder)
+    chat = await asyncio.to_thread(chat_of, recipe, folder)
     engine = await asyncio.to_thread(_embedded, recipe, folder)
     return OpenedModel(engine, chat, name, folder, _context_tokens(recipe, folder))
 
@@ -64,7 +64,7 @@ async def open_vllm(recipe: Recipe) -> OpenedModel:
     if recipe.engine.base_url is not None:
         return await _vllm_server(recipe, recipe.engine.base_url)
     name, folder = _local_model(recipe)
-    chat = await asyncio.to_thread(_chat, recipe, folder)
+    chat = await asyncio.to_thread(chat_of, recipe, folder)
     # vLLM wants the event loop's own thread.
     return OpenedModel(_vllm_in_process(recipe, folder), chat, name, folder, _context_tokens(recipe, folder))
 
@@ -72,10 +72,6 @@ async def open_vllm(recipe: Recipe) -> OpenedModel:
 def _local_model(recipe: Recipe) -> tuple[str, Path]:
     name = DEFAULT_MODEL if recipe.model.name == UNNAMED else recipe.model.name
     return name, resolve(name)
-
-
-def _chat(recipe: Recipe, folder: Path) -> ChatFormat:
-    return load_chat(folder, recipe.agent.template, recipe.agent.system_text, recipe.agent.tool_tags)
 
 
 def _plain_chat(recipe: Recipe) -> ChatFormat:
@@ -135,7 +131,7 @@ async def open_scripted(recipe: Recipe) -> OpenedModel:
     script = Path(recipe.engine.script)
     policy = read_script(script)
     folder = None if recipe.model.name == UNNAMED else resolve(recipe.model.name)
-    chat = _plain_chat(recipe) if folder is None else _chat(recipe, folder)
+    chat = _plain_chat(recipe) if folder is None else chat_of(recipe, folder)
     return OpenedModel(ScriptedEngine(policy, chat.tokenizer, chat.end_of_turn_id), chat, script.name, folder)
 
 
@@ -151,7 +147,7 @@ async def open_openai(recipe: Recipe) -> OpenedModel:
     if recipe.engine.tokenizer is None:
         return OpenedModel(OpenAIEngine(base_url, model, TextWire(), key), _plain_chat(recipe), model)
     folder = Path(recipe.engine.tokenizer)
-    chat = _chat(recipe, folder)
+    chat = chat_of(recipe, folder)
     return OpenedModel(OpenAIEngine(base_url, model, TokenWire(), key), chat, model, folder)
 
 
@@ -164,7 +160,7 @@ async def _vllm_server(recipe: Recipe, base_url: str) -> OpenedModel:
     if model == UNNAMED:
         model = _only_one(await offered_models(f"{root_of(base_url)}/v1", key), base_url)
     folder = _folder_of(model) if recipe.engine.tokenizer is None else Path(recipe.engine.tokenizer)
-    chat = _chat(recipe, folder)
+    chat = chat_of(recipe, folder)
     return OpenedModel(await VllmServerEngine.connect(base_url, model, key), chat, model, folder)
 
 

@@ -38,6 +38,8 @@ class PlacedRollout:
         self._failure: Exception | None = None
         self.has_open_turn = False
         """Whether an engine is generating for it."""
+        self._was_left = False
+        """Whether the caller left the last turn before its end, and so may begin another."""
         self._state = "placed"
         """placed: a turn may begin. generating: it runs. between: the turn ended. at tool: a tool was called. ready:
         the tool returned, and the next turn waits for an engine."""
@@ -85,24 +87,31 @@ class PlacedRollout:
         tokens, num_left, has_ended = list(token_ids), max_tokens, False
         self.waited_s = 0.0
         await self._begin(len(tokens))
-        while True:
-            async with aclosing(self._generate_on_engine(tokens, sampling, num_left)) as chunks:
-                async for chunk in chunks:
-                    tokens += chunk.token_ids
-                    num_left -= len(chunk.token_ids)
-                    self.num_tokens = len(tokens)
-                    has_ended = chunk.stop_reason is not None
-                    if has_ended:
-                        self._end_turn()
-                    yield chunk
-            if has_ended:
-                return
-            await self.placed()
+        try:
+            while not has_ended:
+                async with aclosing(self._generate_on_engine(tokens, sampling, num_left)) as chunks:
+                    async for chunk in chunks:
+                        tokens += chunk.token_ids
+                        num_left -= len(chunk.token_ids)
+                        self.num_tokens = len(tokens)
+                        has_ended = chunk.stop_reason is not None
+                        if has_ended:
+                            self._end_turn()
+                        yield chunk
+                if not has_ended:
+                    await self.placed()
+        except (GeneratorExit, asyncio.CancelledError):
+            self._was_left = not has_ended
+            raise
 
     async def _begin(self, num_tokens: int) -> None:
+        if self._was_left and self._state == "generating":
+            self._end_turn()
+        self._was_left = False
         if self._state == "between":
             self.calls_tool()
-        num_new_tokens, self.num_tokens = num_tokens - self.num_tokens, num_tokens
+        # A program may cut its conversation: then nothing of it is new.
+        num_new_tokens, self.num_tokens = max(0, num_tokens - self.num_tokens), num_tokens
         if self._state == "at tool":
             self._state = "ready"
             self._driver.tell(ToolReturned(self._driver.clock(), self.spec.rollout, num_tokens))

@@ -7,6 +7,7 @@ from typing import Protocol
 from rstar2.agent import AgentLimits
 from rstar2.engine import Sampling
 from rstar2.records import Problem, StepRecord, Trace
+from rstar2.rollout.trees.settings import TreeSettings
 
 OnTrace = Callable[[Trace], None]
 
@@ -22,6 +23,9 @@ class RolloutRequest:
     step: int = 0
     stage: str = ""
     seed: int | None = None
+    tree: TreeSettings | None = None
+    """If set, the requests of one run that have the same group are the leaves of one tree, in their order. None: the
+    rollout begins at the prompt."""
 
 
 class Rolls(Protocol):
@@ -50,7 +54,7 @@ class RollsInSteps(Rolls, Protocol):
         """Whether rollouts run in this process, and wait for whatever else it does."""
         ...
 
-    def num_prompt_tokens(self, problem: Problem) -> int: ...
+    async def num_prompt_tokens(self, problems: Sequence[Problem]) -> list[int]: ...
 
     def begin_step(self, step: int) -> None:
         """Record from here on what engines and rollouts do."""

@@ -39,8 +39,8 @@ class ResumingRoller:
     def is_here(self) -> bool:
         return self._roller.is_here
 
-    def num_prompt_tokens(self, problem: Problem) -> int:
-        return self._roller.num_prompt_tokens(problem)
+    async def num_prompt_tokens(self, problems: Sequence[Problem]) -> list[int]:
+        return await self._roller.num_prompt_tokens(problems)
 
     def begin_step(self, step: int) -> None:
         self._roller.begin_step(step)
@@ -74,11 +74,13 @@ class ResumingRoller:
 
     def _recall(self, requests: Sequence[RolloutRequest], weights: str) -> list[Trace]:
         """The recorded traces of the requests that have one."""
-        found = []
+        found: dict[str, Trace] = {}
         for request in requests:
             trace = self._traces.pop(request.trace_id, None)
             if trace is None or (trace.problem_id, trace.step) != (request.problem.id, request.step):
                 continue
             if trace.weights == weights or trace.weights in self._older_weights:
-                found.append(trace)
-        return found
+                found[trace.id] = trace
+        # Where a tree forks follows from its other leaves: it is complete, or it is sampled again.
+        torn = {request.group_id for request in requests if request.tree and request.trace_id not in found}
+        return [trace for trace in found.values() if trace.group_id not in torn]

@@ -1,23 +1,31 @@
-"""Many rollouts of many problems, each of them judged: agent, tools and judge put together on the driver."""
+"""Many rollouts of many problems, each of them judged: agent and environments put together on the driver."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from rstar2.agent import Agent, AgentLimits, ChatFormat, Tool, Transcript
+from rstar2.agent import Agent, AgentLimits, ChatFormat, Transcript
 from rstar2.agent.events import AgentEvent, CallStarted, TurnStarted
-from rstar2.agent.tool import close_all
 from rstar2.engine import Chunk, EngineLoad, Sampling
-from rstar2.records import Problem, StepRecord, Trace
+from rstar2.environments import Environment, Episode
+from rstar2.environments.begin import observed_start, start_of
+from rstar2.environments.protocol import fork_of, plays_itself
+from rstar2.environments.wrapped import innermost
+from rstar2.errors import InfrastructureError, UserError
+from rstar2.records import Outcome, Problem, StepRecord, Trace
 from rstar2.records.trace import GOLD_KEY
 from rstar2.rollout.driver import Driver
-from rstar2.rollout.judge import Judge, judged
+from rstar2.rollout.judge import judge_of, judged
 from rstar2.rollout.placed_rollout import PlacedRollout
 from rstar2.rollout.request import OnTrace, RolloutRequest
 from rstar2.rollout.scheduler import RolloutSpec
+from rstar2.rollout.trees.grow import LeafRequest, PointKeeper, grow
 
 
 class Roller:
-    """Satisfies `RollsInSteps`, on the driver's engines. `make_tools` is called once for each rollout."""
+    """Satisfies `RollsInSteps`, on the driver's engines. Each rollout is one episode of its problem's environment."""
 
     is_here = True
 
@@ -25,15 +33,16 @@ class Roller:
         self,
         driver: Driver[Trace],
         chat: ChatFormat,
-        make_tools: Callable[[], Sequence[Tool]],
-        judge: Judge,
+        environments: Mapping[str, Environment],
         model: str = "",
+        max_prompt_tokens: int | None = None,
     ) -> None:
+        """`max_prompt_tokens` bounds a prompt that an observation of its episode has made longer."""
         self.driver = driver
         self.chat = chat
-        self._make_tools = make_tools
-        self._judge = judge
+        self._environments = environments
         self._model = model
+        self._max_prompt_tokens = max_prompt_tokens
 
     def begin_step(self, step: int) -> None:
         self.driver.begin_step(step)
@@ -41,11 +50,14 @@ class Roller:
     async def end_step(self) -> StepRecord:
         return self.driver.end_step()
 
-    def num_prompt_tokens(self, problem: Problem) -> int:
-        return len(self._start(problem).prompt_ids)
+    async def num_prompt_tokens(self, problems: Sequence[Problem]) -> list[int]:
+        return [len(self._start(problem).prompt_ids) for problem in problems]
 
     def _start(self, problem: Problem) -> Transcript:
-        return Transcript.start(self.chat, problem.problem, [tool.schema for tool in self._make_tools()])
+        return start_of(self.chat, self._environment(problem).opening(problem))
+
+    def _environment(self, problem: Problem) -> Environment:
+        return self._environments[problem.environment]
 
     async def run(
         self,
@@ -54,29 +66,42 @@ class Roller:
         sampling: Sampling,
         on_trace: OnTrace = lambda _trace: None,
     ) -> list[Trace]:
-        by_id = {request.trace_id: request for request in requests}
-        assert len(by_id) == len(requests), "trace ids must be unique"
+        assert len({request.trace_id for request in requests}) == len(requests), "trace ids must be unique"
         starts = {
             problem_id: self._start(problem)
             for problem_id, problem in {request.problem.id: request.problem for request in requests}.items()
         }
+        roll_round = partial(self._roll_all, starts=starts, limits=limits, sampling=sampling, on_trace=on_trace)
+        flat = [LeafRequest(request, None, None) for request in requests if request.tree is None]
+        trees: dict[str, list[RolloutRequest]] = {}
+        for request in requests:
+            if request.tree is not None:
+                trees.setdefault(request.group_id, []).append(request)
+        if not trees:
+            return await roll_round(flat)
+        growing = [grow(leaves, leaves[0].tree, roll_round) for leaves in trees.values() if leaves[0].tree is not None]
+        traces = await _gathered([roll_round(flat), *growing])
+        by_id = {trace.id: trace for several in traces for trace in several}
+        return [by_id[request.trace_id] for request in requests]
+
+    async def _roll_all(
+        self,
+        leaves: Sequence[LeafRequest],
+        *,
+        starts: Mapping[str, Transcript],
+        limits: AgentLimits,
+        sampling: Sampling,
+        on_trace: OnTrace,
+    ) -> list[Trace]:
+        by_id = {leaf.request.trace_id: leaf for leaf in leaves}
 
         async def roll(placed: PlacedRollout) -> Trace:
-            request = by_id[placed.spec.rollout]
-            trace = await self._roll(request, starts[request.problem.id], placed, limits, sampling)
+            leaf = by_id[placed.spec.rollout]
+            trace = await self._roll(leaf, starts[leaf.request.problem.id], placed, limits, sampling)
             on_trace(trace)
             return trace
 
-        specs = [
-            RolloutSpec(
-                rollout=request.trace_id,
-                problem=request.problem.id,
-                num_prompt_tokens=len(starts[request.problem.id].prompt_ids),
-                max_response_tokens=limits.max_response_tokens,
-                stage=request.stage,
-            )
-            for request in requests
-        ]
+        specs = [_spec(leaf, starts[leaf.request.problem.id], limits) for leaf in leaves]
         traces = []
         for result in await self.driver.run(specs, roll) if specs else ():
             if isinstance(result, BaseException):
@@ -85,8 +110,9 @@ class Roller:
         return traces
 
     async def _roll(
-        self, request: RolloutRequest, start: Transcript, placed: PlacedRollout, limits: AgentLimits, sampling: Sampling
+        self, leaf: LeafRequest, start: Transcript, placed: PlacedRollout, limits: AgentLimits, sampling: Sampling
     ) -> Trace:
+        request = leaf.request
         engine = _PlacedEngine(placed)
         agent = Agent(
             engine,
@@ -96,22 +122,112 @@ class Roller:
             waited_s=lambda: placed.waited_s,
             reports_text=False,
         )
-        tools = self._make_tools()
+        environment = self._environment(request.problem)
         try:
-            trace = await agent.rollout(
-                request.problem, tools, trace_id=request.trace_id, observer=engine.observe, start=start
-            )
+            episode = await self._begin(leaf)
+        except InfrastructureError as error:
+            return self._labelled(request, _lost(request, start, f"its episode could not begin: {error}"))
+        try:
+            if plays_itself(player := innermost(episode)):
+                trace = await player.play(agent, request.trace_id)
+            else:
+                observed = leaf.start.transcript if leaf.start else self._observed(request.problem, start, episode)
+                trace = await agent.rollout(
+                    request.problem,
+                    episode.tools,
+                    trace_id=request.trace_id,
+                    observer=engine.observe,
+                    start=observed,
+                    world=episode,
+                    on_result=_keeper(leaf, episode),
+                )
+            if leaf.start is not None:
+                trace = replace(trace, parent=leaf.start.rollout, num_shared_turns=len(leaf.start.transcript.turns))
+            judge = judge_of(environment, episode, self.chat.end_of_turn)
+            trace = await judged(judge, request.problem, self._labelled(request, trace))
         finally:
-            await close_all(tools)
-        trace = replace(
+            failed_close = await _close(episode)
+        return replace(trace, note=trace.note or failed_close)
+
+    async def _begin(self, leaf: LeafRequest) -> Episode:
+        if leaf.start is None:
+            return await self._environment(leaf.request.problem).begin(leaf.request.problem)
+        episode = await fork_of(leaf.start.episode)
+        if episode is None:
+            raise InfrastructureError("it cannot be forked any more")
+        return episode
+
+    def _observed(self, problem: Problem, start: Transcript, episode: Episode) -> Transcript:
+        """The prompt with what the world says first, which no check of the data could know."""
+        start = observed_start(self.chat, self._environment(problem).opening(problem), episode, start)
+        if self._max_prompt_tokens is not None and len(start.prompt_ids) > self._max_prompt_tokens:
+            raise UserError(
+                f"problem {problem.id!r} has a prompt of {len(start.prompt_ids)} tokens with what its environment says "
+                f"first, more than rollout.max_prompt_tokens of {self._max_prompt_tokens}; raise that"
+            )
+        return start
+
+    def _labelled(self, request: RolloutRequest, trace: Trace) -> Trace:
+        return replace(
             trace,
             group_id=request.group_id,
             sample_index=request.sample_index,
             step=request.step,
             model=self._model,
+            environment=request.problem.environment,
             metadata={**trace.metadata, GOLD_KEY: request.problem.answer},
         )
-        return await judged(self._judge, request.problem, trace)
+
+
+def _keeper(leaf: LeafRequest, episode: Episode) -> PointKeeper | None:
+    tree = leaf.request.tree
+    if tree is None or leaf.points is None:
+        return None
+    return PointKeeper(leaf.request.trace_id, episode, tree, leaf.points)
+
+
+def _spec(leaf: LeafRequest, prompt: Transcript, limits: AgentLimits) -> RolloutSpec:
+    """For the scheduler the branches of one point are rollouts that share their prompt: all before the point."""
+    request = leaf.request
+    if leaf.start is None:
+        num_prompt_tokens, num_used, problem, stage = len(prompt.prompt_ids), 0, request.problem.id, request.stage
+    else:
+        point = leaf.start
+        num_used = point.transcript.num_tokens_after(0)
+        num_prompt_tokens = len(point.transcript.prompt_ids) + num_used
+        problem, stage = f"{point.rollout}/{point.turn}", f"{request.stage}/branches"
+    return RolloutSpec(request.trace_id, problem, num_prompt_tokens, limits.max_response_tokens - num_used, stage)
+
+
+async def _gathered(trees: Sequence[Coroutine[Any, Any, list[Trace]]]) -> list[list[Trace]]:
+    """All of them. If one raises, the others are cancelled, and have ended before the error is passed on."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            growing = [tasks.create_task(tree) for tree in trees]
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+    return [task.result() for task in growing]
+
+
+async def _close(episode: Episode) -> str:
+    """Why it could not be closed, which changes nothing about its trace; empty if it was."""
+    try:
+        await episode.close()
+    except InfrastructureError as error:
+        return f"its episode could not be closed: {error}"
+    return ""
+
+
+def _lost(request: RolloutRequest, start: Transcript, note: str) -> Trace:
+    return Trace(
+        id=request.trace_id,
+        problem_id=request.problem.id,
+        prompt_ids=start.prompt_ids,
+        prompt_text=start.prompt_text,
+        turns=(),
+        outcome=Outcome.INFRASTRUCTURE_FAULT,
+        note=note,
+    )
 
 
 class _PlacedEngine:

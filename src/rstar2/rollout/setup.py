@@ -1,32 +1,24 @@
-"""From a recipe to the parts that roll out: sandbox, tools, limits, driver and roller.
+"""From a recipe to the parts that roll out: sandbox, environments, limits, driver and roller.
 
 Training, evaluation, `solve`, `chat` and the playground make them here. `engines.py` opens the model and its engine.
 """
 
-import os
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rstar2.agent import ChatFormat, Tool, load_chat
+from rstar2.agent import ChatFormat, chat_of
 from rstar2.config import Recipe
 from rstar2.engine import Engine
-from rstar2.errors import InfrastructureError, UserError
-from rstar2.extensions import TOOLS
-from rstar2.grading import Grader
+from rstar2.environments.executor import make_executor
+from rstar2.environments.open import open_environments
+from rstar2.errors import InfrastructureError
 from rstar2.records import Trace
 from rstar2.rollout import EngineSpeed, make_policy
 from rstar2.rollout.driver import Driver
-from rstar2.rollout.judge import answer_judge
 from rstar2.rollout.roller import Roller
-from rstar2.sandbox import Executor, Limits, LocalExecutor
+from rstar2.sandbox import Executor, Limits
 from rstar2.sandbox.executor import Request
-from rstar2.sandbox.local import LocalConfig
-
-if TYPE_CHECKING:
-    from rstar2.sandbox.client import RemoteExecutor
 
 ENGINE_SPEED = EngineSpeed(prefill_token_s=1e-5, step_s=1e-2, cached_token_s=1e-8)
 """Prices moves between engines; with a single engine there is nowhere to move to."""
@@ -39,8 +31,11 @@ PROBE_DEADLINE_S = 120.0
 @asynccontextmanager
 async def open_roller(recipe: Recipe, chat: ChatFormat, engine: Engine) -> AsyncIterator[Roller]:
     """A roller on a single engine of this process."""
-    async with _open_executor(recipe) as executor:
-        yield _roller_on(engine, recipe, executor, chat)
+    async with (
+        _open_executor(recipe) as executor,
+        open_roller_on(recipe, driver_on(engine, recipe), executor, chat) as roller,
+    ):
+        yield roller
 
 
 @asynccontextmanager
@@ -48,9 +43,12 @@ async def open_shared_roller(
     recipe: Recipe, folder: Path, num_sharers: int, joining: Awaitable[Engine]
 ) -> AsyncIterator[Roller]:
     """As a process of a farm opens it: the engine's cache, like the machine's cores, is shared among as many."""
-    chat = load_chat(folder, recipe.agent.template, recipe.agent.system_text, recipe.agent.tool_tags)
-    async with _open_executor(recipe, num_sharers) as executor:
-        yield _roller_on(await joining, recipe, executor, chat, num_sharers)
+    chat = chat_of(recipe, folder)
+    async with (
+        _open_executor(recipe, num_sharers) as executor,
+        open_roller_on(recipe, driver_on(await joining, recipe, num_sharers), executor, chat) as roller,
+    ):
+        yield roller
 
 
 @asynccontextmanager
@@ -61,10 +59,6 @@ async def _open_executor(recipe: Recipe, num_sharers: int = 1) -> AsyncIterator[
         yield executor
     finally:
         await executor.close()
-
-
-def _roller_on(engine: Engine, recipe: Recipe, executor: Executor, chat: ChatFormat, num_sharers: int = 1) -> Roller:
-    return make_roller(recipe, driver_on(engine, recipe, num_sharers), executor, chat)
 
 
 def driver_on(engine: Engine, recipe: Recipe, num_sharers: int = 1) -> Driver[Trace]:
@@ -85,13 +79,13 @@ def make_driver(recipe: Recipe, num_sharers: int = 1, engine_timeout_s: float = 
     )
 
 
-def make_roller(recipe: Recipe, driver: Driver[Trace], executor: Executor, chat: ChatFormat) -> Roller:
-    """The recipe's agent, with its tool and its judge in the sandbox, on the driver's engines."""
-
-    def make_tools() -> Sequence[Tool]:
-        return (TOOLS.load(recipe.agent.tool).of(recipe, executor),)
-
-    return Roller(driver, chat, make_tools, answer_judge(Grader(executor, evaluated_only=True)), recipe.model.name)
+@asynccontextmanager
+async def open_roller_on(
+    recipe: Recipe, driver: Driver[Trace], executor: Executor, chat: ChatFormat
+) -> AsyncIterator[Roller]:
+    """The recipe's environments, with programs in the sandbox, on the driver's engines."""
+    async with open_environments(recipe, executor) as environments:
+        yield Roller(driver, chat, environments, recipe.model.name, recipe.rollout.max_prompt_tokens)
 
 
 async def require_working(executor: Executor) -> None:
@@ -99,22 +93,3 @@ async def require_working(executor: Executor) -> None:
     probe = await executor.run(Request("print(1)", "", Limits(), PROBE_DEADLINE_S))
     if not probe.ok:
         raise InfrastructureError(f"the sandbox does not work: {probe.message or probe.stderr or probe.status}")
-
-
-def make_executor(recipe: Recipe, num_sharers: int = 1) -> "LocalExecutor | RemoteExecutor":
-    sandbox = recipe.sandbox
-    if sandbox.base_url is not None:
-        from rstar2.sandbox.client import RemoteExecutor
-
-        token = None if sandbox.token_env is None else secret("sandbox.token_env", sandbox.token_env)
-        return RemoteExecutor(sandbox.base_url, token)
-    config = LocalConfig() if sandbox.num_slots is None else LocalConfig(num_young=sandbox.num_slots)
-    return LocalExecutor(replace(config, num_young=max(2, config.num_young // num_sharers)))
-
-
-def secret(key: str, variable: str) -> str:
-    """What an environment variable holds that the recipe names under `key`."""
-    value = os.environ.get(variable)
-    if not value:
-        raise UserError(f"{key}: the environment variable {variable} is not set")
-    return value

@@ -29,6 +29,7 @@ PRINT = "print(1+1)"
 NUMPY = "import numpy as np\nprint(np.arange(10).sum())"
 SYMPY = "import sympy\nx = sympy.symbols('x')\nprint(sympy.solve(x**2 - 5*x + 6, x))"
 EXPECTED = {PRINT: "2\n", NUMPY: "45\n", SYMPY: "[2, 3]\n"}
+NOTEBOOK_STATES = {"empty": "x = 1", "100 MB": "import numpy\nx = numpy.ones(100 * 2**17)"}
 CELLS = tuple(f"import numpy, sympy\nv{n} = sympy.Integer({n}) ** 2\nprint(v{n})" for n in range(10))
 
 
@@ -173,6 +174,33 @@ async def _measure_session(bench: BenchRun) -> list[BenchRow]:
     return [BenchRow("session of 10 cells", ours * 1000, "ms", theirs * 1000, "replay in python -c", theirs / ours)]
 
 
+async def _measure_notebook(bench: BenchRun) -> list[BenchRow]:
+    """Cells, forks and rollbacks of one notebook in this process, on small and on large state."""
+    rows = []
+    async with LocalExecutor() as executor:
+        for size, state in NOTEBOOK_STATES.items():
+            times_s: dict[str, list[float]] = {"cell": [], "fork": [], "rollback": []}
+            notebook = await executor.session()
+            bench.num_failures += not (await notebook.run(state)).ok
+            for _ in range(bench.count(200)):
+                started = time.perf_counter()
+                bench.num_failures += not (await notebook.run("y = 1")).ok
+                ran = time.perf_counter()
+                branch = await notebook.fork()
+                forked = time.perf_counter()
+                await branch.close()
+                closed = time.perf_counter()
+                await notebook.rollback(1)
+                times_s["cell"].append(ran - started)
+                times_s["fork"].append(forked - ran)
+                times_s["rollback"].append(time.perf_counter() - closed)
+            await notebook.close()
+            for name, taken_s in times_s.items():
+                p50, p99 = percentiles_ms(taken_s)
+                rows.append(BenchRow(f"notebook, {size}: {name}, p50", p50, "ms", detail={"p99_ms": p99}))
+    return rows
+
+
 MEASUREMENTS: dict[str, Measurement] = {
     "print": partial(_measure_batch, name="print, batch", code=PRINT, num_ours=4000, num_theirs=150),
     "in-process": _measure_in_process,
@@ -180,6 +208,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "sympy": partial(_measure_batch, name="sympy, batch", code=SYMPY, num_ours=600, num_theirs=16),
     "latency": _measure_latency,
     "session": _measure_session,
+    "notebook": _measure_notebook,
 }
 
 
@@ -237,7 +266,13 @@ def print_table(report: BenchReport) -> None:
         rival = f"{row.rival:,.1f} {row.unit} ({row.rival_name})" if row.rival is not None else ""
         more = ", ".join(f"{name} {value:,.2f}" for name, value in row.detail.items())
         ratio = f"{row.ratio:.2f}" if row.ratio is not None else ""
-        table.add_row(row.name, f"{row.value:,.1f} {row.unit}", rival, ratio, more)
+        table.add_row(
+            row.name,
+            f"{row.value:,.2f} {row.unit}" if row.unit == "ms" else f"{row.value:,.1f} {row.unit}",
+            rival,
+            ratio,
+            more,
+        )
     Console().print(table)
     Console().print(
         "every answer was right" if report.is_clean else f"[bold]{report.num_failures} answers were wrong or missing[/]"

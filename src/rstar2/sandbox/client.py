@@ -6,6 +6,7 @@ that the service refuses) is a UserError at once.
 """
 
 import asyncio
+import base64
 import contextlib
 import json
 import random
@@ -20,11 +21,13 @@ import aiohttp
 from pydantic import ValidationError
 
 from rstar2.errors import InfrastructureError, UserError
-from rstar2.sandbox.execution import MIB, Execution, ExecutionStatus, Limits
+from rstar2.sandbox.execution import MIB, Execution, ExecutionStatus, FileInfo, Limits, OnOutput
 from rstar2.sandbox.executor import Overloaded, Request
+from rstar2.sandbox.file_paths import check_files, check_path, check_size
 from rstar2.sandbox.http import schema
 from rstar2.sandbox.http.access import find_token
-from rstar2.sandbox.http.schema import SessionInfo
+from rstar2.sandbox.http.schema import SessionInfo, StreamLine
+from rstar2.sandbox.output_relay import OutputRelay
 
 T = TypeVar("T")
 MAX_CHUNK_RUNS = 512
@@ -85,12 +88,16 @@ class RemoteExecutor:
         self._jitter = random.Random()
         self._http: aiohttp.ClientSession | None = None
 
-    async def run(self, request: Request) -> Execution:
+    async def run(self, request: Request, on_output: OnOutput | None = None) -> Execution:
         if (refused := _unsendable(request.code, request.stdin)) is not None:
             return refused
         body = _to_json({**_run_body(request), "idempotency_key": uuid.uuid4().hex})
         deadline = time.monotonic() + request.queue_s + request.limits.longest_s + self._grace_s
         try:
+            if on_output is not None:
+                line = await self.stream("/v1/run/stream", body, deadline, on_output)
+                assert line.result is not None
+                return line.result
             return await self.call("POST", "/v1/run", body, deadline, schema.EXECUTION.validate_json)
         except Overloaded:
             raise
@@ -136,6 +143,27 @@ class RemoteExecutor:
         """The parsed answer. UserError for a request that the service refuses, ValueError for one that contradicts the
         state, InfrastructureError once the deadline has passed."""
         return await self._retried(self._attempt(method, path, body, parse), deadline, retries=self._retries)
+
+    async def stream(self, path: str, body: bytes, deadline: float, on_output: OnOutput) -> StreamLine:
+        """The last line of the answer, which has a result; output is passed on until then. Raises as `call` does."""
+        relay = OutputRelay(on_output)
+
+        async def attempt() -> StreamLine:
+            relay.restart()
+            async with self._connected().post(self._base_url + path, data=body) as response:
+                if response.status != 200:
+                    self._check(response, await response.read())
+                async for data in _lines(response.content):
+                    line = schema.STREAM_LINE.validate_json(data)
+                    if line.error is not None:
+                        raise _RetryError(line.error.message)
+                    if line.result is not None:
+                        relay.finish(line.result)
+                        return line
+                    relay.receive_text(line.stream or "stdout", line.text or "")
+            raise _RetryError("the service ended its answer before the result")
+
+        return await self._retried(attempt, deadline, retries=self._retries)
 
     def _attempt(
         self, method: str, path: str, body: bytes | None, parse: Callable[[bytes], T]
@@ -254,6 +282,8 @@ class RemoteExecutor:
             raise UserError(f"token: the sandbox at {self._base_url} does not accept it; {body.message}")
         if body.error == "no_session":
             raise SessionGone(body.message)
+        if body.error == "invalid":
+            raise UserError(f"the sandbox at {self._base_url} refuses this: {body.message}")
         if response.status in (404, 405):
             raise self._not_a_sandbox(f"it answered {response.status}")
         if response.status == 409:
@@ -291,17 +321,56 @@ class RemoteSession:
     def num_cells(self) -> int:
         return self._info.num_cells
 
-    async def run(self, code: str, stdin: str = "", limits: Limits | None = None) -> Execution:
+    async def run(
+        self,
+        code: str,
+        stdin: str = "",
+        limits: Limits | None = None,
+        *,
+        rich: bool = False,
+        on_output: OnOutput | None = None,
+    ) -> Execution:
         if (refused := _unsendable(code, stdin)) is not None:
             return refused
         limits = limits or Limits()
-        cell = {"code": code, "stdin": stdin, "limits": asdict(limits)}
+        cell: dict[str, Any] = {"code": code, "stdin": stdin, "limits": asdict(limits)}
+        if rich:
+            cell["rich"] = True
         try:
+            if on_output is not None:
+                return await self._run_streamed(cell, limits.longest_s, on_output)
             done = await self._change("cells", cell, schema.CELL_RESULT.validate_json, extra_s=limits.longest_s)
         except InfrastructureError as error:
             return Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error))
         self._info = SessionInfo(self.id, done.num_cells)
         return done.result
+
+    async def _run_streamed(self, cell: Mapping[str, Any], longest_s: float, on_output: OnOutput) -> Execution:
+        deadline = time.monotonic() + CELL_QUEUE_S + longest_s + self._grace_s
+        body = _to_json({**cell, "idempotency_key": uuid.uuid4().hex})
+        line = await self._executor.stream(f"/v1/sessions/{self.id}/cells/stream", body, deadline, on_output)
+        assert line.result is not None and line.num_cells is not None
+        self._info = SessionInfo(self.id, line.num_cells)
+        return line.result
+
+    async def put_file(self, path: str, data: bytes) -> None:
+        check_path(path)
+        check_size(len(data))
+        body = {"path": path, "content": base64.b64encode(data).decode()}
+        self._info = await self._change("files", body, schema.SESSION_INFO.validate_json)
+
+    async def read_file(self, path: str) -> bytes:
+        check_path(path)
+        found = await self._look("POST", "files/read", {"path": path}, schema.FILE_RESULT.validate_json)
+        return found.content
+
+    async def list_files(self) -> list[FileInfo]:
+        return (await self._look("GET", "files", None, schema.FILE_LIST.validate_json)).files
+
+    async def _look(self, method: str, what: str, body: Mapping[str, Any] | None, parse: Callable[[bytes], T]) -> T:
+        deadline = time.monotonic() + CELL_QUEUE_S + self._grace_s
+        data = None if body is None else _to_json(body)
+        return await self._executor.call(method, f"/v1/sessions/{self.id}/{what}", data, deadline, parse)
 
     async def fork(self) -> "RemoteSession":
         info = await self._change("fork", {}, schema.SESSION_INFO.validate_json)
@@ -327,12 +396,19 @@ class RemoteSession:
 
 
 def _run_body(request: Request) -> dict[str, Any]:
-    return {
+    body: dict[str, Any] = {
         "code": request.code,
         "stdin": request.stdin,
         "limits": asdict(request.limits),
         "queue_s": request.queue_s,
     }
+    if request.rich:
+        body["rich"] = True
+    if request.files or request.fetch_files:
+        check_files(request.files, request.fetch_files)
+        body["files"] = {path: base64.b64encode(data).decode() for path, data in request.files.items()}
+        body["fetch_files"] = list(request.fetch_files)
+    return body
 
 
 def _to_json(value: Mapping[str, Any]) -> bytes:

@@ -1,7 +1,10 @@
 """The limits of an execution, and its result."""
 
-from dataclasses import dataclass
+import base64
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated, Any
 
 from rstar2.records import Fault, ToolStatus
 
@@ -84,6 +87,62 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 }
 
 
+OnOutput = Callable[[str, str], None]
+"""Gets the output of a running program piece by piece: the stream, "stdout" or "stderr", and the text. It is called in
+the event loop, and must not block."""
+
+
+class _AsBase64:
+    """In JSON, bytes are text in base64."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        plain = core_schema.no_info_after_validator_function(_from_base64, core_schema.str_schema())
+        return core_schema.json_or_python_schema(
+            json_schema=plain,
+            python_schema=handler(source),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda data: base64.b64encode(data).decode(), return_schema=core_schema.str_schema(), when_used="json"
+            ),
+        )
+
+    def __get_pydantic_json_schema__(self, _: Any, __: Any) -> dict[str, str]:
+        return {"type": "string", "format": "byte"}
+
+
+def _from_base64(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+Content = Annotated[bytes, _AsBase64()]
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """One thing that a notebook would show, beside what was printed."""
+
+    data: Mapping[str, str]
+    """Its representations by MIME type; bytes, as of an image, in base64. There is always `text/plain`."""
+    is_result: bool = False
+    """It is the value of the last expression. Otherwise `display(...)` or a figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramError:
+    """The exception that ended a program."""
+
+    name: str
+    value: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    path: str
+    num_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Execution:
     """What one execution did."""
@@ -105,6 +164,12 @@ class Execution:
     num_attempts: int = 1
     message: str = ""
     """What happened, in a sentence, where the status alone does not say (the limit that was hit, the fault)."""
+    displays: tuple[Display, ...] = ()
+    """What a notebook would show, in order; empty unless rich results were asked for."""
+    error: ProgramError | None = None
+    """With rich results, the uncaught exception. It is not part of `stderr` then."""
+    files: Mapping[str, Content] = field(default_factory=dict)
+    """The files that were asked for and that the program left."""
 
     @property
     def ok(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from rstar2.sandbox.execution import Execution
+from rstar2.sandbox.execution import Execution, OnOutput
 from rstar2.sandbox.executor import Request, Session
 from rstar2.sandbox.isolation.guarantees import Guarantee
 from rstar2.sandbox.isolation.quota import core_quota
@@ -63,9 +63,9 @@ class LocalExecutor:
             )
             self._sessions = LocalSessions(self._factory, max_live=self.config.max_live_sessions)
 
-    async def run(self, request: Request) -> Execution:
+    async def run(self, request: Request, on_output: OnOutput | None = None) -> Execution:
         dispatcher = self._dispatcher or await self._running()
-        job = dispatcher.submit(request)
+        job = dispatcher.submit(request, on_output)
         try:
             return await job.future
         except asyncio.CancelledError:

@@ -9,10 +9,10 @@ An executor runs on its own thread until `close`; calls may come from any thread
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, Self, TypeVar
 
-from rstar2.sandbox.execution import Execution, Limits
+from rstar2.sandbox.execution import Execution, FileInfo, Limits, OnOutput
 from rstar2.sandbox.executor import Executor, Request, Session
 from rstar2.sandbox.local import LocalExecutor
 
@@ -42,8 +42,20 @@ class Sandbox:
             self._stop()
             raise
 
-    def run(self, code: str, stdin: str = "", limits: Limits | None = None) -> Execution:
-        return self._call(self._executor.run(Request(code, stdin, limits or Limits())))
+    def run(
+        self,
+        code: str,
+        stdin: str = "",
+        limits: Limits | None = None,
+        *,
+        rich: bool = False,
+        files: Mapping[str, bytes] | None = None,
+        fetch_files: Iterable[str] = (),
+        on_output: OnOutput | None = None,
+    ) -> Execution:
+        """`on_output` is called on the sandbox's own thread."""
+        request = Request(code, stdin, limits or Limits(), rich=rich, files=files or {}, fetch_files=tuple(fetch_files))
+        return self._call(self._executor.run(request, on_output))
 
     def run_many(self, requests: Iterable[Request | str]) -> Iterator[tuple[int, Execution]]:
         """All of them at once; (index, result) pairs in the order in which they finish."""
@@ -115,9 +127,29 @@ class SyncSession:
     def num_cells(self) -> int:
         return self._session.num_cells
 
-    def run(self, code: str, stdin: str = "", limits: Limits | None = None) -> Execution:
-        execution: Execution = self._call(self._session.run(code, stdin, limits))
+    def run(
+        self,
+        code: str,
+        stdin: str = "",
+        limits: Limits | None = None,
+        *,
+        rich: bool = False,
+        on_output: OnOutput | None = None,
+    ) -> Execution:
+        """`on_output` is called on the sandbox's own thread."""
+        execution: Execution = self._call(self._session.run(code, stdin, limits, rich=rich, on_output=on_output))
         return execution
+
+    def put_file(self, path: str, data: bytes) -> None:
+        self._call(self._session.put_file(path, data))
+
+    def read_file(self, path: str) -> bytes:
+        data: bytes = self._call(self._session.read_file(path))
+        return data
+
+    def list_files(self) -> list[FileInfo]:
+        files: list[FileInfo] = self._call(self._session.list_files())
+        return files
 
     def fork(self) -> "SyncSession":
         return SyncSession(self._call, self._call(self._session.fork()))

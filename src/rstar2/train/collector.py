@@ -22,6 +22,7 @@ from rstar2.engine import Sampling
 from rstar2.grading import count_answer_blocks, count_balanced_answer_blocks
 from rstar2.records import Group, Problem, StepRecord, Trace
 from rstar2.rollout.request import RolloutRequest, Rolls, RollsInSteps
+from rstar2.rollout.trees import TreeSettings
 from rstar2.settings import pick
 from rstar2.train.reporting.run_records import RunRecords
 from rstar2.train.seeds import Cursor, named_seed, take
@@ -41,6 +42,7 @@ class CollectSettings:
     roc: RocSettings
     limits: AgentLimits
     sampling: Sampling
+    tree: TreeSettings | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, stage: StageSection) -> Self:
@@ -53,6 +55,7 @@ class CollectSettings:
             roc=RocSettings.of(recipe),
             limits=AgentLimits.of(recipe, stage),
             sampling=Sampling.of(recipe),
+            tree=TreeSettings.of(recipe),
         )
 
 
@@ -249,6 +252,7 @@ def _requests(group: _OpenGroup, step: int, settings: CollectSettings) -> list[R
                 step=step,
                 stage=settings.stage,
                 seed=named_seed(settings.seed, "rollout", step, group.problem.id, group.index, number),
+                tree=settings.tree,
             )
         )
     return requests

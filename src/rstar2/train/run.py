@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rstar2.agent import load_chat
+from rstar2.agent import chat_of
 from rstar2.config import Recipe, load_recipe
 from rstar2.config.emit import to_toml
 from rstar2.config.model import TINY_PREFIX
@@ -87,9 +87,11 @@ async def train(
         observer.waits_for("the model, the engine and the sandbox to start")
         folder = _model_folder(recipe, prepared.curriculum.conversations, run)
         _keep_tokenizer(folder, run)
-        chat = load_chat(folder, recipe.agent.template, recipe.agent.system_text, recipe.agent.tool_tags)
+        chat = chat_of(recipe, folder)
         require_learnable_tags(recipe, folder, chat)
         async with open_workbench(recipe, folder, chat) as bench:
+            for note in bench.notes:
+                observer.say(note)
             trainer = Trainer(recipe, prepared.curriculum, chat, bench, run, observer)
             finished = _finished_rollouts(prepared) if prepared.is_resumed else {}
             await trainer.train(prepared.checkpoint, finished)

@@ -50,6 +50,7 @@ from rstar2.train.workbench import Workbench
 INTERRUPT_S = 10.0
 """How long an interrupted run waits for rollouts that are sampled while it learns: without them the next step has some
 of another policy. Slurm and Kubernetes grant 30 s in all."""
+PHASES = ("generate", "train", "sync")
 SFT_STEPS_PER_REPORT = 10
 SFT_CHECKPOINT_PERIOD_S = 120.0
 """Steps of the warm-up are short, so the loss by a kill is bounded in time and not in steps."""
@@ -95,7 +96,7 @@ class Trainer:
 
     async def _train(self) -> None:
         self._report_held_out()
-        self._check_prompts()
+        await self._check_prompts()
         await self._warm_up()
         if self._recipe.algo.kl_coef:
             await self._learner.hold_reference(self._layout.checkpoints / "reference")
@@ -112,7 +113,7 @@ class Trainer:
     async def export(self, source: Path) -> Path:
         """The trained model as a Hugging Face folder, for `rstar2 solve --model` and other programs."""
         target = self._layout.path / "final"
-        with agent_folder(target, source, self._chat, self._recipe.agent.tool) as unfinished:
+        with agent_folder(target, source, self._chat, self._recipe.environment) as unfinished:
             await self._learner.export(unfinished)
         return target
 
@@ -128,7 +129,7 @@ class Trainer:
             self._records.say(
                 f"{num_long} of {num_long + len(examples)} conversations are longer than sft.max_tokens: left out"
             )
-        settings = SftSettings.of(self._recipe)
+        settings = SftSettings.of(self._recipe, self._bench.micro_batch_tokens)
         num_steps = settings.num_steps(len(examples))
 
         async def learn(step: int) -> None:
@@ -215,16 +216,16 @@ class Trainer:
         values = await self._learn_from(batch)
         collector.sample_ahead()
         await self._records.settled()
-        num_sampled = sum(trace.num_sampled_tokens for trace in batch.traces)
+        num_sampled = sum(len(turn.token_ids) for trace in batch.traces for turn in trace.own_turns)
         values |= {
             "num_refills": batch.num_refills,
             "generate_s": batch.duration_s,
             "step_s": time.monotonic() - started_s,
             "tokens_per_s": num_sampled / batch.duration_s,
             **watch_schedule(batch.schedule),
+            **self._bench.gpu_use(),
         }
-        if (busy_share := self._bench.gpu_busy_share()) is not None:
-            values["gpu_busy_share"] = busy_share
+        values |= {f"{phase}_share": values[f"{phase}_s"] / values["step_s"] for phase in PHASES}
         self._records.metrics(batch.step, stage.name, values)
         self._reach(replace(self._advanced(batch, values), older_weights=older_weights))
         return values
@@ -232,19 +233,23 @@ class Trainer:
     async def _learn_from(self, batch: StepBatch) -> dict[str, float]:
         """One update; what was learnt, and what was seen of the rollouts."""
         if not batch.trainable:
-            return {**self._look_at(batch), "train_s": 0.0}
+            return {**self._look_at(batch), "train_s": 0.0, "sync_s": 0.0}
         train = self._recipe.train
         traces = {trace.id: trace for trace in batch.traces}
         groups = [kept_rollouts(group, traces) for group in batch.trainable]
         lr = train.lr * warmup_factor(self._state.steps_since_reset, train.warmup_steps)
         seed = named_seed(self._recipe.seed, "dropout", self._state.step)
+        paused_s = time.monotonic()
         async with self._bench.learning(batch.step):
             began_s = time.monotonic()
-            learnt = await self._learner.update(groups, UpdateSettings.of(self._recipe), lr, seed)
+            settings = UpdateSettings.of(self._recipe, self._bench.micro_batch_tokens)
+            learnt = await self._learner.update(groups, settings, lr, seed)
             train_s = time.monotonic() - began_s
             # Now, because the end of `learning` may wait for rollouts, and then rollouts wait for this process.
             seen = self._look_at(batch)
-        return {**seen, **learnt, "lr": lr, "train_s": train_s}
+            looked_s = time.monotonic()
+        sync_s = began_s - paused_s + time.monotonic() - looked_s
+        return {**seen, **learnt, "lr": lr, "train_s": train_s, "sync_s": sync_s}
 
     def _look_at(self, batch: StepBatch) -> dict[str, float]:
         self._records.write_groups(batch.groups)
@@ -351,9 +356,9 @@ class Trainer:
             if num:
                 self._records.say(f"{what} that are left out because they are evaluated on: {num}")
 
-    def _check_prompts(self) -> None:
+    async def _check_prompts(self) -> None:
         for problems in (*self._curriculum.stages, *self._curriculum.benchmarks.values()):
-            lengths = [self._roller.num_prompt_tokens(problem) for problem in problems]
+            lengths = await self._roller.num_prompt_tokens(problems)
             require_short_prompts(problems, lengths, self._recipe.rollout.max_prompt_tokens)
 
     def _reach(self, state: TrainState) -> None:

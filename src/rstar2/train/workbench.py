@@ -5,7 +5,7 @@ Here they are all on one machine: the engine reads the trainer's own weights, th
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -13,25 +13,27 @@ from typing import Protocol
 
 import torch
 
-from rstar2.agent import ChatFormat, Transcript
+from rstar2.agent import ChatFormat
 from rstar2.config import Recipe
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.engine.embedded.options import choose_device
 from rstar2.engine.process.shared import SharedEngine
-from rstar2.extensions import TOOLS
-from rstar2.records import Problem
 from rstar2.rollout.farm import RollerFarm
 from rstar2.rollout.request import RollsInSteps
 from rstar2.rollout.setup import open_roller, open_shared_roller
 from rstar2.sandbox.local import usable_cores
 from rstar2.train.learning.learner import Learner, SoloLearner
 from rstar2.train.learning.rank import LearnerRank
-from rstar2.train.policy.policy import load_policy
+from rstar2.train.memory.division import Division
+from rstar2.train.memory.gpu import divide_gpu, limited_trainer
+from rstar2.train.policy.policy import compute_dtype, load_policy
 from rstar2.train.reporting.gpu_use import GpuWatch
 
 CORES_PER_WORKER = 2
 """Beside a GPU: as many again are for the sandbox, which is busy when they wait, for the engine and the learner."""
 MAX_WORKERS = 8
+MICRO_BATCH_TOKENS = 16_384
+"""Where neither the recipe nor the memory of a GPU says how many."""
 
 
 class Workbench(Protocol):
@@ -40,6 +42,16 @@ class Workbench(Protocol):
 
     @property
     def learner(self) -> Learner: ...
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens of one forward and backward pass: the recipe's, or what there is memory for."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Sentences on what was chosen for the run."""
+        ...
 
     def collecting(self) -> AbstractAsyncContextManager[None]:
         """Held while the rollouts of one step are collected."""
@@ -54,8 +66,8 @@ class Workbench(Protocol):
         """Which weights every engine has (`Learner.weights_id`); nothing while they are given others."""
         ...
 
-    def gpu_busy_share(self) -> float | None:
-        """The share of the time since the last call; None if it cannot be measured."""
+    def gpu_use(self) -> dict[str, float]:
+        """Metrics of the GPU since the last call; none if it cannot be measured."""
         ...
 
 
@@ -70,23 +82,27 @@ class SoloWorkbench:
         engine: EmbeddedEngine | SharedEngine,
         roller: RollsInSteps,
         gpu: GpuWatch,
-        *,
-        learns_concurrently: bool,
+        recipe: Recipe,
+        division: Division | None,
     ) -> None:
+        learns_concurrently = recipe.train.max_staleness > 0
         self.roller = roller
+        self.micro_batch_tokens = recipe.train.micro_batch_tokens or MICRO_BATCH_TOKENS
+        self.notes = () if division is None else (division.sentence,)
         self.learner = SoloLearner(rank, concurrent=learns_concurrently)
         self._rank = rank
         self._engine = engine
         self._gpu = gpu
         self._learns_concurrently = learns_concurrently
+        self._gives_cache_back = division is not None and division.gives_cache_back
         self._between_steps = asyncio.Lock()
         self.weights = rank.weights_id()
 
     def collecting(self) -> AbstractAsyncContextManager[None]:
         return self._between_steps
 
-    def gpu_busy_share(self) -> float | None:
-        return self._gpu.share()
+    def gpu_use(self) -> dict[str, float]:
+        return self._gpu.use()
 
     @asynccontextmanager
     async def learning(self, version: int) -> AsyncIterator[None]:
@@ -96,6 +112,8 @@ class SoloWorkbench:
             async with self._engine.paused_for_weight_sync(version):
                 yield
                 self._publish()
+                if self._gives_cache_back:
+                    torch.cuda.empty_cache()  # the engine takes it for its cache
             return
         yield
         async with self._between_steps, self._engine.paused_for_weight_sync(version):
@@ -110,23 +128,33 @@ class SoloWorkbench:
 @asynccontextmanager
 async def open_solo_workbench(recipe: Recipe, folder: Path, chat: ChatFormat) -> AsyncIterator[Workbench]:
     device = choose_device(recipe.model.device)
-    learns_concurrently = recipe.train.max_staleness > 0
     num_workers = count_workers(recipe, device)
+    division = None
+    if device.type == "cuda":
+        itemsize = compute_dtype(recipe, device).itemsize
+        division = divide_gpu(recipe, folder, device, itemsize, max(1, num_workers))
+        recipe = division.settle(recipe)
+    options = engine_options(recipe, gives_cache_back=division is not None and division.gives_cache_back)
     async with AsyncExitStack() as stack:
         gpu = stack.enter_context(GpuWatch(device))
         if num_workers:
-            rank, engine, farm = await _open_farm(stack, recipe, folder, chat, num_workers)
-            yield SoloWorkbench(rank, engine, farm, gpu, learns_concurrently=learns_concurrently)
+            if division is not None:
+                stack.enter_context(limited_trainer(division, device))
+            rank, engine, farm = await _open_farm(stack, recipe, folder, options, num_workers)
+            yield SoloWorkbench(rank, engine, farm, gpu, recipe, division)
             return
         rank = _load_rank(folder, recipe)
-        alone = EmbeddedEngine.on_model(rank.policy.served, engine_options(recipe))
+        alone = EmbeddedEngine.on_model(rank.policy.served, options)
         stack.push_async_callback(alone.close)
         roller = await stack.enter_async_context(open_roller(recipe, chat, alone))
-        yield SoloWorkbench(rank, alone, roller, gpu, learns_concurrently=learns_concurrently)
+        yield SoloWorkbench(rank, alone, roller, gpu, recipe, division)
 
 
 def _load_rank(folder: Path, recipe: Recipe) -> LearnerRank:
-    return LearnerRank(load_policy(folder, recipe), recipe.train.weight_decay)
+    rank = LearnerRank(load_policy(folder, recipe), recipe.train.weight_decay)
+    if rank.policy.device.type == "cuda":
+        torch.cuda.empty_cache()  # parts of the model that were joined into others
+    return rank
 
 
 def count_workers(recipe: Recipe, device: torch.device) -> int:
@@ -139,7 +167,7 @@ def count_workers(recipe: Recipe, device: torch.device) -> int:
 
 
 async def _open_farm(
-    stack: AsyncExitStack, recipe: Recipe, folder: Path, chat: ChatFormat, num_workers: int
+    stack: AsyncExitStack, recipe: Recipe, folder: Path, options: EmbeddedOptions, num_workers: int
 ) -> tuple[LearnerRank, SharedEngine, RollerFarm]:
     """The learner, its engine, and the rollout processes, which get ready while the model is read."""
     pairs = [socket.socketpair() for _ in range(num_workers)]
@@ -148,18 +176,15 @@ async def _open_farm(
     async def load() -> tuple[LearnerRank, SharedEngine]:
         try:
             rank = await asyncio.to_thread(_load_rank, folder, recipe)
-            engine = await SharedEngine.start(rank.policy.served, engine_options(recipe), guests)
+            engine = await SharedEngine.start(rank.policy.served, options, guests)
         finally:
             for guest in guests:  # the engine's from now on: should it end, the workers must see it
                 guest.close()
         stack.push_async_callback(engine.close)
         return rank, engine
 
-    def count_prompt_tokens(problem: Problem) -> int:
-        return len(Transcript.start(chat, problem.problem, [TOOLS.load(recipe.agent.tool).schema]).prompt_ids)
-
     make = partial(open_shared_roller, recipe, folder, num_workers)
-    opening = RollerFarm.opened(make, [ours for ours, _ in pairs], count_prompt_tokens)
+    opening = RollerFarm.opened(make, [ours for ours, _ in pairs])
     loaded, farm = await asyncio.gather(load(), stack.enter_async_context(opening), return_exceptions=True)
     if isinstance(loaded, BaseException):
         raise loaded
@@ -168,12 +193,13 @@ async def _open_farm(
     return *loaded, farm
 
 
-def engine_options(recipe: Recipe) -> EmbeddedOptions:
+def engine_options(recipe: Recipe, *, gives_cache_back: bool = False) -> EmbeddedOptions:
     return EmbeddedOptions(
         max_running=recipe.engine.max_batch,
         max_context_tokens=recipe.model.context_tokens,
         kv_cache_tokens=recipe.engine.kv_cache_tokens,
         gpu_memory_share=recipe.engine.gpu_memory_share,
         max_prefill_tokens=recipe.engine.prefill_chunk_tokens,
+        gives_cache_back=gives_cache_back,
         seed=recipe.seed,
     )

@@ -1,4 +1,4 @@
-"""A turn as the cells of a notebook: reasoning, code with its output, answer. Pure.
+"""A turn as the cells of a notebook: reasoning, calls with their results, answer, the user's reply. Pure.
 
 Invariant: nothing of the turn's text is lost but blank space between cells: tags become the kind of their cell, a
 call's text becomes the call as it was parsed, and everything else becomes a separate cell, in order.
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rstar2.records import ToolCall, ToolResult, Turn
+from rstar2.web.messages import user_text
 
 
 class CellKind(StrEnum):
@@ -22,7 +23,11 @@ class CellKind(StrEnum):
 OPENING = "<reason>"
 """How the environment opens an assistant turn: what the model then writes is reasoning from its first token."""
 
+PYTHON_TOOLS = frozenset({"execute_python_code_with_standard_io", "jupyter_code", "python"})
+"""The tools whose argument `code` is a Python program."""
+
 _TAG = re.compile(r"<(/?)(reason|tool_call|answer)>")
+_END_MARK = re.compile(r"<\|\w+\|>\s*\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,10 @@ def _spans(text: str, kind: CellKind) -> list[tuple[CellKind, str]]:
     for tag in _TAG.finditer(text):
         spans.append((kind, text[start : tag.start()]))
         kind, start = CellKind.PLAIN if tag[1] else CellKind(tag[2]), tag.end()
-    spans.append((kind, text[start:]))
+    # The control token that ends a turn is not part of what was said.
+    mark = _END_MARK.search(text, start)
+    end = mark.start() if mark else len(text)
+    spans += [(kind, text[start:end]), (CellKind.PLAIN, text[end:])]
     # A call may be empty of text and still be a call that came back as an error.
     return [(kind, piece) for kind, piece in spans if piece or kind is CellKind.CALL]
 
@@ -62,11 +70,26 @@ def _call_cell(turn: Turn, number: int) -> Cell:
     return Cell(CellKind.CALL, call_text(call), call, result)
 
 
+def reply_after(turn: Turn) -> str:
+    """What the user said after the turn; empty if tools answered, or nobody did."""
+    return "" if turn.calls else user_text(turn.appended_text)
+
+
 def call_text(call: ToolCall) -> str:
-    """The code of a call where it has one, else its arguments, else what was written."""
-    code = call.arguments.get("code")
-    if isinstance(code, str):
-        return code.strip("\n")
-    if call.name is not None:
-        return json.dumps(call.arguments, indent=2, ensure_ascii=False)
-    return call.raw.strip("\n")
+    """The program of a Python tool; empty for another tool; what was written where it cannot be read."""
+    if call.name is None:
+        return call.raw.strip("\n")
+    return str(call.arguments["code"]).strip("\n") if is_python(call) else ""
+
+
+def is_python(call: ToolCall) -> bool:
+    return call.name in PYTHON_TOOLS and isinstance(call.arguments.get("code"), str)
+
+
+def call_arguments(call: ToolCall) -> list[tuple[str, str]]:
+    """The arguments by name, without the program of a Python tool: texts as they are, other values as JSON."""
+    shown = {name: value for name, value in call.arguments.items() if not (name == "code" and is_python(call))}
+    return [
+        (name, value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False))
+        for name, value in shown.items()
+    ]

@@ -33,18 +33,17 @@ HEADERS = {
 def guard(listening_host: str) -> Middleware:
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-        response: web.StreamResponse
         if not may_ask(request.host, listening_host):
-            response = refusal(403, f"this viewer is not called {request.host!r}: open it by its address")
-        elif is_of_another_site(request.headers.get("Origin"), request.host):
-            response = refusal(403, "this was asked for by a page of another site")
-        else:
-            response = await _answer(request, handler)
-        if not response.prepared:
-            response.headers.update(HEADERS)
-        return response
+            return refusal(403, f"this viewer is not called {request.host!r}: open it by its address")
+        if is_of_another_site(request.headers.get("Origin"), request.host):
+            return refusal(403, "this was asked for by a page of another site")
+        return await _answer(request, handler)
 
     return guarded
+
+
+async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(HEADERS)
 
 
 async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:

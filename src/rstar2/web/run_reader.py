@@ -114,7 +114,8 @@ class RunReader:
             reader = self._step(step)
             page = reader.page(query, after, min(limit, MAX_PAGE_ROWS))
             rows = [row_json(row, reader.table.find(row.summary.id)) for row in page.rows]
-            return {"rows": rows, "next": page.next, "is_end": page.is_end, **_progress(reader)}
+            answer = {"rows": rows, "next": page.next, "is_end": page.is_end, "environments": reader.environments}
+            return {**answer, **_progress(reader)}
 
     def side_by_side(self, step: int, group: int | None, problem_id: str | None) -> dict[str, Any]:
         with self._lock:

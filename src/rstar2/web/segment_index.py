@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from rstar2.errors import UserError
 from rstar2.records import Trace
+from rstar2.records.branches import JoinedTraces
 from rstar2.records.codec import RecordError, decode
 
 BLOCK_BYTES = 1 << 22
@@ -49,6 +50,7 @@ class SegmentIndex:
         self.number_of: dict[str, int] = {}
         """The line of each trace id; the last one if several lines have the same id."""
         self.total_bytes = 0
+        self._joined = JoinedTraces(self.path)
         self._inode: int | None = None
         self._scanned = 0
         self._line_start = 0
@@ -104,7 +106,7 @@ class SegmentIndex:
 
     def trace_at(self, start: int) -> Trace:
         try:
-            return decode(Trace, self.line_at(start))
+            return self._joined.join(decode(Trace, self.line_at(start)), start)
         except RecordError as error:
             raise RecordError(f"{self.path.name}, byte {start}: {error}") from error
 

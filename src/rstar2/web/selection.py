@@ -4,10 +4,6 @@ from rstar2.algo.penalties import Penalty, TracePenalty
 from rstar2.records import Group, Selection
 
 
-def is_right(reward: float | None) -> bool:
-    return reward is not None and reward > 0
-
-
 def penalty_of(group: Group, index: int) -> float | None:
     """The one that weighed against it, or would have."""
     error, form = group.error_penalties[index], group.format_penalties[index]
@@ -23,18 +19,18 @@ def why(group: Group, index: int) -> str:
             f"Dropped with all of its group: every kept rollout has the reward {group.rewards[index]:g}, "
             "so there is nothing to compare."
         )
-    right = is_right(group.rewards[index])
-    peers = [i for i, reward in enumerate(group.rewards) if reward is not None and is_right(reward) == right]
+    is_success = group.is_success[index]
+    peers = [i for i, reward in enumerate(group.rewards) if reward is not None and group.is_success[i] == is_success]
     num_kept = sum(group.selections[i] in (Selection.KEPT, Selection.EQUAL_REWARDS) for i in peers)
     done = "Kept" if selection is Selection.KEPT else "Left out by resampling"
-    sentence = f"{done}: {num_kept} of {len(peers)} {'right' if right else 'wrong'} rollouts were kept."
-    return f"{sentence} {_rank(group, index, peers) if right else 'Penalties play no part among wrong ones.'}"
+    sentence = f"{done}: {num_kept} of {len(peers)} {'successes' if is_success else 'failures'} were kept."
+    return f"{sentence} {_rank(group, index, peers) if is_success else 'Penalties play no part among failures.'}"
 
 
 def _rank(group: Group, index: int, peers: list[int]) -> str:
     own = penalty_of(group, index) or 0.0
     others = [penalty_of(group, i) or 0.0 for i in peers if i != index]
     if not others:
-        return f"Its penalty is {own:.2f}; there is no other right one."
+        return f"Its penalty is {own:.2f}; there is no other success."
     num_lower, num_higher = sum(p < own for p in others), sum(p > own for p in others)
-    return f"Its penalty is {own:.2f}: {num_lower} right ones have a lower, {num_higher} a higher one."
+    return f"Its penalty is {own:.2f}: {num_lower} other successes have a lower, {num_higher} a higher one."

@@ -10,8 +10,8 @@ from aiohttp import web
 
 from rstar2.errors import UserError
 from rstar2.web.assets import PAGE, assets
-from rstar2.web.guard import guard
-from rstar2.web.playground import MAX_PROBLEM_BYTES, Playground, Solver
+from rstar2.web.guard import add_headers, guard
+from rstar2.web.playground import MAX_QUESTION_BYTES, Playground
 from rstar2.web.run_reader import RunReader
 from rstar2.web.step_reader import Query
 
@@ -22,16 +22,16 @@ MAX_SEARCH_CHARS = 1000
 
 
 def create_app(
-    readers: Sequence[RunReader], *, host: str = "127.0.0.1", solver: Solver | None = None
+    readers: Sequence[RunReader], *, host: str = "127.0.0.1", playground: Playground | None = None
 ) -> web.Application:
     """`host` is what the server listens on: it decides which names it answers to."""
     by_key = {reader.key: reader for reader in readers}
-    playground = Playground(solver) if solver is not None else None
-    app = web.Application(middlewares=[guard(host)], client_max_size=MAX_PROBLEM_BYTES)
+    app = web.Application(middlewares=[guard(host)], client_max_size=MAX_QUESTION_BYTES)
+    app.on_response_prepare.append(add_headers)
 
     async def runs(_: web.Request) -> web.Response:
         overviews = await asyncio.to_thread(lambda: [reader.overview() for reader in readers])
-        return web.json_response({"runs": overviews, "engines": playground.engines if playground else []})
+        return web.json_response({"runs": overviews, "models": list(playground.models) if playground else []})
 
     def about(answer: Answer) -> Callable[[web.Request], Any]:
         async def handle(request: web.Request) -> web.Response:
@@ -46,7 +46,7 @@ def create_app(
     for path, answer in _ANSWERS.items():
         app.router.add_get(f"/api/runs/{{run}}/{path}", about(answer))
     if playground is not None:
-        app.router.add_post("/api/playground", playground.handle)
+        app.router.add_post("/v1/chat/completions", playground.handle)
     app.router.add_get("/{name:[a-z_]*(?:\\.[a-z]+)?}", _asset)
     return app
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from rstar2.errors import UserError
 from rstar2.records import Trace
 from rstar2.web.group_table import GroupTable
+from rstar2.web.messages import user_text
 from rstar2.web.segment_index import BLOCK_BYTES, SegmentIndex
-from rstar2.web.summary import MAX_QUESTION_CHARS, Summary, cut, question_in, summarise, unreadable
+from rstar2.web.summary import MAX_QUESTION_CHARS, Summary, cut, summarise, unreadable
 
 SCAN_BYTES = 1 << 28
 """Lines are found at about a gigabyte a second."""
@@ -59,6 +60,11 @@ class StepReader:
     def num_bytes_read(self) -> int:
         return self.index.num_bytes_read + self.table.num_bytes_read
 
+    @property
+    def environments(self) -> list[str]:
+        """The names of the environments among the rollouts that were parsed so far."""
+        return sorted({summary.environment for summary in self._summaries.values() if not summary.unreadable})
+
     def refresh(self) -> None:
         """Look whether the files have grown."""
         self.table.refresh()
@@ -101,9 +107,9 @@ class StepReader:
             numbers = (self.index.number_of[trace_id] for trace_id in trace_ids if trace_id in self.index.number_of)
             number = next(numbers, None)
             prompt = None if number is None else self.index.prompt_text_at(self.index.entries[number].start)
-            if prompt is None:
+            if not prompt:  # a branch is stored without it
                 return None
-            self._questions[problem_id] = cut(question_in(prompt), MAX_QUESTION_CHARS)
+            self._questions[problem_id] = cut(user_text(prompt), MAX_QUESTION_CHARS)
         return self._questions[problem_id]
 
     def traces_of(self, trace_ids: Iterable[str]) -> tuple[list[tuple[int, Trace]], bool]:

@@ -4,11 +4,15 @@ from dataclasses import dataclass
 
 from rstar2.records import ToolStatus, Trace
 from rstar2.records.trace import GOLD_KEY
+from rstar2.web.messages import user_text
 
 MAX_ANSWER_CHARS = 120
 MAX_QUESTION_CHARS = 200
+MAX_NOTE_CHARS = 300
 EVALUATION = "eval"
 """How the stages of evaluations begin."""
+ENVIRONMENT_FLAG = "environment:"
+"""How the flag that names a rollout's environment begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,8 @@ class CallSummary:
     status: ToolStatus
     wall_s: float
     num_attempts: int
+    tool: str = ""
+    """Its name; empty if the call could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +48,19 @@ class Summary:
     calls: tuple[CallSummary, ...] = ()
     stage: str = ""
     """What it was rolled out for, where that is not training."""
+    is_right: bool | None = None
+    parts: tuple[tuple[str, float], ...] = ()
+    """The named parts of the reward."""
+    environment: str = ""
+    """The name of its environment in the recipe; empty for the recipe's default."""
+    note: str = ""
     unreadable: str = ""
     """Why it cannot be read, if it cannot."""
 
     @property
     def flags(self) -> frozenset[str]:
         """What the list can be filtered by."""
-        flags = {self.outcome, self.verdict or "ungraded"}
+        flags = {self.outcome, self.verdict or self._grade, f"{ENVIRONMENT_FLAG}{self.environment}"}
         if self.num_errors:
             flags.add("tool_error")
         if not self.num_calls:
@@ -56,6 +68,11 @@ class Summary:
         if self.stage.startswith(EVALUATION):
             flags.add("evaluation")
         return frozenset(flags)
+
+    @property
+    def _grade(self) -> str:
+        """What stands in for a verdict where there is only a reward."""
+        return "ungraded" if self.is_right is None else "right" if self.is_right else "wrong"
 
 
 def summarise(trace: Trace) -> Summary:
@@ -68,26 +85,28 @@ def summarise(trace: Trace) -> Summary:
         reward=trace.reward,
         answer=None if trace.answer is None else cut(trace.answer, MAX_ANSWER_CHARS),
         gold=cut(trace.metadata.get(GOLD_KEY, ""), MAX_ANSWER_CHARS),
-        question=cut(question_in(trace.prompt_text), MAX_QUESTION_CHARS),
+        question=cut(user_text(trace.prompt_text), MAX_QUESTION_CHARS),
         num_turns=len(trace.turns),
         num_tokens=trace.num_sampled_tokens,
         num_calls=trace.num_tool_calls,
         num_errors=trace.num_tool_errors,
         seconds=sum(turn.queue_s + turn.generate_s + turn.tool_s for turn in trace.turns),
         stage=trace.metadata.get("stage", ""),
-        calls=tuple(CallSummary(result.status, result.wall_s, result.num_attempts) for result in trace.results),
+        calls=tuple(
+            CallSummary(result.status, result.wall_s, result.num_attempts, call.name or "")
+            for turn in trace.turns
+            for call, result in zip(turn.calls, turn.results, strict=False)
+        ),
+        is_right=trace.is_right,
+        parts=tuple(trace.score_parts.items()),
+        environment=trace.environment,
+        note=cut(trace.note, MAX_NOTE_CHARS),
     )
 
 
 def unreadable(trace_id: str, problem_id: str, reason: str) -> Summary:
     """A line that is no trace: it is listed with the reason, never skipped."""
     return Summary(trace_id, problem_id, 0, "unreadable", None, None, None, "", "", 0, 0, 0, 0, 0.0, unreadable=reason)
-
-
-def question_in(prompt_text: str) -> str:
-    """What the user asked, without the system text and the template around it, where these can be separated."""
-    _, found, rest = prompt_text.rpartition("<|im_start|>user\n")
-    return rest.partition("<|im_end|>")[0] if found else prompt_text
 
 
 def cut(text: str, max_chars: int) -> str:

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rstar2.records import Group, ToolCall, ToolResult, Trace, Turn
-from rstar2.records.trace import GOLD_KEY
-from rstar2.web.cells import Cell, call_text, cells_of
-from rstar2.web.selection import is_right, penalty_of, why
+from rstar2.records.trace import END_OF_TURN_KEY, GOLD_KEY, SCORE_PREFIX
+from rstar2.web.cells import Cell, call_arguments, call_text, cells_of, is_python, reply_after
+from rstar2.web.messages import earlier_messages, user_text
+from rstar2.web.selection import penalty_of, why
 from rstar2.web.step_reader import RolloutRow
-from rstar2.web.summary import question_in
 
 Texts = Callable[[Sequence[int]], list[str]]
 
@@ -26,7 +26,11 @@ def row_json(row: RolloutRow, place: tuple[Group, int] | None) -> dict[str, Any]
         "sample_index": summary.sample_index,
         "outcome": summary.outcome,
         "verdict": summary.verdict,
+        "is_right": summary.is_right,
         "reward": summary.reward,
+        "parts": [list(part) for part in summary.parts],
+        "environment": summary.environment,
+        "note": summary.note,
         "answer": summary.answer,
         "gold": summary.gold,
         "question": summary.question,
@@ -45,13 +49,15 @@ def row_json(row: RolloutRow, place: tuple[Group, int] | None) -> dict[str, Any]
 def group_row_json(number: int, group: Group, question: str | None) -> dict[str, Any]:
     """One line of the list of a step's problems."""
     penalties = [p for p in (penalty_of(group, i) for i in range(len(group.trace_ids))) if p is not None]
+    rewards = [reward for reward in group.rewards if reward is not None]
     return {
         "number": number,
         "id": group.id,
         "problem_id": group.problem_id,
         "question": question,
         "num_rollouts": len(group.trace_ids),
-        "num_right": sum(map(is_right, group.rewards)),
+        "num_right": sum(group.is_right),
+        "mean_reward": sum(rewards) / len(rewards) if rewards else None,
         "num_kept": sum(selection == "kept" for selection in group.selections),
         "num_unscored": sum(selection == "unscored" for selection in group.selections),
         "is_dropped": "equal_rewards" in group.selections,
@@ -64,6 +70,7 @@ def trace_json(start: int, trace: Trace, place: tuple[Group, int] | None, texts:
     return {
         **_head_json(start, trace, place),
         "prompt": {"text": trace.prompt_text, **_tokens_json(trace.prompt_ids, texts)},
+        "earlier": [[message.role, message.text] for message in earlier_messages(trace.prompt_text)],
         "turns": [
             {
                 **_turn_json(turn, before, None),
@@ -89,7 +96,9 @@ def short_trace_json(start: int, trace: Trace, place: tuple[Group, int] | None) 
 
 
 def _befores(trace: Trace) -> list[str]:
-    return [trace.prompt_text, *(turn.appended_text for turn in trace.turns)][: len(trace.turns)]
+    """What stands before each turn: the prompt, what was appended to the turn before, or a new segment's prompt."""
+    texts = [trace.prompt_text, *(turn.appended_text for turn in trace.turns)]
+    return [turn.prompt_text or text for turn, text in zip(trace.turns, texts, strict=False)]
 
 
 def _head_json(start: int, trace: Trace, place: tuple[Group, int] | None) -> dict[str, Any]:
@@ -102,15 +111,26 @@ def _head_json(start: int, trace: Trace, place: tuple[Group, int] | None) -> dic
         "step": trace.step,
         "model": trace.model,
         "weights": trace.weights,
-        "question": question_in(trace.prompt_text),
+        "question": user_text(trace.prompt_text),
         "outcome": trace.outcome.value,
         "verdict": trace.verdict.value if trace.verdict else None,
+        "is_right": trace.is_right,
         "reward": trace.reward,
+        "parts": [list(part) for part in trace.score_parts.items()],
+        "format_penalty": trace.format_penalty,
+        "environment": trace.environment,
         "answer": trace.answer,
         "gold": trace.metadata.get(GOLD_KEY, ""),
         "note": trace.note,
         "stage": trace.metadata.get("stage", ""),
-        "metadata": [[name, text] for name, text in trace.metadata.items() if name != GOLD_KEY],
+        "metadata": [
+            [name, text]
+            for name, text in trace.metadata.items()
+            if name not in (GOLD_KEY, END_OF_TURN_KEY) and not name.startswith(SCORE_PREFIX)
+        ],
+        "parent": trace.parent,
+        "num_shared_turns": trace.num_shared_turns,
+        "num_own_tokens": sum(len(turn.token_ids) for turn in trace.own_turns),
         "num_tokens": trace.num_sampled_tokens,
         "num_calls": trace.num_tool_calls,
         "num_errors": trace.num_tool_errors,
@@ -123,6 +143,7 @@ def _place_json(group: Group, index: int) -> dict[str, Any]:
         "selection": group.selections[index].value,
         "why": why(group, index),
         "advantage": group.advantages[index],
+        "turn_advantages": list(group.turn_advantages[index]) if group.turn_advantages else None,
         "error_penalty": group.error_penalties[index],
         "format_penalty": group.format_penalties[index],
     }
@@ -131,6 +152,7 @@ def _place_json(group: Group, index: int) -> dict[str, Any]:
 def _turn_json(turn: Turn, before: str, max_chars: int | None) -> dict[str, Any]:
     return {
         "cells": [_cell_json(cell, max_chars) for cell in cells_of(turn, before)],
+        "reply": _cut(reply_after(turn), max_chars),
         "stop_reason": turn.stop_reason.value,
         "num_tokens": len(turn.token_ids),
         "policy_version": turn.policy_version,
@@ -150,11 +172,11 @@ def _cell_json(cell: Cell, max_chars: int | None) -> dict[str, Any]:
 
 
 def call_json(call: ToolCall, max_chars: int | None = None) -> dict[str, Any]:
-    stdin = call.arguments.get("input")
     return {
         "name": call.name,
+        "is_python": is_python(call),
         "text": _cut(call_text(call), max_chars),
-        "stdin": _cut(stdin, max_chars) if isinstance(stdin, str) else "",
+        "arguments": [[name, _cut(text, max_chars)] for name, text in call_arguments(call)],
     }
 
 

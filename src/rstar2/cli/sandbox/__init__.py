@@ -4,6 +4,7 @@ import typer
 
 from rstar2.cli.sandbox.bench import bench
 from rstar2.cli.sandbox.gateway import gateway
+from rstar2.cli.sandbox.mcp import mcp
 from rstar2.cli.sandbox.run import run
 from rstar2.cli.sandbox.serve import serve
 
@@ -13,4 +14,5 @@ app = typer.Typer(
 app.command("run")(run)
 app.command("serve")(serve)
 app.command("gateway")(gateway)
+app.command("mcp")(mcp)
 app.command("bench")(bench)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rstar2.cli.output import ExitCode, note, print_json
+from rstar2.cli.output import ExitCode, note, print_json, printable
 from rstar2.cli.sandbox.service_token import TokenFile, given_token
 from rstar2.errors import UserError
 
@@ -51,10 +51,10 @@ def run(
     if as_json:
         print_json(asdict(result))
     else:
-        sys.stdout.write(result.stdout)
-        sys.stderr.write(result.stderr)
+        sys.stdout.write(printable(result.stdout, sys.stdout))
+        sys.stderr.write(printable(result.stderr, sys.stderr))
         if result.value is not None:
-            print(result.value)
+            print(printable(result.value, sys.stdout))
         if not result.ok:
             note(f"[{result.status.value}] {result.message or f'exit code {result.exit_code}'}")
     if result.status.is_sandbox_fault:

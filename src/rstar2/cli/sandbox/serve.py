@@ -1,6 +1,7 @@
 """`rstar2 sandbox serve`: the execution service."""
 
 from dataclasses import asdict
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,13 @@ from rstar2.errors import UserError
 
 if TYPE_CHECKING:
     from rstar2.sandbox.http.supervisor import ServeConfig
+    from rstar2.sandbox.isolation.guarantees import Guarantee
+    from rstar2.sandbox.subprocess_executor import SubprocessExecutor
+
+
+class Backend(StrEnum):
+    LINUX = "linux"
+    GVISOR = "gvisor"
 
 
 def serve(
@@ -44,6 +52,13 @@ def serve(
     unsafe: Annotated[
         bool, typer.Option("--unsafe", help="Plain subprocesses, no isolation at all: for code that you trust.")
     ] = False,
+    backend: Annotated[
+        Backend, typer.Option(help="What isolates programs: Linux itself, or gVisor (slower, a kernel of its own).")
+    ] = Backend.LINUX,
+    packages: Annotated[
+        list[str] | None,
+        typer.Option("--package", help="An installed package that programs may import besides the promised ones."),
+    ] = None,
     join: Annotated[str | None, typer.Option(help="A gateway to join while this service runs.")] = None,
     advertise: Annotated[
         str | None, typer.Option(help="With --join: the URL at which the gateway reaches this service.")
@@ -58,6 +73,8 @@ def serve(
     from rstar2.sandbox.local import LocalConfig
     from rstar2.sandbox.slots.slot_factory import SlotConfig
 
+    if backend is Backend.GVISOR and (unsafe or allow_weak_isolation):
+        raise UserError("--backend gvisor isolates always: leave --unsafe and --allow-weak-isolation out")
     if join is not None and unsafe:
         raise UserError("--join: a gateway takes no node that isolates nothing; leave --unsafe out")
     if join is not None and advertise is None and is_every_address(host):
@@ -77,7 +94,7 @@ def serve(
     settings = ServiceSettings(token=token.value, listening_host=host, max_in_flight=queue)
     defaults = LocalConfig()
     local = LocalConfig(
-        slots=SlotConfig(allow_weak_isolation=allow_weak_isolation),
+        slots=SlotConfig(allow_weak_isolation=allow_weak_isolation, packages=tuple(packages or ())),
         num_young=num_young or defaults.num_young,
         max_slots=max_slots,
         queue_capacity=queue,
@@ -95,6 +112,8 @@ def serve(
         if unsafe:
             note("warning: no isolation at all; run only code that you trust")
             asyncio.run(_serve_unsafe(config, announcement))
+        elif backend is Backend.GVISOR:
+            asyncio.run(_serve_gvisor(config, announcement))
         else:
             note("starting: loading the libraries that programs will find warm ...")
             asyncio.run(_serve_isolated(config, announcement))
@@ -147,16 +166,35 @@ async def _serve_isolated(config: "ServeConfig", announcement: _Announcement) ->
 
 
 async def _serve_unsafe(config: "ServeConfig", announcement: _Announcement) -> None:
-    from rstar2.grading import Grader
-    from rstar2.sandbox.http import create_app, serve_forever
-    from rstar2.sandbox.http.supervisor import address_of, listen
     from rstar2.sandbox.isolation import guarantees
     from rstar2.sandbox.unsafe.executor import UnsafeExecutor
 
+    await _serve_here(config, announcement, UnsafeExecutor(), "none", guarantees.of_plain_subprocesses())
+
+
+async def _serve_gvisor(config: "ServeConfig", announcement: _Announcement) -> None:
+    from rstar2.sandbox.gvisor.executor import GvisorExecutor
+
+    executor = GvisorExecutor(config.local.slots.packages, config.local.num_young, config.local.queue_capacity)
+    await _serve_here(config, announcement, executor, Backend.GVISOR.value, executor.guarantees)
+
+
+async def _serve_here(
+    config: "ServeConfig",
+    announcement: _Announcement,
+    executor: "SubprocessExecutor",
+    backend: str,
+    guarantees: "list[Guarantee]",
+) -> None:
+    """In this process, with no standby."""
+    from rstar2.grading import Grader
+    from rstar2.sandbox.http import create_app, serve_forever
+    from rstar2.sandbox.http.supervisor import address_of, listen
+
     listener = listen(config.host, config.port)
-    async with UnsafeExecutor() as executor:
-        table = [asdict(guarantee) for guarantee in guarantees.of_plain_subprocesses()]
-        app = create_app(executor, config.service, grader=Grader(executor), guarantees=lambda: table)
+    async with executor:
+        table = [asdict(guarantee) for guarantee in guarantees]
+        app = create_app(executor, config.service, grader=Grader(executor), guarantees=lambda: table, backend=backend)
         address = address_of(listener)
         await serve_forever(app, [listener], drain_s=config.drain_s, on_ready=lambda: announcement.announce(address))
         await announcement.end()

@@ -60,6 +60,12 @@ class Kernels(Protocol):
         """Token, log-probability and entropy of each row; an inverse temperature of 0 means the likeliest token."""
         ...
 
+    def give_cache_back(self) -> None:
+        """Free the cache's memory where that is possible. Nothing may attend until `take_cache`."""
+        ...
+
+    def take_cache(self) -> None: ...
+
 
 def forward(weights: Weights, kernels: Kernels, token_ids_T: Tensor, batch: ForwardBatch) -> Tensor:
     """The normed hidden state after the last layer."""

@@ -97,10 +97,10 @@ class ContextPlanner:
     dtype: torch.dtype
 
     def plan(self, batch: ForwardBatch) -> Iterator[Context]:
-        # A row that has ended attends to the first token: its output is meaningless, but is a number.
-        position_T = batch.positions_T.clamp(min=0)
+        position_T = batch.positions_T
         if not batch.spans:
-            yield from self._groups(torch.arange(len(position_T)), position_T, batch.table_RP)
+            alive_X = (position_T >= 0).nonzero()[:, 0]
+            yield from self._groups(alive_X, position_T[alive_X], batch.table_RP[alive_X])
             return
         short_tokens: list[int] = []
         short_rows: list[int] = []

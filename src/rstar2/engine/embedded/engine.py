@@ -22,11 +22,13 @@ import torch
 
 from rstar2.engine.embedded import openmp
 from rstar2.engine.embedded.blocks import BlockManager
+from rstar2.engine.embedded.named_weights import named_weights
 from rstar2.engine.embedded.options import MAX_STOP_TOKENS, EmbeddedOptions, choose_device, choose_limits
 from rstar2.engine.embedded.runner import DecodeHandle, Runner
 from rstar2.engine.embedded.scheduler import BatchScheduler, EngineSequence
+from rstar2.engine.embedded.scoring import Scoring
 from rstar2.engine.embedded.weights import Weights, load_model, share_weights
-from rstar2.engine.protocol import Chunk, EngineLoad, Sampling
+from rstar2.engine.protocol import Chunk, EngineLoad, Sampling, TokenScores
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import StopReason
 
@@ -101,6 +103,7 @@ class EmbeddedEngine:
         self._turns: dict[EngineSequence, _Turn] = {}
         self._kept: dict[str, list[int]] = {}
         """The cached content of each session that is evicted last, because the session may continue."""
+        self._scorings: deque[Scoring] = deque()
         self._in_flight: _Run | None = None
         self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[_Turn, _Item]]] = defaultdict(list)
         self._num_generated_tokens = 0
@@ -137,6 +140,10 @@ class EmbeddedEngine:
     def policy_version(self) -> int:
         return self._policy_version
 
+    @property
+    def failure(self) -> BaseException | None:
+        return self._failure
+
     async def generate(
         self, session: str, token_ids: Sequence[int], sampling: Sampling, max_tokens: int
     ) -> AsyncIterator[Chunk]:
@@ -169,6 +176,30 @@ class EmbeddedEngine:
             self._post(partial(self._cancel_turn, turn))
 
         return leave
+
+    async def score(self, token_ids: Sequence[int], start: int, num_top: int, temperature: float = 1.0) -> TokenScores:
+        """Computed in chunks between the steps of running turns, one request after the other, without the prefix
+        cache."""
+        # The last token is only looked up, so a full context can be scored.
+        self._check(token_ids[:-1] or token_ids, Sampling(), max_tokens=1)
+        self._check_ids(token_ids[-1:])
+        if not 1 <= start <= len(token_ids) or num_top < 0 or temperature <= 0:
+            raise UserError("start must be at least 1 and within the tokens, num_top at least 0, temperature above 0")
+        loop = asyncio.get_running_loop()
+        scoring = Scoring(token_ids, start, num_top, temperature, loop, loop.create_future())
+        if not self._post(partial(self._scorings.append, scoring)):
+            raise InfrastructureError("the embedded engine is closed")
+        return await scoring.future
+
+    def named_weights(self) -> dict[str, torch.Tensor]:
+        return named_weights(self._weights)
+
+    async def drop_prefixes(self) -> None:
+        def drop() -> None:
+            self._blocks.drop_cache()
+            self._kept.clear()
+
+        await self._ask(drop)
 
     def load(self) -> EngineLoad:
         return self._load
@@ -206,8 +237,12 @@ class EmbeddedEngine:
         is not blocked while the steps in flight end."""
         with self._pausing():
             await asyncio.to_thread(self._await_pause)
-            yield
-            self.weights_changed(policy_version)
+            self.give_cache_back()
+            try:
+                yield
+                self.weights_changed(policy_version)
+            finally:
+                self._runner.take_cache()
 
     @contextmanager
     def _pausing(self) -> Iterator[None]:
@@ -231,20 +266,31 @@ class EmbeddedEngine:
                 f"the embedded engine did not pause: its steps in flight took longer than {PAUSE_DEADLINE_S:g} s"
             )
 
+    def give_cache_back(self) -> None:
+        """Free the cache's memory until `weights_changed`, if the options say so and no turn needs what it holds. Call
+        it inside `paused`."""
+        if self._limits.gives_cache_back and not self._turns:
+            self._drop_cached()
+            self._runner.give_cache_back()
+
     def weights_changed(self, policy_version: int) -> None:
         """The parameters were updated in place. New turns use no prefix computed before; running turns keep the keys
         and values they have. Call it inside the same `paused` in which the parameters were updated."""
         with self.paused():
             self._weights.check_shared()
+            self._runner.take_cache()
             self._runner.weights_changed()
             for turn in self._turns.values():
                 if turn.num_new_tokens:
                     self._outbox[turn.loop].append((turn, turn.take_chunk(None, self._policy_version)))
             self._hand_over()
             self._policy_version = policy_version
-            self._blocks.drop_cache()
-            self._kept.clear()
+            self._drop_cached()
             self._load = self._measure_load()
+
+    def _drop_cached(self) -> None:
+        self._blocks.drop_cache()
+        self._kept.clear()
 
     def warm_up(self, num_sequences: int) -> None:
         """Records the GPU's decode steps for up to `num_sequences` now; nothing to do on a CPU."""
@@ -269,9 +315,7 @@ class EmbeddedEngine:
                 f"the prompt has {len(token_ids)} tokens, and the context holds {self._limits.max_context_tokens}: "
                 f"shorten it, or raise max_context_tokens as far as the model allows"
             )
-        vocab_size = self._weights.shape.vocab_size
-        if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-            raise UserError(f"the prompt has ids outside 0 to {vocab_size - 1}: it is of another tokenizer")
+        self._check_ids(token_ids)
         if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
             raise UserError(
                 "temperature and top_k must be at least 0, and top_p above 0 and at most 1, not "
@@ -286,6 +330,11 @@ class EmbeddedEngine:
                 f"the KV cache holds {num_cached} tokens, and this turn may need {num_total - 1}: "
                 f"raise kv_cache_tokens, or lower max_tokens"
             )
+
+    def _check_ids(self, token_ids: Sequence[int]) -> None:
+        vocab_size = self._weights.shape.vocab_size
+        if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+            raise UserError(f"the prompt has ids outside 0 to {vocab_size - 1}: it is of another tokenizer")
 
     def _post(self, message: Callable[[], None]) -> bool:
         """Sends the engine's thread a message, which it handles between two runs; False if the engine has ended."""
@@ -351,7 +400,7 @@ class EmbeddedEngine:
         return True
 
     def _need_not_wait(self) -> bool:
-        has_work = self._inbox or self._scheduler.running or self._scheduler.waiting
+        has_work = self._inbox or self._scheduler.running or self._scheduler.waiting or self._scorings
         return self._is_closed or self._in_flight is not None or (not self._num_pauses and bool(has_work))
 
     def _work(self) -> None:
@@ -360,6 +409,8 @@ class EmbeddedEngine:
         plan = self._scheduler.plan()
         if plan.prefill:
             self._runner.prefill(plan.prefill)
+        if self._scorings:
+            self._advance_scoring()
         run = None
         if plan.decode:
             run = _Run(plan.decode, self._runner.start_decode(plan.decode), self._policy_version)
@@ -369,6 +420,12 @@ class EmbeddedEngine:
         if not self._runner.is_asynchronous:
             self._absorb_in_flight()
         self._load = self._measure_load()
+
+    def _advance_scoring(self) -> None:
+        """One chunk of the oldest request for scores."""
+        scoring = self._scorings[0]
+        if not scoring.is_wanted or scoring.advance(self._blocks, self._runner, self._limits.max_prefill_tokens):
+            self._scorings.popleft().end(self._blocks)
 
     def _absorb_in_flight(self) -> None:
         run, self._in_flight = self._in_flight, None
@@ -427,6 +484,8 @@ class EmbeddedEngine:
         for message in messages:
             with suppress(Exception):
                 message()
+        for scoring in self._scorings:
+            scoring.fail(InfrastructureError(f"the embedded engine failed: {error}"))
         for turn in list(self._turns.values()):
             failure = InfrastructureError(f"the embedded engine failed: {error}")
             failure.__cause__ = error

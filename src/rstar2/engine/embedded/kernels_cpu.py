@@ -19,8 +19,10 @@ Suffixes as in `architecture`; X: several heads or columns, M: rows of a matrix 
 token each.
 """
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
@@ -31,6 +33,7 @@ from rstar2.engine.embedded.contexts_cpu import CONTEXT_TILE, Context, ContextPl
 from rstar2.engine.embedded.options import EngineLimits
 from rstar2.engine.embedded.weights import LayerWeights, Weights
 
+_CACHE_LINE_BYTES = 64
 _SHARE_ELEMENTS = 32768
 """PyTorch gives a thread at least this many elements; fewer are not split."""
 
@@ -58,7 +61,7 @@ class CpuKernels:
         self._sin_LD = torch.cat((-sin_LX, sin_LX), dim=-1)
         # One block more than is allocated: slot -1, where rows that have ended store, is its last.
         cache_shape = (len(weights.layers), limits.num_blocks + 1, 2, shape.num_kv_heads, self._block_size)
-        self._cache = torch.zeros((*cache_shape, shape.head_dim), dtype=weights.dtype, device=weights.device)
+        self._cache = _lazy_zeros((*cache_shape, shape.head_dim), weights.dtype)
         self._num_slots = (limits.num_blocks + 1) * self._block_size
         # Kept between calls: the memory of large tensors would be returned to the system, and zeroed, each time.
         self._gathered = torch.empty(0, dtype=weights.dtype, device=weights.device)
@@ -71,6 +74,11 @@ class CpuKernels:
 
     def _norm(self, values: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(values, weight.shape, weight, self._shape.norm_eps)
+
+    def give_cache_back(self) -> None:
+        """A CPU's cache stays: its pages are shared with nobody who waits for them."""
+
+    def take_cache(self) -> None: ...
 
     def gate(self, gate_up_TX: Tensor) -> Tensor:
         gate_TX, up_TX = gate_up_TX.chunk(2, dim=-1)
@@ -161,6 +169,15 @@ class CpuKernels:
             self._probs = torch.empty(logits_BV.numel())
         probs_BV = self._probs[: logits_BV.numel()].view(logits_BV.shape)
         return sampler.draw(logits_BV, uniform_B, inverse_temperature_B, room_BV=probs_BV)
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory that the system provides page by page, where it is first written: few runs fill their cache. It begins at
+    a cache line, as torch's own does: otherwise every vector that is read spans two."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(num_bytes + _CACHE_LINE_BYTES, dtype=np.uint8)
+    start = -memory.ctypes.data % _CACHE_LINE_BYTES
+    return torch.from_numpy(memory[start : start + num_bytes]).view(dtype).view(shape)
 
 
 def _rotate(heads_TXD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rstar2.engine.embedded import triton_kernels
 from rstar2.engine.embedded.architecture import ForwardBatch, rotary_table
+from rstar2.engine.embedded.cuda_memory import ReturnableTensor
 from rstar2.engine.embedded.options import PREFILL_TILE, EngineLimits
 from rstar2.engine.embedded.weights import LayerWeights, Weights
 from rstar2.errors import UserError
@@ -36,9 +37,23 @@ class CudaKernels:
         self._block_size = limits.block_size
         self._rotary = rotary_table(weights, limits.max_context_tokens)
         cache_shape = (len(weights.layers), 2, limits.num_blocks, shape.num_kv_heads, limits.block_size, shape.head_dim)
-        self._cache = torch.zeros(cache_shape, dtype=weights.dtype, device=weights.device)
+        self._returnable: ReturnableTensor | None = None
+        if limits.gives_cache_back:
+            self._returnable = ReturnableTensor(cache_shape, weights.dtype, weights.device)
+            self._cache = self._returnable.tensor
+        else:
+            self._cache = torch.zeros(cache_shape, dtype=weights.dtype, device=weights.device)
         self._group_size = shape.num_heads // shape.num_kv_heads
         self._score_scale = shape.head_dim**-0.5 * _LOG2_E
+
+    def give_cache_back(self) -> None:
+        """Nothing may attend until `take_cache`. Its content is lost."""
+        if self._returnable is not None:
+            self._returnable.give_back()
+
+    def take_cache(self) -> None:
+        if self._returnable is not None:
+            self._returnable.take()
 
     def add_norm(self, hidden_TH: Tensor, residual_TH: Tensor | None, weight_H: Tensor) -> tuple[Tensor, Tensor]:
         """The sum is left in `residual_TH`."""

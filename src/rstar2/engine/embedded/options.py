@@ -32,6 +32,8 @@ class EmbeddedOptions:
     """Prompt tokens computed before running sequences get their next tokens: longer prompts go in chunks."""
     steps_ahead: int | None = None
     """Decode steps between two runs of the scheduler. More steps use less CPU, and let requests wait longer."""
+    gives_cache_back: bool = False
+    """On a GPU: the cache's memory is free for others while the engine is paused for new weights."""
     seed: int = 0
     """For requests without a seed."""
 
@@ -54,6 +56,7 @@ class EngineLimits:
     max_prefill_tokens: int
     steps_ahead: int
     block_size: int = field(default=BLOCK_SIZE)
+    gives_cache_back: bool = False
 
     @property
     def max_blocks_per_sequence(self) -> int:
@@ -92,6 +95,7 @@ def choose_limits(
         max_prefill_tokens=options.max_prefill_tokens or (16384 if is_cuda else 256),
         steps_ahead=options.steps_ahead or default_steps_ahead,
         block_size=block_size,
+        gives_cache_back=options.gives_cache_back and is_cuda,
     )
 
 

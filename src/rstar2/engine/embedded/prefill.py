@@ -85,6 +85,16 @@ class RecordedPrefill:
         self._table_RP[: table.shape[0], : table.shape[1]].copy_(both_X[integers.size :].view(table.shape))
         recorded.graph.replay()
 
+    def hidden_states(self, chunks: Sequence[PrefillChunk]) -> Tensor:
+        """Runs a pass that is not recorded, whose output can be kept."""
+        layout = PrefillLayout.of(chunks, self._limits.block_size)
+        size = len(layout.token_ids)
+        integers_X = torch.from_numpy(self._integers(layout, size)).to(self._weights.device)
+        token_ids_T, positions_T, slots_T = integers_X[: 3 * size].view(3, size)
+        table_RP = torch.from_numpy(layout.table.astype(np.int32)).to(self._weights.device)
+        batch = ForwardBatch(positions_T, slots_T, table_RP, tiles=integers_X[3 * size :].view(-1, 3))
+        return forward(self._weights, self._kernels, token_ids_T, batch)
+
     def _integers(self, layout: PrefillLayout, size: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
         num_tokens = len(layout.token_ids)
         integers = np.zeros(3 * size + 3 * self._num_tiles(size), dtype=np.int64)
@@ -116,6 +126,7 @@ class RecordedPrefill:
         with torch.cuda.stream(stream):
             forward(self._weights, self._kernels, token_ids_T, batch)  # compiles kernels, and makes libraries ready
         torch.cuda.current_stream().wait_stream(stream)
+        release_eager_memory()
         graph = torch.cuda.CUDAGraph()
         # thread_local: a trainer may allocate from its own thread at the same time.
         with torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local"):
@@ -123,3 +134,10 @@ class RecordedPrefill:
         self._pool = self._pool or graph.pool()
         self._recorded[size] = _Recorded(integers_X, graph)
         return self._recorded[size]
+
+
+def release_eager_memory() -> None:
+    """Releases what the pass before a recording left in the allocator: a recorded pass has memory of its own, and
+    nothing else would use the side stream's."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()

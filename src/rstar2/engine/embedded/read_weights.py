@@ -6,6 +6,7 @@ for bit what `load_model` and `share_weights` give.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rstar2.engine.embedded.weights import SUPPORTED_ARCHITECTURES, LayerWeights
 
 _UNUSUAL = ("quantization_config", "rope_scaling", "partial_rotary_factor", "attention_bias", "mlp_bias")
 """Fields that, if they say anything, leave the folder to `load_model`."""
+_NORMS = ("input_layernorm", "self_attn.q_norm", "self_attn.k_norm", "post_attention_layernorm")
 
 
 def read_weights(folder: Path, device: torch.device, dtype: torch.dtype) -> Weights | None:
@@ -33,7 +35,7 @@ def read_weights(folder: Path, device: torch.device, dtype: torch.dtype) -> Weig
         return None
     if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != expected:
         return None
-    return _weights(config, theta, {name: tensor.to(device, dtype) for name, tensor in tensors.items()})
+    return _weights(config, theta, tensors, lambda tensor: tensor.to(device, dtype))
 
 
 def _rope_theta(config: dict[str, Any]) -> float | None:
@@ -81,8 +83,12 @@ def _head_dim(config: dict[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def _weights(config: dict[str, Any], theta: float, tensors: dict[str, Tensor]) -> Weights:
-    embedding, head_dim = tensors["model.embed_tokens.weight"], _head_dim(config)
+def _weights(
+    config: dict[str, Any], theta: float, tensors: dict[str, Tensor], place: Callable[[Tensor], Tensor]
+) -> Weights:
+    """`place` moves a tensor of the file to the engine's device, in its dtype."""
+    embedding, head_dim = place(tensors["model.embed_tokens.weight"]), _head_dim(config)
+    head = place(tensors["lm_head.weight"]) if "lm_head.weight" in tensors else embedding
     # As `transformers` computes them, on the CPU, to the last bit.
     powers = torch.arange(0, head_dim, 2, dtype=torch.int64).to(dtype=torch.float) / head_dim
     return Weights(
@@ -95,9 +101,9 @@ def _weights(config: dict[str, Any], theta: float, tensors: dict[str, Tensor]) -
             norm_eps=config["rms_norm_eps"],
         ),
         embedding=embedding,
-        layers=tuple(_layer(tensors, f"model.layers.{index}.") for index in range(config["num_hidden_layers"])),
-        final_norm=tensors["model.norm.weight"],
-        head=Linear(tensors.get("lm_head.weight", embedding), None),
+        layers=tuple(_layer(tensors, f"model.layers.{index}.", place) for index in range(config["num_hidden_layers"])),
+        final_norm=place(tensors["model.norm.weight"]),
+        head=Linear(head, None),
         inverse_frequencies=(1.0 / (theta**powers)).to(embedding.device),
         rope_scaling=1.0,
         model=None,
@@ -105,19 +111,22 @@ def _weights(config: dict[str, Any], theta: float, tensors: dict[str, Tensor]) -
     )
 
 
-def _layer(tensors: dict[str, Tensor], prefix: str) -> LayerWeights:
+def _layer(tensors: dict[str, Tensor], prefix: str, place: Callable[[Tensor], Tensor]) -> LayerWeights:
     def linear(*names: str) -> Linear:
+        # Joined in the dtype of the file: memory that is new to the process costs more than the conversion.
         weights = [tensors[f"{prefix}{name}_proj.weight"] for name in names]
         biases = [tensors[key] for name in names if (key := f"{prefix}{name}_proj.bias") in tensors]
-        return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
+        return Linear(place(torch.cat(weights)), place(torch.cat(biases)) if biases else None)
+
+    norms = {name: place(weight) for name in _NORMS if (weight := tensors.get(f"{prefix}{name}.weight")) is not None}
 
     return LayerWeights(
-        input_norm=tensors[f"{prefix}input_layernorm.weight"],
+        input_norm=norms["input_layernorm"],
         qkv=linear("self_attn.q", "self_attn.k", "self_attn.v"),
-        q_norm=tensors.get(f"{prefix}self_attn.q_norm.weight"),
-        k_norm=tensors.get(f"{prefix}self_attn.k_norm.weight"),
+        q_norm=norms.get("self_attn.q_norm"),
+        k_norm=norms.get("self_attn.k_norm"),
         attention_out=linear("self_attn.o"),
-        mlp_norm=tensors[f"{prefix}post_attention_layernorm.weight"],
+        mlp_norm=norms["post_attention_layernorm"],
         gate_up=linear("mlp.gate", "mlp.up"),
         down=linear("mlp.down"),
     )

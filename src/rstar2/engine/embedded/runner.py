@@ -24,7 +24,7 @@ from rstar2.engine.embedded.contexts_cpu import ROW_QUANTUM
 from rstar2.engine.embedded.kernels_cpu import CpuKernels
 from rstar2.engine.embedded.options import EngineLimits
 from rstar2.engine.embedded.packing import Packing, can_pack
-from rstar2.engine.embedded.prefill import PrefillLayout, RecordedPrefill
+from rstar2.engine.embedded.prefill import PrefillLayout, RecordedPrefill, release_eager_memory
 from rstar2.engine.embedded.scheduler import EngineSequence, PrefillChunk
 from rstar2.engine.embedded.slots import SlotTables
 from rstar2.engine.embedded.weights import Weights
@@ -68,6 +68,16 @@ class DecodeHandle:
         return Sampled(token_ids, log_probs, entropies)
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkScores:
+    """How likely the tokens of one chunk are, and the likeliest ids in their places."""
+
+    log_probs: list[float]
+    ranks: list[int]
+    top_ids: list[list[int]]
+    top_log_probs: list[list[float]]
+
+
 class Runner:
     def __init__(self, weights: Weights, limits: EngineLimits) -> None:
         self._packing = Packing(weights) if can_pack(weights) else None
@@ -85,11 +95,45 @@ class Runner:
         if self._packing is not None:
             self._packing.drop()
 
+    def give_cache_back(self) -> None:
+        """Nothing may run until `take_cache`."""
+        self._kernels.give_cache_back()
+
+    def take_cache(self) -> None:
+        self._kernels.take_cache()
+
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         if self._recorded_prefill is not None:
             self._recorded_prefill.run(chunks)
-            return
+        else:
+            self._prefill_on_cpu(chunks)
+
+    @torch.inference_mode()
+    def score(self, chunk: PrefillChunk, start: int, num_top: int, temperature: float) -> ChunkScores:
+        """Computes a chunk of a sequence, and says how likely its next tokens are: those after position `start` - 1 of
+        the sequence, up to the one behind the chunk."""
+        if self._recorded_prefill is not None:
+            hidden_TH = self._recorded_prefill.hidden_states([chunk])
+        else:
+            hidden_TH = self._prefill_on_cpu([chunk])
+        first = max(chunk.start, start - 1)
+        next_ids = chunk.sequence.token_ids[first + 1 : chunk.end + 1]
+        if not next_ids:
+            return ChunkScores([], [], [], [])
+        rows_TH = hidden_TH[first - chunk.start : first - chunk.start + len(next_ids)]
+        log_probs_TV = self._weights.head(rows_TH).float().div_(temperature).log_softmax(-1)
+        next_T = torch.tensor(next_ids, device=log_probs_TV.device)
+        values_T = log_probs_TV.gather(-1, next_T[:, None])[:, 0]
+        ranks_T = (log_probs_TV > values_T[:, None]).sum(-1) + 1
+        top = log_probs_TV.topk(min(num_top, log_probs_TV.shape[-1]), -1)
+        values, top_values = (
+            each.double().cpu().numpy().round(NUM_DECIMALS).tolist() for each in (values_T, top.values)
+        )
+        return ChunkScores(values, ranks_T.tolist(), top.indices.tolist(), top_values)
+
+    def _prefill_on_cpu(self, chunks: Sequence[PrefillChunk]) -> Tensor:
+        """The hidden states of the chunks' tokens, concatenated."""
         if self._packing is not None:
             self._packing.drop_if_stale()
         layout = PrefillLayout.of(chunks, self._limits.block_size)
@@ -101,7 +145,8 @@ class Runner:
             table_RP=torch.from_numpy(layout.table.astype(np.int32)),
             spans=layout.spans,
         )
-        forward(self._weights, self._kernels, torch.from_numpy(np.pad(layout.token_ids, (0, num_padding))), batch)
+        token_ids_T = torch.from_numpy(np.pad(layout.token_ids, (0, num_padding)))
+        return forward(self._weights, self._kernels, token_ids_T, batch)[:num_tokens]
 
     @torch.inference_mode()
     def start_decode(self, sequences: Sequence[EngineSequence]) -> DecodeHandle:
@@ -158,6 +203,7 @@ class Runner:
             with torch.cuda.stream(stream), torch.inference_mode():
                 self._decode_step(batch_size, is_cut, num_columns)  # compiles kernels, and makes the libraries ready
             torch.cuda.current_stream().wait_stream(stream)
+            release_eager_memory()
             self._rows.clear()
             graph = torch.cuda.CUDAGraph()
             # thread_local: a trainer may allocate from its own thread at the same time.

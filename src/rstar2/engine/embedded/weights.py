@@ -5,7 +5,8 @@ matrix, and the model's own parameters become views of its rows; an in-place upd
 `copy_`) updates the engine. Replacing a parameter's storage (`model.to(...)`) breaks this, and is detected.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,25 +88,40 @@ class Weights:
 
 def load_model(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
     """The `transformers` model in that folder."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    if not (folder / "config.json").is_file():
-        raise UserError(f"model: there is no config.json in {folder}: give a Hugging Face model folder")
+    load_config(folder)
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"model: there are no weights (*.safetensors) in {folder}: get the model again")
-    try:
+    with _load_errors(folder):
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    return model.to(device).eval()
+
+
+def load_config(folder: Path) -> Any:
+    """The config of the model in that folder, which the embedded engine can run."""
+    from transformers import AutoConfig
+
+    if not (folder / "config.json").is_file():
+        raise UserError(f"model: there is no config.json in {folder}: give a Hugging Face model folder")
+    with _load_errors(folder):
         config = AutoConfig.from_pretrained(folder)
         _require_supported(config)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    return config
+
+
+@contextmanager
+def _load_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except UserError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         # What `transformers` raises for a config.json of other weights, or for a truncated file.
         reason = str(error).partition("\n")[0]
         raise UserError(f"model: {folder} cannot be loaded ({reason}): get or export the model again") from error
-    return model.to(device).eval()
 
 
 def share_weights(model: Any) -> Weights:

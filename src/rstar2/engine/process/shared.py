@@ -85,6 +85,7 @@ class _Host(EngineHost):
                 await asyncio.to_thread(self._pause.enter_context, self._embedded.paused())
                 if self._device.type == "cuda":
                     await asyncio.to_thread(torch.cuda.synchronize, self._device)
+                self._embedded.give_cache_back()
             case "resume":
                 self._embedded.weights_changed(frame["policy_version"])
                 self._pause.close()

@@ -16,6 +16,8 @@ from rstar2.errors import InfrastructureError
 SILENCE_S = 60.0
 """A peer that sends nothing for so long is lost. An engine's host and a rollout process send every second, whatever
 else they do."""
+CATCH_UP_S = 5.0
+"""After a silence: how long frames may take to arrive that were sent while this process was busy."""
 
 
 class Channel(Protocol):
@@ -98,7 +100,7 @@ class Peer:
     async def _listen(self) -> None:
         reason = f"{self._name} was closed"
         try:
-            while (frame := await asyncio.wait_for(self._channel.receive(), self._silence_s)) is not None:
+            while (frame := await self._receive()) is not None:
                 self._take(frame)
             reason = f"{self._name} has disconnected"
         except TimeoutError:
@@ -110,6 +112,20 @@ class Peer:
         finally:
             self._end = InfrastructureError(reason)
             self._fail(self._end)
+
+    async def _receive(self) -> Frame | None:
+        """The next frame; TimeoutError if the other end is silent. An update in this process blocks its event loop,
+        for longer than the silence if it is large: then frames have been waiting, and arrive as soon as they are read.
+        Reading is not cancelled in between, because it may be in the middle of a frame."""
+        receiving = asyncio.ensure_future(self._channel.receive())
+        try:
+            for timeout_s in (self._silence_s, min(self._silence_s, CATCH_UP_S)):
+                done, _ = await asyncio.wait([receiving], timeout=timeout_s)
+                if done:
+                    return receiving.result()
+            raise TimeoutError
+        finally:
+            receiving.cancel()
 
 
 class RemoteEngine(Peer):

@@ -8,10 +8,11 @@ from rstar2.agent.chat_template import with_tools
 from rstar2.agent.parse import parse_calls
 from rstar2.data import FunctionCallTask
 from rstar2.engine.protocol import Message
+from rstar2.environments import Judgement
 from rstar2.evals.bfcl.match import Language, matches
-from rstar2.evals.plain_roller import after_thought
 from rstar2.records import Problem, ToolCall, Trace, Verdict
-from rstar2.rollout.judge import Judge, Judgement
+from rstar2.records.trace import after_thought
+from rstar2.rollout.judge import Judge
 
 _JSON_TYPES = {"dict": "object", "tuple": "array", "float": "number", "any": "string"}
 _SYNTAXES = {Language.PYTHON: "Python 3", Language.JAVA: "Java 8 SDK", Language.JAVASCRIPT: "JavaScript"}

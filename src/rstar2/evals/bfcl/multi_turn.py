@@ -14,6 +14,7 @@ from rstar2.agent.incremental import with_user_text
 from rstar2.agent.parse import parse_calls
 from rstar2.data import MultiTurnCallTask
 from rstar2.engine.protocol import Message
+from rstar2.environments import Judgement
 from rstar2.evals.bfcl.judge import shown_function
 from rstar2.evals.bfcl.match import Language
 from rstar2.evals.bfcl.services import (
@@ -25,9 +26,10 @@ from rstar2.evals.bfcl.services import (
     require_services,
     source_of,
 )
-from rstar2.evals.plain_roller import OUTCOMES, Speaker, after_thought
+from rstar2.evals.plain_roller import OUTCOMES, Speaker
 from rstar2.records import Outcome, Problem, StopReason, ToolCall, ToolStatus, Trace, Turn, Verdict
-from rstar2.rollout.judge import Judge, Judgement
+from rstar2.records.trace import after_thought
+from rstar2.rollout.judge import Judge
 from rstar2.sandbox import Executor
 
 MAX_STEPS = 21

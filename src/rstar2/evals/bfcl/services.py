@@ -163,6 +163,9 @@ def _checked(execution: Execution) -> Execution:
     if execution.ok:
         return execution
     if "No module named 'bfcl_eval'" in execution.stderr:
-        raise UserError(f"the sandbox has no {PACKAGE}: run `pip install --no-deps {PACKAGE}` where it runs")
+        raise UserError(
+            f"the sandbox has no {PACKAGE}: run `pip install --no-deps {PACKAGE}` where it runs, and start a "
+            "service with `--package bfcl-eval`"
+        )
     reason = execution.message or execution.stderr[-300:]
     raise InfrastructureError(f"BFCL's services ended with {execution.status}: {reason}")

@@ -6,11 +6,11 @@ The instruction-level ones are shares of all instructions: a prompt counts as of
 from collections.abc import Sequence
 
 from rstar2.data import InstructionTask
+from rstar2.environments import Judgement
 from rstar2.evals.ifeval.checks import follows
 from rstar2.evals.ifeval.language import require_langdetect, require_nltk
-from rstar2.evals.plain_roller import final_text
 from rstar2.records import Problem, Trace, Verdict
-from rstar2.rollout.judge import Judge, Judgement
+from rstar2.rollout.judge import Judge
 
 DETAILS = ("prompt_strict", "instruction_strict", "prompt_loose", "instruction_loose")
 
@@ -21,7 +21,7 @@ def instruction_judge() -> Judge:
 
     async def decide(problem: Problem, trace: Trace) -> Judgement:
         task = InstructionTask.of(problem)
-        response = final_text(trace)
+        response = trace.final_text
         strict = followed(task, [response])
         loose = followed(task, loose_versions(response))
         shares = (all(strict), sum(strict) / len(strict), all(loose), sum(loose) / len(loose))

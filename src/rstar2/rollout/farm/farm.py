@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
@@ -27,18 +27,12 @@ class RollerFarm:
 
     is_here = False
 
-    def __init__(self, workers: "Sequence[Worker]", count_prompt_tokens: Callable[[Problem], int]) -> None:
+    def __init__(self, workers: "Sequence[Worker]") -> None:
         self._workers = workers
-        self._count_prompt_tokens = count_prompt_tokens
 
     @classmethod
     @asynccontextmanager
-    async def opened(
-        cls,
-        open_roller: OpenRoller,
-        engine_connections: Sequence[socket.socket],
-        count_prompt_tokens: Callable[[Problem], int],
-    ) -> AsyncIterator[Self]:
+    async def opened(cls, open_roller: OpenRoller, engine_connections: Sequence[socket.socket]) -> AsyncIterator[Self]:
         """One worker for each connection to the engine, which is its own from then on."""
         async with AsyncExitStack() as stack:
             starting = [Worker.start(open_roller, connection) for connection in engine_connections]
@@ -49,10 +43,10 @@ class RollerFarm:
             for failure in started:
                 if isinstance(failure, BaseException):
                     raise failure
-            yield cls([worker for worker in started if isinstance(worker, Worker)], count_prompt_tokens)
+            yield cls([worker for worker in started if isinstance(worker, Worker)])
 
-    def num_prompt_tokens(self, problem: Problem) -> int:
-        return self._count_prompt_tokens(problem)
+    async def num_prompt_tokens(self, problems: Sequence[Problem]) -> list[int]:
+        return await self._alive()[0].num_prompt_tokens(problems)
 
     def begin_step(self, step: int) -> None:
         for worker in self._alive():
@@ -136,6 +130,10 @@ class Worker(Peer):
                 await self._ask("cancel", {"run": number})
         except (TimeoutError, InfrastructureError):
             await self._pipe.kill()
+
+    async def num_prompt_tokens(self, problems: Sequence[Problem]) -> list[int]:
+        lengths: list[int] = await self._ask("num_prompt_tokens", {"problems": problems})
+        return lengths
 
     def begin_step(self, step: int) -> None:
         self._tell("begin_step", {"step": step})

@@ -1,8 +1,9 @@
 """The child's side: it runs its own roller and answers the owner's frames until the owner disconnects.
 
-Frames of the owner are `run` (with requests), `cancel` (of a run), `begin_step` and `end_step`. A trace is sent the
-moment it is ready. The end of a run, or of a step, is answered under the number of its frame. A cancelled run has no
-answer: `cancel` is answered when nothing of the run is left. In between the child sends heartbeats.
+Frames of the owner are `run` (with requests), `cancel` (of a run), `num_prompt_tokens`, `begin_step` and `end_step`. A
+trace is sent the moment it is ready. The end of a run, or of a step, is answered under the number of its frame. A
+cancelled run has no answer: `cancel` is answered when nothing of the run is left. In between the child sends
+heartbeats.
 """
 
 import asyncio
@@ -101,6 +102,8 @@ class _FrameServer:
 
     async def _do(self, frame: Frame) -> object:
         match frame["ask"]:
+            case "num_prompt_tokens":
+                return await self._roller.num_prompt_tokens(frame["problems"])
             case "end_step":
                 return await self._roller.end_step()
             case "run":

@@ -1,9 +1,11 @@
-"""The scheduling policies. Each baseline does what its original does; `kv-aware` is ours."""
+"""The scheduling policies. Each baseline does what its original does; `kv-aware` is ours.
+
+`KvAware` is imported from its own module: it loads SciPy.
+"""
 
 from collections.abc import Callable
 
 from rstar2.extensions import POLICIES
-from rstar2.rollout.policies.kv_aware import KvAware, KvAwareSettings
 from rstar2.rollout.policies.static import Static
 from rstar2.rollout.policies.sticky import LeastRequests, RoundRobin
 from rstar2.rollout.policies.worst_case import WorstCase
@@ -16,13 +18,4 @@ def make_policy(name: str) -> Scheduler:
     return make()
 
 
-__all__ = [
-    "POLICIES",
-    "KvAware",
-    "KvAwareSettings",
-    "LeastRequests",
-    "RoundRobin",
-    "Static",
-    "WorstCase",
-    "make_policy",
-]
+__all__ = ["POLICIES", "LeastRequests", "RoundRobin", "Static", "WorstCase", "make_policy"]

@@ -4,9 +4,7 @@ The executor belongs to the caller, who opens it before and closes it after the 
 """
 
 import asyncio
-import base64
 import contextlib
-import hmac
 import logging
 import signal
 import socket
@@ -19,14 +17,19 @@ from aiohttp.typedefs import Handler, Middleware
 
 from rstar2.errors import InfrastructureError
 from rstar2.sandbox.executor import Executor, Overloaded
-from rstar2.sandbox.http.access import is_of_another_site, may_ask
+from rstar2.sandbox.http.caller import check_caller
 from rstar2.sandbox.http.compat_code_judge import CodeJudgeApi
+from rstar2.sandbox.http.compat_e2b import E2bApi
+from rstar2.sandbox.http.compat_openenv import WS_PATH, OpenEnvApi
 from rstar2.sandbox.http.compat_sandbox_fusion import SandboxFusionApi
+from rstar2.sandbox.http.connections import Connections, raise_descriptor_limit
 from rstar2.sandbox.http.errors import ApiError, from_http_exception, overloaded, response_to
 from rstar2.sandbox.http.native import NativeApi
 from rstar2.sandbox.http.operations import openapi_document
 from rstar2.sandbox.http.service import AnswerGrader, Guarantees, Load, Service, ServiceSettings
+from rstar2.sandbox.http.session_files import SessionFilesApi
 from rstar2.sandbox.http.session_table import SessionTable
+from rstar2.sandbox.http.streams import StreamApi
 from rstar2.sandbox.http.system import Nodes, SystemApi
 
 logger = logging.getLogger(__name__)
@@ -48,17 +51,24 @@ def create_app(
     guarantees: Guarantees = tuple,
     load: Callable[[], Load] | None = None,
     nodes: Nodes | None = None,
+    backend: str = "linux",
 ) -> web.Application:
-    """`nodes`: of a gateway, the machines that the executor uses; they may join and leave here."""
+    """`nodes`: of a gateway, the machines that the executor uses; they may join and leave here. `backend` names what
+    isolates programs."""
     settings = settings or ServiceSettings()
     service = Service(executor, settings, grader=grader, guarantees=guarantees, load=load)
     sessions = SessionTable(settings)
-    system = SystemApi(service, sessions, nodes)
+    system = SystemApi(service, sessions, nodes, backend)
+    openenv = OpenEnvApi(service, sessions)
     operations = [
         *system.operations(),
         *NativeApi(service, sessions).operations(),
+        *StreamApi(service, sessions).operations(),
+        *SessionFilesApi(service, sessions).operations(),
         *CodeJudgeApi(service).operations(),
         *SandboxFusionApi(service).operations(),
+        *openenv.operations(),
+        *E2bApi(service, sessions).operations(),
     ]
     document = openapi_document(operations, has_token=settings.token is not None)
     system.publish(document)
@@ -70,6 +80,7 @@ def create_app(
     app[DOCUMENT] = document
     for operation in operations:
         app.router.add_route(operation.method, operation.path, operation.handler)
+    app.router.add_get(WS_PATH, openenv.play)
     app.cleanup_ctx.append(lambda _: _held_sessions(sessions, settings))
     return app
 
@@ -83,6 +94,8 @@ def _guard(service: Service, open_paths: frozenset[str]) -> Middleware:
         response: web.StreamResponse
         try:
             _check_caller(request, service.settings, needs_token=request.path not in open_paths)
+            if request.path not in open_paths and service.is_beyond_bound(request.transport):
+                raise overloaded("over capacity: too many connections are open", service.settings.retry_after_s)
             response = await handler(request)
         except ApiError as error:
             response = response_to(error)
@@ -106,31 +119,11 @@ def _guard(service: Service, open_paths: frozenset[str]) -> Middleware:
 
 
 def _check_caller(request: web.Request, settings: ServiceSettings, *, needs_token: bool) -> None:
-    """Refuses pages of other sites, and callers without the token or, where there is none, without a name that only
-    this service has. With the token any name will do, such as a proxy's or a cluster's."""
-    host = request.headers.get("Host", "")
-    if is_of_another_site(request.headers.get("Origin"), host):
-        raise ApiError(403, "forbidden", "this was asked for by a page of another site")
-    if settings.token is not None and needs_token:
-        given = _token_in(request.headers.get("Authorization", ""))
-        if not hmac.compare_digest(given, settings.token.encode()):
-            raise ApiError(401, "unauthorized", "send the service's token as `Authorization: Bearer <token>`")
-    elif not may_ask(host, settings.listening_host):
-        raise ApiError(403, "forbidden", f"this service is not called {host!r}: ask it by its address")
+    token = settings.token if needs_token else None
+    check_caller(request.headers, token=token, listening_host=settings.listening_host)
     # What a page may send to another site without asking it first is never of this type.
     if request.body_exists and request.content_type != "application/json":
         raise ApiError(415, "unsupported_media_type", "send the body as `Content-Type: application/json`")
-
-
-def _token_in(authorization: str) -> bytes:
-    """Bearer, or the password of Basic, which clients send that take only a URL: http://:TOKEN@host:port."""
-    scheme, _, value = authorization.partition(" ")
-    if scheme.lower() == "bearer":
-        return value.encode(errors="surrogateescape")
-    if scheme.lower() == "basic":
-        with contextlib.suppress(ValueError):
-            return base64.b64decode(value).partition(b":")[2]
-    return b""
 
 
 async def _held_sessions(sessions: SessionTable, settings: ServiceSettings) -> AsyncIterator[None]:
@@ -152,13 +145,26 @@ class Server:
     def __init__(self, app: web.Application) -> None:
         self._service = app[SERVICE]
         self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=protocol_logger
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=1.0,
+            logger=protocol_logger,
+            keepalive_timeout=self._service.settings.keepalive_s,
         )
+        self._listening: list[asyncio.Server] = []
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
+        raise_descriptor_limit()
         await self._runner.setup()
+        assert self._runner.server is not None
+        settings = self._service.settings
+        connections = Connections(self._runner.server, settings.max_connections, settings.header_timeout_s)
+        self._service.connections = connections
         for sock in sockets:
-            await web.SockSite(self._runner, sock, backlog=BACKLOG).start()
+            self._listening.append(
+                await asyncio.get_running_loop().create_server(connections, sock=sock, backlog=BACKLOG)
+            )
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new work, let what is in flight finish, then stop. Whether all of it did, in that time."""
@@ -167,6 +173,8 @@ class Server:
             async with asyncio.timeout(timeout_s):
                 await self._service.idle.wait()
         is_done = self._service.idle.is_set()
+        for listening in self._listening:
+            listening.close()
         await self._runner.cleanup()
         return is_done
 

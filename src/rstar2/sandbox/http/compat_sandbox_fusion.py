@@ -11,7 +11,6 @@ only its own result; paths lead only into its own sandbox.
 
 import base64
 import binascii
-import json
 import re
 import secrets
 import time
@@ -143,6 +142,7 @@ class RunJupyterResponse:
     files: dict[str, str] = field(default_factory=dict)
 
 
+FETCHED = TypeAdapter(Annotated[dict[str, str], Field(max_length=MAX_FILES)])
 RUN_CODE = TypeAdapter(RunCodeRequest)
 RUN_JUPYTER = TypeAdapter(RunJupyterRequest)
 RUN_CODE_RESPONSE = TypeAdapter(RunCodeResponse)
@@ -236,8 +236,8 @@ def split_output(stdout: str, mark: str) -> tuple[str, dict[str, str]]:
     if not found_mark:
         return stdout, {}
     try:
-        return printed, dict(json.loads(found))
-    except ValueError:
+        return printed, FETCHED.validate_json(found, strict=True)
+    except ValueError:  # the program printed the mark itself, or something behind it
         return printed, {}
 
 

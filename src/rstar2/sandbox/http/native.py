@@ -2,26 +2,36 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from aiohttp import web
-from pydantic import TypeAdapter
 
-from rstar2.sandbox.executor import Overloaded
+from rstar2.sandbox.execution import MAX_OUTPUT_BYTES, Execution
+from rstar2.sandbox.executor import Overloaded, Request
 from rstar2.sandbox.http import schema
 from rstar2.sandbox.http.errors import ApiError, json_line, overloaded
-from rstar2.sandbox.http.idempotency import KeyConflict, Outcome
+from rstar2.sandbox.http.idempotency import Outcome
 from rstar2.sandbox.http.operations import Answer, Operation, json_response, read_body
+from rstar2.sandbox.http.room import Room
 from rstar2.sandbox.http.schema import CellRequest, CellResult, ForkRequest, RollbackRequest, RunRequest, SessionInfo
-from rstar2.sandbox.http.service import Service, conflict
+from rstar2.sandbox.http.service import NUM_OUTPUTS, Service
+from rstar2.sandbox.http.session_change import change_once
 from rstar2.sandbox.http.session_table import HeldSession, SessionTable
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T", CellRequest, ForkRequest, RollbackRequest)
 NDJSON = "application/x-ndjson"
 COALESCE_ABOVE, COALESCE_S = 8, 0.003
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One line of the answer to a batch."""
+
+    text: bytes
+    held_bytes: int
+    """What it counts for until it is sent."""
 
 
 class NativeApi:
@@ -66,8 +76,9 @@ class NativeApi:
         with self._service.admitted(len(runs)):
             response = web.StreamResponse(headers={"Content-Type": NDJSON})
             await response.prepare(request)
-            lines: asyncio.Queue[bytes] = asyncio.Queue()
-            begun = self._begin_all(runs, lines)
+            lines: asyncio.Queue[_Line] = asyncio.Queue()
+            room = self._service.room_for_results()
+            begun = self._begin_all(runs, lines, room)
             try:
                 num_left = len(runs)
                 while num_left:
@@ -78,8 +89,9 @@ class NativeApi:
                     while not lines.empty():
                         ready.append(lines.get_nowait())
                     async with asyncio.timeout(self._service.settings.transfer_timeout_s):
-                        await response.write(b"".join(ready))
+                        await response.write(b"".join(line.text for line in ready))
                     num_left -= len(ready)
+                    room.give_back(sum(line.held_bytes for line in ready))
                 await response.write_eof()
             except TimeoutError:
                 # The caller stopped reading in the middle of the answer.
@@ -91,21 +103,43 @@ class NativeApi:
         return response
 
     def _begin_all(
-        self, runs: list[RunRequest], lines: "asyncio.Queue[bytes]"
+        self, runs: list[RunRequest], lines: "asyncio.Queue[_Line]", room: Room
     ) -> "list[tuple[RunRequest, asyncio.Future[Outcome]]]":
         """Every run ends in exactly one line: the batch waits for them."""
         flow = f"batch-{id(lines)}"
         begun = []
+
+        held: dict[int, int] = {}
+
+        def put(index: int, text: bytes) -> None:
+            if index not in held:  # not executed for this batch: refused, or known already
+                room.take(len(text))
+            lines.put_nowait(_Line(text, held.pop(index, len(text))))
+
+        async def execute(index: int, request: Request) -> Execution:
+            most_bytes = NUM_OUTPUTS * request.limits.output_bytes
+            if request.rich or request.fetch_files:
+                most_bytes += MAX_OUTPUT_BYTES
+            await room.wait_for(most_bytes)
+            kept_bytes = 0
+            try:
+                execution = await self._service.run_when_possible(request)
+                kept_bytes = min(_num_kept(execution), most_bytes)
+                held[index] = kept_bytes
+                return execution
+            finally:
+                room.give_back(most_bytes - kept_bytes)
+
         for index, run in enumerate(runs):
             try:
-                task = self._service.begin(run, self._service.run_when_possible, flow)
+                task = self._service.begin(run, partial(execute, index), flow)
             except ApiError as error:
-                lines.put_nowait(json_line(index, error))
+                put(index, json_line(index, error))
                 continue
             if isinstance(task, bytes):
-                lines.put_nowait(_result_line(index, task))
+                put(index, _result_line(index, task))
             else:
-                task.add_done_callback(partial(_put_line, lines, index))
+                task.add_done_callback(partial(_put_line, put, index))
                 begun.append((run, task))
         return begun
 
@@ -130,7 +164,7 @@ class NativeApi:
                 result = CellResult(session.num_cells, execution)
             return schema.CELL_RESULT.dump_json(result), not execution.status.is_sandbox_fault
 
-        return json_response(await self._once(request, schema.CELL, run))
+        return json_response(await change_once(self._service, self._sessions, request, schema.CELL, run))
 
     async def fork_session(self, request: web.Request) -> web.Response:
         async def fork(held: HeldSession, _: ForkRequest) -> tuple[bytes, bool]:
@@ -138,7 +172,9 @@ class NativeApi:
             async with self._sessions.turn(held) as session:
                 return _info(self._sessions.add(await session.fork())), True
 
-        return json_response(await self._once(request, schema.FORK, fork, if_empty=b"{}"), 201)
+        return json_response(
+            await change_once(self._service, self._sessions, request, schema.FORK, fork, if_empty=b"{}"), 201
+        )
 
     async def roll_back(self, request: web.Request) -> web.Response:
         async def roll_back(held: HeldSession, rollback: RollbackRequest) -> tuple[bytes, bool]:
@@ -149,7 +185,9 @@ class NativeApi:
                     raise ApiError(409, "conflict", f"num_cells: {error}") from None
                 return _info(held), True
 
-        return json_response(await self._once(request, schema.ROLLBACK, roll_back, if_empty=b"{}"))
+        return json_response(
+            await change_once(self._service, self._sessions, request, schema.ROLLBACK, roll_back, if_empty=b"{}")
+        )
 
     async def grade(self, request: web.Request) -> web.Response:
         grade = await read_body(self._service, request, schema.GRADE)
@@ -159,29 +197,13 @@ class NativeApi:
     def _held(self, request: web.Request) -> HeldSession:
         return self._sessions.get(request.match_info["session_id"])
 
-    async def _once(
-        self,
-        request: web.Request,
-        adapter: TypeAdapter[T],
-        act: Callable[[HeldSession, T], Awaitable[tuple[bytes, bool]]],
-        if_empty: bytes | None = None,
-    ) -> bytes:
-        """One change of a session. With a key it continues when its caller is lost, who may ask again for the result:
-        a change must not be made twice."""
-        held = self._held(request)
-        body = await read_body(self._service, request, adapter, if_empty)
 
-        async def start() -> tuple[bytes, bool]:
-            with self._service.admitted():
-                return await act(held, body)
-
-        if body.idempotency_key is None:
-            return (await start())[0]
-        key = f"{request.path} {body.idempotency_key}"
-        try:
-            return await held.once.run(key, schema.digest(body), start, cancel_when_alone=False)
-        except KeyConflict:
-            raise conflict(body.idempotency_key) from None
+def _num_kept(execution: Execution) -> int:
+    num_kept = len(execution.stdout) + len(execution.stderr) + len(execution.value or "")
+    if execution.displays or execution.files:
+        num_kept += sum(len(text) for display in execution.displays for text in display.data.values())
+        num_kept += sum(map(len, execution.files.values()))
+    return num_kept
 
 
 def _info(held: HeldSession) -> bytes:
@@ -192,19 +214,19 @@ def _result_line(index: int, result: bytes) -> bytes:
     return b'{"index":%d,"result":%s}\n' % (index, result)
 
 
-def _put_line(lines: "asyncio.Queue[bytes]", index: int, task: "asyncio.Future[Outcome]") -> None:
+def _put_line(put: Callable[[int, bytes], None], index: int, task: "asyncio.Future[Outcome]") -> None:
     if task.cancelled():
         # Only the service's own end cancels what a batch still waits for.
-        lines.put_nowait(json_line(index, overloaded("the service is shutting down", 1.0)))
+        put(index, json_line(index, overloaded("the service is shutting down", 1.0)))
         return
     error = task.exception()
     if error is None:
-        lines.put_nowait(_result_line(index, task.result()[0]))
+        put(index, _result_line(index, task.result()[0]))
     elif isinstance(error, ApiError):
-        lines.put_nowait(json_line(index, error))
+        put(index, json_line(index, error))
     elif isinstance(error, Overloaded):
         # The key was first used by a single request, which does not wait for room in the queue.
-        lines.put_nowait(json_line(index, overloaded(str(error), error.retry_after_s)))
+        put(index, json_line(index, overloaded(str(error), error.retry_after_s)))
     else:
         logger.error("a run of a batch failed", exc_info=error)
-        lines.put_nowait(json_line(index, ApiError(500, "internal", "the service failed; its log says how")))
+        put(index, json_line(index, ApiError(500, "internal", "the service failed; its log says how")))

@@ -7,11 +7,29 @@ import hashlib
 from dataclasses import dataclass
 from typing import Annotated, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, TypeAdapter, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    TypeAdapter,
+    model_validator,
+)
 
 from rstar2.records import Verdict
-from rstar2.sandbox.execution import GIB, MAX_OUTPUT_BYTES, MIB, MIN_MEMORY_BYTES, Execution, Limits
+from rstar2.sandbox.execution import (
+    GIB,
+    MAX_OUTPUT_BYTES,
+    MIB,
+    MIN_MEMORY_BYTES,
+    Content,
+    Execution,
+    FileInfo,
+    Limits,
+)
 from rstar2.sandbox.executor import Request
+from rstar2.sandbox.file_paths import MAX_FILES
 
 MAX_CODE_CHARS = 4 * MIB
 MAX_STDIN_CHARS = 16 * MIB
@@ -31,10 +49,16 @@ Integer = Annotated[int, BeforeValidator(_to_integer)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Code = Annotated[str, Field(max_length=MAX_CODE_CHARS)]
 Stdin = Annotated[str, Field(max_length=MAX_STDIN_CHARS)]
+Rich = Annotated[
+    bool, Field(description="Return what a notebook would show: `displays`, and the exception in `error`.")
+]
 IdempotencyKey = Annotated[
     str | None,
     Field(min_length=1, max_length=128, description="The same key with the same body is executed once."),
 ]
+
+
+FilePath = Annotated[str, Field(description="Relative to the working directory.")]
 
 
 class StrictRequest(BaseModel):
@@ -71,11 +95,20 @@ class RunRequest(StrictRequest):
     stdin: Stdin = ""
     limits: LimitsModel = _NO_LIMITS_GIVEN
     queue_s: Seconds = Field(120.0, le=MAX_QUEUE_S, description="How long it may wait for a worker.")
+    rich: Rich = False
+    files: dict[str, Content] = Field(
+        default={}, max_length=MAX_FILES, description="Put into the working directory: relative path to base64."
+    )
+    fetch_files: list[str] = Field(
+        default=[], max_length=MAX_FILES, description="Paths of files to return when it has ended."
+    )
     idempotency_key: IdempotencyKey = None
 
     def to_request(self, flow: str = "") -> Request:
         limits = _DEFAULTS if self.limits is _NO_LIMITS_GIVEN else self.limits.to_limits()
-        return Request(self.code, self.stdin, limits, self.queue_s, flow)
+        return Request(
+            *(self.code, self.stdin, limits, self.queue_s, flow, self.rich, self.files, tuple(self.fetch_files))
+        )
 
 
 class BatchRequest(StrictRequest):
@@ -90,7 +123,18 @@ class CellRequest(StrictRequest):
     code: Code
     stdin: Stdin = ""
     limits: LimitsModel = _NO_LIMITS_GIVEN
+    rich: Rich = False
     idempotency_key: IdempotencyKey = None
+
+
+class PutFileRequest(StrictRequest):
+    path: FilePath
+    content: Content = Field(description="In base64.")
+    idempotency_key: IdempotencyKey = None
+
+
+class ReadFileRequest(StrictRequest):
+    path: FilePath
 
 
 class ForkRequest(StrictRequest):
@@ -160,6 +204,30 @@ class CellResult:
 
 
 @dataclass(frozen=True, slots=True)
+class FileResult:
+    path: str
+    content: Content
+
+
+@dataclass(frozen=True, slots=True)
+class FileList:
+    files: list[FileInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLine:
+    """A piece of the output of a running program; last its result, or why there is none."""
+
+    stream: str | None = None
+    """`stdout` or `stderr`."""
+    text: str | None = None
+    num_cells: int | None = None
+    """Of the session, with the result of a cell."""
+    result: Execution | None = None
+    error: ErrorBody | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GradeResult:
     verdict: Verdict
     answer: str | None
@@ -201,6 +269,11 @@ CELL = TypeAdapter(CellRequest)
 FORK = TypeAdapter(ForkRequest)
 ROLLBACK = TypeAdapter(RollbackRequest)
 GRADE = TypeAdapter(GradeRequest)
+PUT_FILE = TypeAdapter(PutFileRequest)
+READ_FILE = TypeAdapter(ReadFileRequest)
+FILE_RESULT = TypeAdapter(FileResult)
+FILE_LIST = TypeAdapter(FileList)
+STREAM_LINE = TypeAdapter(StreamLine)
 NODE = TypeAdapter(NodeRequest)
 EXECUTION = TypeAdapter(Execution)
 BATCH_LINE = TypeAdapter(BatchLine)

@@ -7,8 +7,8 @@ setting, and nothing is admitted once draining began.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -16,15 +16,22 @@ from pydantic import JsonValue
 
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import Verdict
-from rstar2.sandbox.execution import MIB, Execution, ExecutionStatus
+from rstar2.sandbox.execution import MIB, Execution, ExecutionStatus, Limits, OnOutput
 from rstar2.sandbox.executor import Executor, Overloaded, Request, Session
+from rstar2.sandbox.file_paths import check_files
+from rstar2.sandbox.http.connections import Connections, affordable_connections
 from rstar2.sandbox.http.errors import ApiError, overloaded
 from rstar2.sandbox.http.idempotency import KeyConflict, OnceTable, Outcome
 from rstar2.sandbox.http.metrics import ServiceMetrics
+from rstar2.sandbox.http.room import Room
 from rstar2.sandbox.http.schema import EXECUTION, CellRequest, GradeRequest, GradeResult, RunRequest, digest
 from rstar2.sandbox.local import usable_cores
+from rstar2.sandbox.slots.report import MAX_DISPLAY_BYTES
 
 logger = logging.getLogger(__name__)
+UNREAD_BYTES_PER_SLOT = 8 * MIB
+NUM_OUTPUTS = 3
+"""Of a program, each with the limit `output_bytes`: stdout, stderr, the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,15 @@ class ServiceSettings:
     max_sessions: int = 4_096
     session_idle_s: float = 3600.0
     """A session that was not used for this long is closed: its caller has most likely died."""
+    max_connections: int = field(default_factory=affordable_connections)
+    """Open connections, over all callers. Beyond it only `GET /healthz` is answered, and silent ones are closed."""
+    header_timeout_s: float = 10.0
+    """For the head of the first request on a connection."""
+    keepalive_s: float = 75.0
+    """How long a connection may be idle between two requests."""
+    max_unread_bytes: int = 1 << 30
+    """Results of one batch that its caller has not read, and what its running programs may still write. Beyond it the
+    rest of the batch waits. A service with many slots takes `UNREAD_BYTES_PER_SLOT` for each, if that is more."""
     transfer_timeout_s: float = 60.0
     """For receiving one request body, and for a caller to accept a piece of a streamed answer."""
     retry_after_s: float = 1.0
@@ -112,6 +128,33 @@ class Service:
         self.idle.set()
         self.started = time.time()
         self._executor_load = load
+        self.connections: Connections | None = None
+        """Of the server, once there is one."""
+        self._stream_room: Room | None = None
+
+    def is_beyond_bound(self, transport: asyncio.BaseTransport | None) -> bool:
+        return self.connections is not None and self.connections.is_spare(transport)
+
+    def room_for_results(self) -> Room:
+        """For the results of one caller that does not read."""
+        return Room(max(self.settings.max_unread_bytes, self.load().num_slots * UNREAD_BYTES_PER_SLOT))
+
+    @asynccontextmanager
+    async def room_for_stream(self, limits: Limits, *, is_rich: bool, wait_s: float) -> AsyncIterator[None]:
+        """Room for all that one program may write, twice, since its result has it too. All streams share one bound;
+        ApiError if there is none in time."""
+        self._stream_room = room = self._stream_room or self.room_for_results()
+        most_bytes = 2 * (NUM_OUTPUTS * limits.output_bytes) + (MAX_DISPLAY_BYTES if is_rich else 0)
+        try:
+            async with asyncio.timeout(wait_s):
+                await room.wait_for(most_bytes)
+        except TimeoutError:
+            message = "over capacity: too much streamed output waits for its readers"
+            raise overloaded(message, self.settings.retry_after_s) from None
+        try:
+            yield
+        finally:
+            room.give_back(most_bytes)
 
     def load(self) -> Load:
         """The load that the executor reports. Without a report, all requests in flight count as queued."""
@@ -138,12 +181,17 @@ class Service:
             if not self.num_in_flight:
                 self.idle.set()
 
-    async def run(self, request: Request) -> Execution:
+    async def run(self, request: Request, on_output: OnOutput | None = None) -> Execution:
         """One execution. Raises nothing but Overloaded, when the executor's queue is full."""
+        if on_output is not None:
+            return await self.counted(lambda: self.executor.run(request, on_output))
         return await self.counted(lambda: self.executor.run(request))
 
-    async def run_cell(self, session: Session, cell: CellRequest) -> Execution:
-        return await self.counted(lambda: session.run(cell.code, cell.stdin, cell.limits.to_limits()))
+    async def run_cell(self, session: Session, cell: CellRequest, on_output: OnOutput | None = None) -> Execution:
+        limits = cell.limits.to_limits()
+        return await self.counted(
+            lambda: session.run(cell.code, cell.stdin, limits, rich=cell.rich, on_output=on_output)
+        )
 
     async def run_when_possible(self, request: Request) -> Execution:
         """One of a batch: waits for room in a full queue, up to the request's own deadline."""
@@ -166,6 +214,12 @@ class Service:
     ) -> "asyncio.Future[Outcome] | bytes":
         """The run's result as JSON, or the execution that computes it. Runs with one idempotency key share one
         execution. A caller that gets an execution must `leave` it."""
+
+        if run.files or run.fetch_files:
+            try:
+                check_files(run.files, tuple(run.fetch_files))
+            except UserError as error:
+                raise ApiError(409, "invalid", str(error)) from None
 
         async def act() -> Outcome:
             execution = await execute(run.to_request(flow))

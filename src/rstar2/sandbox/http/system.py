@@ -13,6 +13,7 @@ from pydantic import JsonValue, TypeAdapter
 import rstar2
 from rstar2.errors import UserError
 from rstar2.sandbox.http.errors import ApiError
+from rstar2.sandbox.http.node_address import check_node_address
 from rstar2.sandbox.http.operations import Answer, Operation, json_response, read_body
 from rstar2.sandbox.http.schema import NODE, NODE_INFO, NodeInfo
 from rstar2.sandbox.http.service import Service
@@ -61,12 +62,29 @@ class Status:
     """Finished ones, by how they ended."""
     responses: dict[str, int]
     """HTTP responses, by code."""
+    backend: str
+    """What isolates programs: `linux`, `gvisor`, `none`; of a gateway, `nodes`."""
     guarantees: list[dict[str, JsonValue]]
     """What the isolation of this machine guarantees; of a gateway, what all its nodes guarantee."""
     nodes: list[NodeInfo]
     """The nodes of a gateway; empty elsewhere."""
 
 
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What somebody who opens the service's address needs to know."""
+
+    service: str = "rstar2 sandbox: runs untrusted Python"
+    token: str = "send it as `Authorization: Bearer TOKEN`; the service printed it at its start"
+    run: str = 'POST /v1/run {"code": "print(1 + 1)"}'
+    batch: str = 'POST /v1/batch {"runs": [{"code": "print(1)"}, {"code": "print(2)"}]}'
+    notebook: str = 'POST /v1/sessions {}, then POST /v1/sessions/ID/cells {"code": "x = 1"}'
+    stream: str = 'POST /v1/run/stream {"code": "print(1 + 1)"}'
+    every_endpoint: str = "GET /openapi.json"
+    health: str = "GET /healthz"
+
+
+INDEX = TypeAdapter(Index)
 HEALTH = TypeAdapter(Health)
 STATUS = TypeAdapter(Status)
 TEXT = TypeAdapter(str)
@@ -74,8 +92,11 @@ DOCUMENT = TypeAdapter(dict[str, JsonValue])
 
 
 class SystemApi:
-    def __init__(self, service: Service, sessions: SessionTable, nodes: Nodes | None = None) -> None:
+    def __init__(
+        self, service: Service, sessions: SessionTable, nodes: Nodes | None = None, backend: str = "linux"
+    ) -> None:
         self._service = service
+        self._backend = backend
         self._sessions = sessions
         self._nodes = nodes
         self._document = b"{}"
@@ -86,6 +107,7 @@ class SystemApi:
         status = (Answer("The state of the service.", STATUS),)
         metrics = (Answer("Prometheus text format.", TEXT, content_type="text/plain"),)
         operations = [
+            get("/", self.index, "Where to go. Needs no token.", (Answer("The way.", INDEX),), extra={"security": []}),
             get("/healthz", self.health, "Whether new work is taken. Needs no token.", healthy, extra={"security": []}),
             get("/status", self.status, "Load, counters and the table of guarantees.", status),
             get("/metrics", self.metrics, "Counters and histograms for Prometheus.", metrics),
@@ -110,6 +132,9 @@ class SystemApi:
     def _node_infos(self) -> Sequence[NodeInfo]:
         return self._nodes.nodes() if self._nodes else ()
 
+    async def index(self, _: web.Request) -> web.Response:
+        return json_response(INDEX.dump_json(Index()))
+
     async def health(self, _: web.Request) -> web.Response:
         return json_response(HEALTH.dump_json(Health(self._state)), 503 if self._service.draining else 200)
 
@@ -128,6 +153,7 @@ class SystemApi:
             num_retained_results=len(service.once),
             executions=dict(service.metrics.executions),
             responses={str(code): count for code, count in service.metrics.responses.items()},
+            backend=self._backend,
             guarantees=[dict(row) for row in service.guarantees()],
             nodes=list(self._node_infos()),
         )
@@ -154,6 +180,7 @@ class SystemApi:
         assert self._nodes is not None, "the operation exists only on a gateway"
         url = (await read_body(self._service, request, NODE)).url
         try:
+            await check_node_address(url, request.remote or "")
             return json_response(NODE_INFO.dump_json(self._nodes.join(url)))
         except UserError as error:
             raise ApiError(422, "invalid", str(error)) from None

@@ -1,7 +1,11 @@
 """Memory limits over all processes of a slot together, by cgroup v1 or v2, where this process may make one.
 
-A slot's group lives in a parent group of this service. Parents are named after the process that made them, so that
-the next service can find those that a kill -9 orphaned, and remove them.
+A slot's group lives in a parent group of this service, which lives in the group that the service was started in: limits
+of the operator hold for all of it. Parents are named after the process that made them, so that the next service can
+find those that a kill -9 orphaned, and remove them.
+
+cgroup v2 gives controllers only to the children of a group that has no processes of its own. So the service moves into
+a leaf beside its slots, unless processes that it did not start, and that did not start it, are in the same group.
 """
 
 import contextlib
@@ -21,13 +25,30 @@ class Files:
     """The names of the files in one cgroup version."""
 
     limit: str
-    swap_limit: str | None
     kills: str
     """The file with the count of processes that were killed for memory, as a line `oom_kill N`."""
+    limit_with_swap: str | None
+    """The file for the limit of memory and swap together."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """What each slot's group is set to, where the file exists: no swap; when memory runs out, all of the slot goes; a
+    bound on processes that holds whatever their user; the usual share of CPU among slots."""
 
 
-_V1 = Files("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.oom_control")
-_V2 = Files("memory.max", "memory.swap.max", "memory.events")
+MAX_PROCESSES = 2048
+_V1 = Files("memory.limit_in_bytes", "memory.oom_control", "memory.memsw.limit_in_bytes")
+_V2 = Files(
+    "memory.max",
+    "memory.events",
+    None,
+    (
+        ("memory.swap.max", "0"),
+        ("memory.oom.group", "1"),
+        ("pids.max", str(MAX_PROCESSES)),
+        ("cpu.weight", "100"),
+    ),
+)
+_CONTROLLERS = ("memory", "pids", "cpu")
+_LEAF = f"{_PREFIX}leaf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +63,15 @@ class Hierarchy:
         return 1 if self.files is _V1 else 2
 
 
-def find_hierarchy() -> Hierarchy | None:
-    """The first hierarchy with a memory controller in which a group can really be made."""
-    root = Path("/")
+def find_hierarchy(root: Path = Path("/")) -> Hierarchy | None:
+    """The first hierarchy with a memory controller in which a group can really be made. `root` is the file system to
+    look in; tests pass a folder that looks like one."""
     for mount_point, is_v2 in mounts(root, "memory"):
-        found = Hierarchy(mount_point / group_path(root, ""), _V2) if is_v2 else Hierarchy(mount_point, _V1)
+        own = mount_point / group_path(root, "" if is_v2 else "memory")
+        if own.name == _LEAF:  # an earlier look has moved this process there
+            own = own.parent
+        # Inside a container the path may be the host's, while the mount shows the container's part alone.
+        found = Hierarchy(own if own.is_dir() else mount_point, _V2 if is_v2 else _V1)
         if _is_usable(found):
             return found
     return None
@@ -56,8 +81,8 @@ def _is_usable(hierarchy: Hierarchy) -> bool:
     probe = hierarchy.root / f"{_PREFIX}probe-{os.getpid()}"
     try:
         if hierarchy.files is _V2:
-            _enable_memory_controller(hierarchy.root)
-        probe.mkdir()
+            _enable_controllers(hierarchy.root)
+        _make(probe)
     except OSError:
         return False
     try:
@@ -69,16 +94,66 @@ def _is_usable(hierarchy: Hierarchy) -> bool:
         _remove(probe)
 
 
-def _enable_memory_controller(group: Path) -> None:
-    """Children of a v2 group have a memory controller only if the group enables it for them."""
+def _enable_controllers(group: Path) -> None:
+    """Children of a v2 group have a controller only if the group enables it for them. OSError if memory cannot be."""
     control = group / "cgroup.subtree_control"
-    if "memory" not in control.read_text().split():
-        control.write_text("+memory")
+    if "memory" in control.read_text().split():
+        return
+    present = (group / "cgroup.controllers").read_text().split()
+    if "memory" not in present:
+        raise OSError(errno.ENOENT, "there is no memory controller", str(group))
+    inside = [int(line) for line in (group / "cgroup.procs").read_text().split()]
+    is_root = not (group / "cgroup.type").exists()  # the root of the hierarchy may have processes
+    if inside and not is_root:
+        family = _family(os.getpid(), inside)
+        if foreign := set(inside) - family:
+            raise OSError(errno.EBUSY, f"processes of others are in the group: {sorted(foreign)[:5]}", str(group))
+        leaf = group / _LEAF
+        with contextlib.suppress(FileExistsError):
+            _make(leaf)
+        for pid in inside:
+            with contextlib.suppress(ProcessLookupError):
+                _write(leaf / "cgroup.procs", str(pid))
+    _write(control, "+memory")
+    for controller in _CONTROLLERS[1:]:
+        with contextlib.suppress(OSError):
+            if controller in present:
+                _write(control, f"+{controller}")
+
+
+def _family(own_pid: int, pids: list[int]) -> set[int]:
+    """Those of `pids` that this process descends from, and those that descend from it."""
+    lines = {pid: _line_of(pid) for pid in {own_pid, *pids}}
+    return {pid for pid in pids if own_pid in lines[pid] or pid in lines[own_pid]}
+
+
+def _line_of(pid: int) -> list[int]:
+    """A process, its parent, and so on."""
+    line = []
+    while pid > 0 and pid not in line:
+        line.append(pid)
+        try:
+            pid = int(_stat_fields(pid)[1])
+        except (OSError, ValueError):
+            break
+    return line
+
+
+def _make(group: Path) -> None:
+    group.mkdir()
+
+
+def _write(file: Path, text: str) -> None:
+    file.write_text(text)
 
 
 def _start_time(pid: int) -> str:
     """Start time of a process in clock ticks; with the pid it identifies a process."""
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    return _stat_fields(pid)[19]
+
+
+def _stat_fields(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
 
 
 def _remove(group: Path, deadline_s: float = 0.0) -> bool:
@@ -103,7 +178,7 @@ class SlotGroup:
         self.path = path
         self._limit_bytes = 0
         with contextlib.ExitStack() as undo:  # a half-made group would block the next attempt
-            path.mkdir()
+            _make(path)
             undo.callback(path.rmdir)
 
             def opened(name: str, flags: int) -> int:
@@ -114,13 +189,21 @@ class SlotGroup:
             self.procs_fd = opened("cgroup.procs", os.O_WRONLY)
             self._limit_fd = opened(files.limit, os.O_WRONLY)
             self._kills_fd = opened(files.kills, os.O_RDONLY)
-            if files.swap_limit == "memory.swap.max" and (path / files.swap_limit).exists():
-                (path / files.swap_limit).write_text("0")
+            self._swap_fd: int | None = None
+            if files.limit_with_swap is not None and (path / files.limit_with_swap).exists():
+                self._swap_fd = opened(files.limit_with_swap, os.O_WRONLY)
+            for name, value in files.settings:
+                if (path / name).exists():
+                    _write(path / name, value)
             undo.pop_all()
 
     def set_limit(self, limit_bytes: int) -> None:
         if limit_bytes != self._limit_bytes:
-            os.pwrite(self._limit_fd, str(limit_bytes).encode(), 0)
+            # The limit with swap may never be below the one without.
+            fds = [self._limit_fd] if self._swap_fd is None else [self._limit_fd, self._swap_fd]
+            is_raised = limit_bytes > self._limit_bytes and self._limit_bytes > 0
+            for fd in reversed(fds) if is_raised else fds:
+                os.pwrite(fd, str(limit_bytes).encode(), 0)
             self._limit_bytes = limit_bytes
 
     def num_kills(self) -> int:
@@ -132,8 +215,9 @@ class SlotGroup:
 
     def close(self) -> None:
         """Close the files; the parent's `remove_slots` removes the directory once its processes have exited."""
-        for fd in (self.procs_fd, self._limit_fd, self._kills_fd):
-            os.close(fd)
+        for fd in (self.procs_fd, self._limit_fd, self._kills_fd, self._swap_fd):
+            if fd is not None:
+                os.close(fd)
 
 
 class ServiceGroup:
@@ -151,12 +235,12 @@ class ServiceGroup:
         while True:
             self.path = hierarchy.root / f"{_PREFIX}{os.getpid()}-{_start_time(os.getpid())}-{serial}"
             try:
-                self.path.mkdir()
+                _make(self.path)
                 break
             except FileExistsError:
                 serial += 1
         if hierarchy.files is _V2:
-            _enable_memory_controller(self.path)
+            _enable_controllers(self.path)
 
     def make_slot(self, name: str) -> SlotGroup:
         self.remove_slots()

@@ -5,16 +5,20 @@ forks it), a scratch file system, a memory group, no capabilities and the system
 it, which is why isolation costs an execution almost nothing.
 """
 
+import contextlib
 import os
 import resource
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rstar2.sandbox.isolation import linux, rootfs, seccomp
+from rstar2.sandbox.isolation import landlock, linux, rootfs, seccomp
 
 NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
 NUM_OPEN_FILES = 256
+NUM_PENDING_SIGNALS = 64
+"""Of one slot, timers included. Without a kernel uid for each slot, Linux counts them all against one user, whose limit
+is 10,000 or more."""
 INSIDE_UID = 1000
 
 
@@ -32,13 +36,15 @@ class Layers:
     """The directory that the scratch file system is mounted on."""
     scratch_bytes: int
     num_scratch_files: int
+    packages: tuple[str, ...] = ()
+    """Installed packages that programs see besides the promised ones."""
 
 
 def enter_template(layers: Layers) -> None:
     """Once per template, before any slot is forked."""
     if not layers.namespaces:
         return
-    view = rootfs.runtime_view()
+    view = rootfs.runtime_view(layers.packages)
     mount_point = Path(tempfile.mkdtemp(prefix="rstar2-root-"))
     uid, gid = os.getuid(), os.getgid()
     linux.unshare(NAMESPACES | (linux.CLONE_NEWUSER if layers.user_namespace else 0))
@@ -68,6 +74,12 @@ def enter_slot(layers: Layers, memory_group_fd: int | None, proc_fd: int) -> Non
     if memory_group_fd is not None:
         os.write(memory_group_fd, b"0")
         os.close(memory_group_fd)
+    with contextlib.suppress(OSError):  # where the machine runs out of memory, programs go first
+        score_fd = os.open("self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc_fd)
+        try:
+            os.write(score_fd, b"1000")
+        finally:
+            os.close(score_fd)
     os.setsid()
     os.umask(0o022)
     if layers.user_namespace:
@@ -84,20 +96,35 @@ def enter_slot(layers: Layers, memory_group_fd: int | None, proc_fd: int) -> Non
     if layers.distinct_uid:
         os.setgroups([])
         kept = frozenset({linux.CAP_KILL, linux.CAP_SETUID, linux.CAP_SETGID, linux.CAP_SYS_NICE})
+        kept |= {linux.CAP_CHECKPOINT_RESTORE}  # to number processes from the start for each program
     else:
         kept = frozenset()
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_MSGQUEUE, resource.RLIMIT_MEMLOCK):
         resource.setrlimit(kind, (0, 0))
+    limit(resource.RLIMIT_SIGPENDING, NUM_PENDING_SIGNALS)
     if layers.namespaces:
+        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+        landlock.restrict(layers.scratch)
         linux.keep_only_capabilities(kept)
-    linux.prctl(linux.PR_SET_DUMPABLE, 0)
+    if layers.distinct_uid:
+        linux.prctl(linux.PR_SET_DUMPABLE, 0)
+    # Elsewhere slots stay open to the host's process, which measures their memory and has no other right to look.
+
+
+def limit(kind: int, value: int) -> None:
+    """A lower limit of the machine stays."""
+    _, most = resource.getrlimit(kind)
+    value = value if most == resource.RLIM_INFINITY else min(value, most)
+    resource.setrlimit(kind, (value, value))
 
 
 def limit_open_files() -> None:
     """For programs, and for processes that send no descriptors. Linux refuses to send one while the descriptors in
     flight of all the user's processes exceed the sender's limit, so senders keep a high limit."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (NUM_OPEN_FILES, NUM_OPEN_FILES))
+    limit(resource.RLIMIT_NOFILE, NUM_OPEN_FILES)
 
 
-def seccomp_program(layers: Layers) -> bytes:
-    return seccomp.compile_filter(distinct_uid=layers.distinct_uid) if layers.seccomp else b""
+def seccomp_program(layers: Layers, *, sends_descriptors: bool = False) -> bytes:
+    if not (layers.seccomp and seccomp.is_supported()):
+        return b""
+    return seccomp.compile_filter(distinct_uid=layers.distinct_uid, sends_descriptors=sends_descriptors)

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,23 +11,13 @@ from functools import cache
 from pathlib import Path
 
 from rstar2.sandbox.execution import MIB
-from rstar2.sandbox.isolation import cgroup, confine, linux, rootfs, seccomp
+from rstar2.sandbox.isolation import cgroup, confine, landlock, linux, rootfs, seccomp
+from rstar2.sandbox.isolation.uids import FIRST_UID, LAST_UID
 
 SCRATCH_BYTES, NUM_SCRATCH_FILES = 64 * MIB, 4096
 
-FIRST_UID, NUM_UID_BLOCKS, NUM_UIDS_PER_BLOCK = 0x4000_0000, 0x3FFF, 0x10000
-"""Uids (and gids) that no person has, in blocks of which each service takes one. Linux counts processes by uid, so two
-services must not share them."""
-FIRST_SESSION_NUMBER = 0x8000
-"""In a block, uids below it are for stateless executions, the others for sessions."""
 _NEEDED_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_SYS_NICE")
 """What root needs to make namespaces, to give programs their own uid and no rights, and to kill and renice them."""
-
-
-def slot_uid(service_pid: int, slot_number: int) -> int:
-    """Each slot runs its programs under a separate uid."""
-    block = service_pid % NUM_UID_BLOCKS
-    return FIRST_UID + block * NUM_UIDS_PER_BLOCK + slot_number % NUM_UIDS_PER_BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +45,9 @@ class Capabilities:
     """What would allow privileged isolation, where it is not allowed."""
     is_machine_root: bool = False
     """The one id of an unprivileged user namespace would be the machine's root: Linux does not count its processes."""
+    landlock_version: int = 0
+    can_raise_priority: bool = False
+    """A priority that was lowered can be raised again without root."""
 
 
 _NO_CAPABILITIES = Capabilities(False, False, False, False, None)
@@ -75,7 +69,15 @@ def detect() -> Capabilities:
         memory_groups=cgroup.find_hierarchy(),
         to_be_privileged=obstacle,
         is_machine_root=os.geteuid() == 0 and uid_map.split()[:2] == ["0", "0"],
+        landlock_version=landlock.version(),
+        can_raise_priority=not obstacle or processes_can_be_reniced(),
     )
+
+
+def processes_can_be_reniced() -> bool:
+    """By the limit that says how far an ordinary user may raise a priority: 20 stands for the usual one."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NICE)
+    return soft == resource.RLIM_INFINITY or soft >= 20
 
 
 def what_privilege_needs(euid: int, effective_capabilities: int, uid_map: str, gid_map: str) -> str:
@@ -85,9 +87,8 @@ def what_privilege_needs(euid: int, effective_capabilities: int, uid_map: str, g
     lacking = [name for name in _NEEDED_CAPABILITIES if not effective_capabilities >> getattr(linux, name) & 1]
     if lacking:
         return f"give root {', '.join(lacking)}"
-    last_uid = FIRST_UID + NUM_UID_BLOCKS * NUM_UIDS_PER_BLOCK - 1
-    if not all(_is_mapped(FIRST_UID, last_uid, id_map) for id_map in (uid_map, gid_map)):
-        return f"map the uids and gids {FIRST_UID} to {last_uid} into this user namespace"
+    if not all(_is_mapped(FIRST_UID, LAST_UID, id_map) for id_map in (uid_map, gid_map)):
+        return f"map the uids and gids {FIRST_UID} to {LAST_UID} into this user namespace"
     return ""
 
 
@@ -136,6 +137,29 @@ def of_plain_subprocesses() -> list[Guarantee]:
     """The table of `--unsafe`: nothing is guaranteed."""
     fix = "start the service without --unsafe"
     return [replace(row, provided=False, how="", fix=fix) for row in describe(_NO_CAPABILITIES)]
+
+
+_BY_GVISOR = {
+    "files of the machine are out of reach": "its own file system: a read-only view of the Python runtime",
+    "no network": "no network stack",
+    "other processes are invisible and all children end with the program": "its own processes",
+    "private scratch directory, bounded and empty": "its own tmpfs",
+    "system calls are filtered": "a kernel of its own answers them; few reach the machine's",
+    "no capabilities, no way to gain privileges": "no capabilities, no_new_privs",
+    "programs run under a separate uid": "a user of its own kernel",
+    "memory of a program and all its children is limited together": "a watchdog that adds up the pages of its sandbox",
+    "a second wall around files, besides the mount namespace": "gVisor's own seccomp filter and file server",
+    "time, output, files and processes are limited": "deadlines, and limits of its own kernel",
+}
+
+
+def describe_gvisor() -> list[Guarantee]:
+    """The table of `--backend gvisor`."""
+    fix = "use the default backend"
+    return [
+        replace(row, provided=row.name in _BY_GVISOR, how=_BY_GVISOR.get(row.name, ""), fix=fix)
+        for row in describe(_NO_CAPABILITIES)
+    ]
 
 
 def lacking(table: Sequence[Guarantee]) -> list[str]:
@@ -193,15 +217,29 @@ def describe(capabilities: Capabilities) -> list[Guarantee]:
             capabilities.is_privileged,
             "one uid per slot, never shared",
             f"{capabilities.to_be_privileged}; without it a program shares the uid of its slot's init, which the "
-            "process namespace protects",
+            "process namespace protects, and a program that opens thousands of pipes makes those of others smaller",
             required=False,
         ),
         row(
             "memory of a program and all its children is limited together",
-            groups is not None,
-            f"cgroup v{groups.version}" if groups else "",
-            "let the service make memory cgroups (run as root, or delegate a cgroup v2 subtree to its user); "
-            "without them each process is limited on its own",
+            groups is not None or capabilities.is_linux,
+            f"cgroup v{groups.version}" if groups else "a watchdog that adds up the pages of all its processes",
+            "run on Linux",
+            required=False,
+        ),
+        row(
+            "long programs and long notebook cells give way to short ones",
+            capabilities.is_privileged or capabilities.can_raise_priority,
+            "a low priority after a tenth of a second",
+            f"{capabilities.to_be_privileged}, or let the user raise a priority again (RLIMIT_NICE of 20); without it "
+            "notebook cells keep their share",
+            required=False,
+        ),
+        row(
+            "a second wall around files, besides the mount namespace",
+            capabilities.landlock_version > 0 and namespaces,
+            f"Landlock, version {capabilities.landlock_version}",
+            "a Linux kernel with Landlock (5.13 or newer, with `landlock` among its security modules)",
             required=False,
         ),
         row(

@@ -1,20 +1,25 @@
 """The file system that a program sees: the Python runtime, read-only, and nothing else of the machine.
 
-No /proc, no /sys, no /etc of the host, no home, no shell. The scratch directory is mounted per slot on top.
+No /proc, no /sys, no /etc of the host, no home, no shell, and of the installed packages only those of `packages.py`.
+The scratch directory is mounted per slot on top.
 """
 
 import os
 import sys
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rstar2.sandbox.isolation import linux
+from rstar2.sandbox.isolation import linux, packages
 
 _USUAL_SCRATCH, _OTHER_SCRATCH = "/tmp", "/scratch"
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _LIBRARY_FOLDERS = ("/lib", "/lib32", "/lib64", "/usr/lib32", "/usr/lib64", "/usr/local/lib")
 _SYSTEM_PREFIXES = ("/usr", "/usr/local")
+_PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+_SMALL = "mode=0755,size=4m,nr_inodes=4096"
+_READ_ONLY = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
 _OTHER = ("/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/localtime")
 
 
@@ -24,10 +29,12 @@ class View:
 
     binds: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
+    package_folders: tuple[tuple[str, tuple[str, ...]], ...]
+    """The folders of installed packages, each with the paths in it that are shown; the rest is covered."""
 
 
-def runtime_view() -> View:
-    """Everything this interpreter needs to start and to import its packages."""
+def runtime_view(added_packages: tuple[str, ...] = ()) -> View:
+    """Everything this interpreter needs to start and to import the packages that programs may use."""
     wanted: set[str] = set()
     links: dict[str, str] = {}
     multiarch = sysconfig.get_config_var("MULTIARCH")
@@ -36,8 +43,7 @@ def runtime_view() -> View:
         if prefix in _SYSTEM_PREFIXES:  # all of /usr would include shells and every program of the machine
             wanted |= {path for name, path in sysconfig.get_paths().items() if name in ("stdlib", "platstdlib")}
         else:
-            wanted.add(prefix)
-    wanted |= {path for path in sys.path if "site-packages" in path or "dist-packages" in path}
+            wanted |= {f"{prefix}/pyvenv.cfg", *([f"{prefix}/lib"] if prefix == sys.base_prefix else [])}
     executable = sys.executable
     while executable not in links and os.path.islink(executable):  # noqa: PTH114
         links[executable] = os.readlink(executable)  # noqa: PTH115
@@ -56,7 +62,21 @@ def runtime_view() -> View:
     present = sorted(path for path in wanted if path and Path(path).exists())
     binds = [path for path in present if not any(_is_below(path, other) for other in present)]
     covered = {link: target for link, target in links.items() if not any(_is_below(link, bind) for bind in binds)}
-    return View(tuple(binds), tuple(sorted(covered.items())))
+    shown = packages.paths(added_packages)
+    folders = tuple(
+        (folder, tuple(sorted(path for path in shown if _is_below(path, folder))))
+        for folder in sorted(_package_folders(binds))
+    )
+    return View(tuple(binds), tuple(sorted(covered.items())), folders)
+
+
+def _package_folders(binds: Iterable[str]) -> set[str]:
+    """Those on the path of this interpreter, and any other that a bind would show."""
+    named = {path for path in sys.path if Path(path).name in _PACKAGE_FOLDERS}
+    for bind in binds:
+        for name in _PACKAGE_FOLDERS:
+            named |= {str(path) for pattern in (name, f"*/{name}") for path in Path(bind).glob(pattern)}
+    return {path for path in named if Path(path).is_dir() and os.path.realpath(path) == path}
 
 
 def scratch_path() -> str:
@@ -73,9 +93,15 @@ def enter(view: View, mount_point: Path, scratch: str) -> None:
     """Make the view the root of this process's mount namespace. Irreversible; needs a private mount namespace."""
     root = str(mount_point)
     linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
-    linux.mount("tmpfs", root, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=0755,size=4m,nr_inodes=4096")
+    linux.mount("tmpfs", root, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, _SMALL)
     for source in view.binds:
         _bind(source, root + source)
+    for folder, shown in view.package_folders:
+        Path(root + folder).mkdir(parents=True, exist_ok=True)
+        linux.mount("tmpfs", root + folder, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, _SMALL)
+        for path in shown:
+            _bind(path, root + path)
+        linux.mount(None, root + folder, None, _READ_ONLY)
     (mount_point / "dev").mkdir(exist_ok=True)
     for device in _DEVICES:
         _bind(f"/dev/{device}", f"{root}/dev/{device}")
@@ -91,8 +117,7 @@ def enter(view: View, mount_point: Path, scratch: str) -> None:
     os.chdir("/")
     os.rmdir(mount_point.name, dir_fd=old_parent)
     os.close(old_parent)
-    read_only = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
-    linux.mount(None, "/", None, read_only)
+    linux.mount(None, "/", None, _READ_ONLY)
 
 
 def _bind(source: str, target: str) -> None:

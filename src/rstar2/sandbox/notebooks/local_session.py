@@ -2,32 +2,42 @@
 
 A session is its list of cells. A tree is a live slot that holds the states of some of them. Whenever a session's last
 state is lost or changed (its tree was evicted or killed, or files in the shared scratch directory changed), the cells
-are replayed in a new tree before anything else happens; the caller notices nothing but the delay.
+are replayed in a new tree before anything else happens; the caller notices nothing but the delay. So it is, too, when a
+session is forked or rolled back to a state that shares something with its own forks: memory, descriptors.
+
+A cell whose tree is lost is rerun once. If that ends the same way, the cell did it: it is the cell's own error, because
+a fault of ours on demand would be a way to never be scored.
 """
 
 import asyncio
 import contextlib
+import os
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import cycle
 
-from rstar2.sandbox.execution import Execution, ExecutionStatus, Limits
-from rstar2.sandbox.isolation.guarantees import FIRST_SESSION_NUMBER, NUM_UIDS_PER_BLOCK
-from rstar2.sandbox.slots import wire
-from rstar2.sandbox.slots.dispatcher import GRACE_S
+from rstar2.errors import InfrastructureError, UserError
+from rstar2.sandbox.execution import MIB, Execution, ExecutionStatus, FileInfo, Limits, OnOutput
+from rstar2.sandbox.file_paths import check_path, check_size
+from rstar2.sandbox.isolation.uids import SESSION_NUMBERS
+from rstar2.sandbox.output_relay import OutputRelay
+from rstar2.sandbox.slots import processes, wire
+from rstar2.sandbox.slots.dispatcher import GRACE_S, TICK_S, YOUNG_S
 from rstar2.sandbox.slots.slot import MemoryAccount, SlotChannel, kill_quietly, socket_pair
 from rstar2.sandbox.slots.slot_factory import SlotFactory
 from rstar2.sandbox.slots.starvation import WallClock, tasks_below
 
 _TEMPLATE_WAIT_S = 30.0
-_UID_NUMBERS = cycle(range(FIRST_SESSION_NUMBER, NUM_UIDS_PER_BLOCK))
-"""Shared by all executors of this process: two slots with one uid would share its process limit."""
-_STATE_LOST = -1
+_CPU_GRACE_S = 1.0
+"""As for programs: the kernel's first signal comes at the limit, the host's kill this much later."""
 _MAX_STATES, _MAX_SESSIONS_IN_TREE = 40, 8
 """Well below the processes that `session_tree` allows for parked states."""
 _SPARE_LIMITS = Limits()
+FILES_S = 10.0
+"""How long a tree may take for its files, before the grace period."""
+MAX_PUT_BYTES = 64 * MIB
+"""Of all files that were put into one session: they are kept to rebuild it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +47,44 @@ class _Cell:
     code: str
     stdin: str
     limits: Limits
-    state: int
-    fingerprint: int
+    rich: bool = False
+    state: int = 0
+    fingerprint: int = 0
     """The fingerprint of the scratch directory at the end of the cell."""
 
 
-_ROOT = _Cell("", "", Limits(), state=0, fingerprint=0)
+@dataclass(frozen=True, slots=True)
+class _PutFile:
+    """A file that is part of a session, on the state of the cell before it."""
+
+    path: str
+    data: bytes
+    state: int = 0
+    fingerprint: int = 0
+
+
+_Step = _Cell | _PutFile
+_ROOT = _Cell("", "", Limits())
 
 
 class _LostError(Exception):
     """The tree's process has exited."""
+
+    def __init__(self, *, for_memory: bool = False) -> None:
+        super().__init__()
+        self.for_memory = for_memory
+
+
+class _UnavailableError(Exception):
+    """This machine has no worker for the session. No cell can cause it."""
+
+
+class _FileError(Exception):
+    """A file cannot be put, read or listed, for a reason that lies in the session's own files."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(os.strerror(number))
+        self.number = number
 
 
 class _DamagedError(Exception):
@@ -66,21 +104,36 @@ class _Tree:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     sessions: set["LocalSession"] = field(default_factory=set)
     states: set[int] = field(default_factory=lambda: {0})
+    inner_pids: dict[int, int] = field(default_factory=dict)
+    """The process of each state, by its id inside."""
+    outer_pids: dict[int, int] = field(default_factory=dict)
+    """The same by the id here, of those that were looked at."""
+    own_mappings: frozenset[bytes] | None = None
+    """What the controller, in which no cell runs, has mapped as shared: files of the C library, to be read only."""
+    can_renice: bool = False
     waiting: asyncio.Future[tuple[bytes, bytes]] | None = None
+    relay: OutputRelay | None = None
+    """Where the output of the running cell goes."""
 
-    async def run(self, base: int, code: str, stdin: str, limits: Limits) -> tuple[Execution, int | None]:
+    async def run(self, base: int, cell: _Cell, relay: OutputRelay | None = None) -> tuple[Execution, int | None]:
         """The result, and the new state if the cell left one."""
+        limits = cell.limits
         new = self.next_state
         self.next_state += 1
         self.last_used = time.monotonic()
         self.memory.begin(limits.memory_bytes)
         body = wire.encode_request(
-            code.encode("utf-8", "surrogatepass"),
-            stdin.encode("utf-8", "surrogatepass"),
+            wire.encode_source(cell.code, rich=cell.rich, files={}, fetch_files=()),
+            cell.stdin.encode("utf-8", "surrogatepass"),
             limits,
             has_memory_group=self.memory.group is not None,
+            is_streamed=relay is not None,
         )
+        if relay is not None:
+            relay.restart()
+        self.relay = relay
         clock = WallClock(limits.wall_s, limits.longest_s)
+        watch = _CellWatch(self, limits)
         try:
             header, data = await self._ask(
                 wire.SESSION_REQUEST.pack(wire.OPERATION_RUN, base, new) + body, limits.wall_s
@@ -91,22 +144,57 @@ class _Tree:
         except TimeoutError:
             kill_quietly(self.pid)
             raise _LostError from None
+        except _LostError as lost:
+            if not lost.for_memory:
+                raise
+            message = f"stopped at its memory limit of {limits.memory_bytes} bytes"
+            return Execution(ExecutionStatus.MEMORY, message=message, signal=9), None
         finally:
-            self.waiting = None
+            watch.end()
+            self.waiting = self.relay = None
             self.last_used = time.monotonic()
-        kept, self.fingerprint = wire.SESSION_REPLY.unpack_from(header)
+        kept, self.fingerprint, inner_pid = wire.SESSION_REPLY.unpack_from(header)
         reply = header[wire.SESSION_REPLY.size :]
         wait_status = wire.REPLY.unpack(reply)[0]
-        if wait_status == _STATE_LOST:
+        if wait_status == wire.STATE_LOST:
             raise _DamagedError
+        if wait_status == wire.TREE_SPOILED:
+            message = "the cell left processes that could not be ended, so it counts as crashed"
+            return Execution(ExecutionStatus.ERROR, message=message), None
         killed_for_memory = bool(wait_status & 0x7F) and self.memory.was_killed()
         execution, _ = wire.decode_reply(
             reply, data, limits, killed_for_memory=killed_for_memory, is_starved=clock.is_starved
         )
         if kept:
             self.states.add(new)
+            self.inner_pids[new] = inner_pid
             self._drop_oldest()
         return execution, new if kept else None
+
+    async def use_files(self, operation: int, path: str = "", data: bytes = b"") -> bytes:
+        """What the controller answers. OSError if it cannot do it."""
+        self.last_used = time.monotonic()
+        name = path.encode()
+        message = wire.FILE_REQUEST.pack(len(name), len(data)) + name + data
+        try:
+            header, content = await self._ask(wire.SESSION_REQUEST.pack(operation, 0, 0) + message, FILES_S)
+        except TimeoutError:
+            kill_quietly(self.pid)
+            raise _LostError from None
+        finally:
+            self.waiting = None
+        _, self.fingerprint, _ = wire.SESSION_REPLY.unpack_from(header)
+        error_number = wire.REPLY.unpack_from(header, wire.SESSION_REPLY.size)[0]
+        if error_number:
+            raise _FileError(error_number)
+        return content
+
+    def take_message(self, header: bytes, body: bytes) -> None:
+        relay, reply = self.relay, header[wire.SESSION_REPLY.size :]
+        if relay is not None and (output := wire.partial_output(reply, body)) is not None:
+            relay.receive(*output)
+            return
+        _resolve(self, lambda waiting: waiting.set_result((header, body)))
 
     async def _ask(self, message: bytes, expected_s: float) -> tuple[bytes, bytes]:
         self.waiting = asyncio.get_running_loop().create_future()
@@ -120,10 +208,59 @@ class _Tree:
         for state in sorted(self.states - heads)[: max(0, len(self.states) - _MAX_STATES)]:
             self.drop(state)
 
+    def is_separable(self, state: int) -> bool:
+        """Whether sessions that continue from this state share nothing."""
+        if state == _ROOT.state:
+            return True
+        inner_pid = self.inner_pids.get(state, 0)
+        pid = self.outer_pids.get(state) or (processes.pid_outside(self.pid, inner_pid) if self.pid else None)
+        if pid is None:
+            return False
+        self.outer_pids[state] = pid
+        try:
+            if self.own_mappings is None:
+                self.own_mappings = processes.shared_mappings(self.pid)
+        except OSError:
+            return False
+        return processes.shares_nothing(pid, inner_pid, self.own_mappings)
+
     def drop(self, state: int) -> None:
         self.states.discard(state)
+        self.inner_pids.pop(state, None)
+        self.outer_pids.pop(state, None)
         if self.channel.is_open:
             self.channel.send(wire.SESSION_REQUEST.pack(wire.OPERATION_DROP, state, 0))
+
+
+class _CellWatch:
+    """Keeps from outside what a cell could lift from inside: the CPU limit of each process, its share of the cores, and
+    the memory limit where the kernel does not keep it. Looks for the first time after a moment, so that short cells
+    cost nothing."""
+
+    def __init__(self, tree: _Tree, limits: Limits) -> None:
+        self._tree = tree
+        self._cpu_s = limits.cpu_s + _CPU_GRACE_S
+        self._loop = asyncio.get_running_loop()
+        self._started_at = time.monotonic()
+        self._reniced: list[int] = []
+        self._next = self._loop.call_later(TICK_S, self._look)
+
+    def _look(self) -> None:
+        tree, elapsed_s = self._tree, time.monotonic() - self._started_at
+        tree.memory.look(tree.pid)
+        if tree.pid and elapsed_s > YOUNG_S:
+            running = list(processes.running_below(tree.pid, youngest_s=elapsed_s))
+            for process in running:
+                if process.cpu_s > self._cpu_s:
+                    processes.kill(process.pid)
+            if tree.can_renice and not self._reniced:
+                self._reniced = [process.pid for process in running]
+                processes.renice(self._reniced, processes.LOW_NICE)
+        self._next = self._loop.call_later(TICK_S if tree.memory.group is None else YOUNG_S, self._look)
+
+    def end(self) -> None:
+        self._next.cancel()
+        processes.renice(self._reniced, 0)
 
 
 class LocalSessions:
@@ -143,10 +280,14 @@ class LocalSessions:
         return len(self._open)
 
     @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    @property
     def num_live(self) -> int:
         return len(self._trees) - (self._spare is not None)
 
-    def open(self, cells: tuple[_Cell, ...] = (), tree: _Tree | None = None) -> "LocalSession":
+    def open(self, cells: tuple[_Step, ...] = (), tree: _Tree | None = None) -> "LocalSession":
         session = LocalSession(self, cells, tree)
         self._open.add(session)
         return session
@@ -182,7 +323,7 @@ class LocalSessions:
     async def _make_tree(self, limits: Limits) -> _Tree:
         """OSError where the machine refuses what it needs; nothing is left behind then."""
         self._evict()
-        number = next(_UID_NUMBERS)
+        number = SESSION_NUMBERS.draw()
         self._next_number += 1
         group = self._factory.make_memory_group(f"session-{self._next_number}")
         with contextlib.ExitStack() as undo:
@@ -203,24 +344,25 @@ class LocalSessions:
                 deadline = time.monotonic() + _TEMPLATE_WAIT_S
                 while not self._factory.fork_slot(wire.KIND_SESSION, number, theirs, group, on_answer):
                     if time.monotonic() > deadline:
-                        raise _LostError
+                        raise _UnavailableError("no template was ready")
                     await asyncio.sleep(0.02)
             tree: _Tree
             channel = SlotChannel(
                 asyncio.get_running_loop(),
                 ours,
                 prefix_bytes=wire.SESSION_REPLY.size,
-                on_reply=lambda header, body: _resolve(tree, lambda waiting: waiting.set_result((header, body))),
+                on_reply=lambda header, body: tree.take_message(header, body),
                 on_lost=lambda: self._on_lost(tree),
             )
-            tree = _Tree(channel, memory)
+            tree = _Tree(channel, memory, can_renice=self._factory.can_renice)
             self._trees.add(tree)
             undo.pop_all()
         channel.send(wire.encode_request(b"", b"", limits, has_memory_group=group is not None))
         return tree
 
     def _on_lost(self, tree: _Tree) -> None:
-        _resolve(tree, lambda waiting: waiting.set_exception(_LostError()))
+        lost = _LostError(for_memory=tree.memory.was_killed())
+        _resolve(tree, lambda waiting: waiting.set_exception(lost))
         self.end_tree(tree)
 
     def end_tree(self, tree: _Tree) -> None:
@@ -252,10 +394,15 @@ def _resolve(tree: _Tree, settle: Callable[[asyncio.Future[tuple[bytes, bytes]]]
         settle(tree.waiting)
 
 
+def _without_last_cell(steps: tuple[_Step, ...]) -> tuple[_Step, ...]:
+    last = max((index for index, step in enumerate(steps) if isinstance(step, _Cell)), default=-1)
+    return steps[:last] + steps[last + 1 :] if last >= 0 else steps
+
+
 class LocalSession:
     """Satisfies `Session`."""
 
-    def __init__(self, sessions: LocalSessions, cells: tuple[_Cell, ...], tree: _Tree | None) -> None:
+    def __init__(self, sessions: LocalSessions, cells: tuple[_Step, ...], tree: _Tree | None) -> None:
         self.id = uuid.uuid4().hex
         self._sessions = sessions
         self._cells = cells
@@ -270,56 +417,137 @@ class LocalSession:
         return len(self._cells)
 
     @property
-    def _head(self) -> _Cell:
+    def _head(self) -> _Step:
         return self._cells[-1] if self._cells else _ROOT
 
     @property
     def head_state(self) -> int:
         return self._head.state
 
-    async def run(self, code: str, stdin: str = "", limits: Limits | None = None) -> Execution:
-        limits = limits or Limits()
+    async def run(
+        self,
+        code: str,
+        stdin: str = "",
+        limits: Limits | None = None,
+        *,
+        rich: bool = False,
+        on_output: OnOutput | None = None,
+    ) -> Execution:
         if max(len(code), len(stdin)) > wire.MAX_CODE_BYTES:
             message = f"a cell and its stdin are limited to {wire.MAX_CODE_BYTES} bytes"
             return Execution(ExecutionStatus.ERROR, message=message)
+        cell = _Cell(code, stdin, limits or Limits(), rich)
+        relay = None if on_output is None else OutputRelay(on_output)
         self._check_open()
         queued_at = time.monotonic()
         async with self._turn:
             self._check_open()
             try:
-                execution, state, tree = await self._run_on_head(code, stdin, limits)
-            except (_LostError, OSError) as error:
+                execution = await self._run_twice_at_most(cell, relay)
+            except (_UnavailableError, OSError) as error:
                 self._leave_tree()
-                message = "the session's worker was lost during this cell; the session is as it was before it"
-                message += f" ({error})" if isinstance(error, OSError) else ""
+                message = f"there is no worker for the session, which is as it was before this cell: {error}"
                 return Execution(ExecutionStatus.INFRASTRUCTURE, message=message)
             except asyncio.CancelledError:
                 # The cell may be running: its tree goes, and with it the cell; the state before it can be rebuilt.
                 if self.tree is not None:
                     self._sessions.end_tree(self.tree)
                 raise
-            if state is not None:
-                self._cells = (*self._cells, _Cell(code, stdin, limits, state, tree.fingerprint))
+            if relay is not None:
+                relay.finish(execution)
             queue_s = time.monotonic() - queued_at - execution.wall_s
             return replace(execution, queue_s=max(0.0, queue_s))
 
-    async def _run_on_head(self, code: str, stdin: str, limits: Limits) -> tuple[Execution, int | None, _Tree]:
+    async def put_file(self, path: str, data: bytes) -> None:
+        check_path(path)
+        check_size(len(data))
+        num_kept = sum(len(step.data) for step in self._cells if isinstance(step, _PutFile))
+        if num_kept + len(data) > MAX_PUT_BYTES:
+            raise UserError(f"content: at most {MAX_PUT_BYTES} bytes of files can be put into one session")
+        await self._use_files(wire.OPERATION_PUT, path, data)
+
+    async def read_file(self, path: str) -> bytes:
+        check_path(path)
+        return await self._use_files(wire.OPERATION_READ, path)
+
+    async def list_files(self) -> list[FileInfo]:
+        return wire.decode_files(await self._use_files(wire.OPERATION_LIST))
+
+    async def _use_files(self, operation: int, path: str = "", data: bytes = b"") -> bytes:
+        async with self._turn:
+            self._check_open()
+            try:
+                return await self._use_files_of_head(operation, path, data)
+            except _FileError as error:
+                raise UserError(
+                    f"path: {path!r}: {error}" if path else f"the files cannot be listed: {error}"
+                ) from None
+            except (_UnavailableError, OSError) as error:
+                self._leave_tree()
+                raise InfrastructureError(f"there is no worker for the session: {error}") from None
+            except asyncio.CancelledError:
+                if self.tree is not None:
+                    self._sessions.end_tree(self.tree)
+                raise
+
+    async def _use_files_of_head(self, operation: int, path: str, data: bytes) -> bytes:
+        num_lost = 0
+        while True:
+            try:
+                tree = await self._tree_with_state(_SPARE_LIMITS)
+                async with tree.lock:
+                    content = await tree.use_files(operation, path, data)
+                    if operation == wire.OPERATION_PUT:
+                        put = _PutFile(path, data, self.head_state, tree.fingerprint)
+                        self._cells = (*self._cells, put)
+                    return content
+            except _DamagedError:
+                continue  # the cell that did it is forgotten
+            except _LostError:
+                self._leave_tree()
+                num_lost += 1
+                if self._sessions.is_closed:
+                    raise _UnavailableError("the sandbox was closed") from None
+                if num_lost > 1:
+                    raise UserError("the session's worker was lost, twice, before its files could be used") from None
+
+    async def _run_twice_at_most(self, cell: _Cell, relay: OutputRelay | None) -> Execution:
+        num_lost = 0
+        while True:
+            try:
+                execution, state, tree = await self._run_on_head(cell, relay)
+            except _LostError:
+                self._leave_tree()
+                num_lost += 1
+                if self._sessions.is_closed:
+                    raise _UnavailableError("the sandbox was closed") from None
+                if num_lost > 1:
+                    message = "the session's worker was lost in this cell, twice; the session is as it was before it"
+                    return Execution(ExecutionStatus.ERROR, message=message, num_attempts=num_lost)
+                continue
+            if state is not None:
+                self._cells = (*self._cells, replace(cell, state=state, fingerprint=tree.fingerprint))
+            elif not (tree.channel.is_open and tree.is_separable(self.head_state)):
+                self._leave_tree()  # the cell may have changed what it shares with the state before it
+            return replace(execution, num_attempts=num_lost + 1)
+
+    async def _run_on_head(self, cell: _Cell, relay: OutputRelay | None = None) -> tuple[Execution, int | None, _Tree]:
         """Run a cell on the last state. A state that does not answer is rebuilt; one that does not answer even then was
         damaged by the cell that left it, which is forgotten as if it had crashed."""
         is_rebuilt = False
         while True:
             try:
-                tree = await self._tree_with_state(limits)
+                tree = await self._tree_with_state(cell.limits)
                 async with tree.lock:
-                    execution, state = await tree.run(self.head_state, code, stdin, limits)
+                    execution, state = await tree.run(self.head_state, cell, relay)
                 return execution, state, tree
             except _DamagedError:
                 if self.tree is not None:
                     self._sessions.end_tree(self.tree)
                 if is_rebuilt:
-                    if not self._cells:
-                        raise _LostError from None
-                    self._cells = self._cells[:-1]
+                    if not any(isinstance(step, _Cell) for step in self._cells):
+                        raise _UnavailableError("a new one does not answer") from None
+                    self._cells = _without_last_cell(self._cells)
                 is_rebuilt = not is_rebuilt
 
     async def _tree_with_state(self, limits: Limits) -> _Tree:
@@ -329,7 +557,7 @@ class LocalSession:
         if tree is not None and is_there and tree.fingerprint == self._head.fingerprint:
             return tree
         self._leave_tree()
-        most = max((cell.limits.memory_bytes for cell in self._cells), default=0)
+        most = max((step.limits.memory_bytes for step in self._cells if isinstance(step, _Cell)), default=0)
         tree = await self._sessions.take_tree(replace(limits, memory_bytes=max(limits.memory_bytes, most)))
         try:
             await self._replay(tree)
@@ -341,20 +569,24 @@ class LocalSession:
         return tree
 
     async def _replay(self, tree: _Tree) -> None:
-        rebuilt: list[_Cell] = []
+        rebuilt: list[_Step] = []
         async with tree.lock:
             state = 0
-            for index, cell in enumerate(self._cells):
-                try:
-                    execution, new = await tree.run(state, cell.code, cell.stdin, cell.limits)
-                except _DamagedError:
-                    self._cells = (*self._cells[: max(0, index - 1)], *self._cells[index:])
-                    raise
-                if execution.status.is_sandbox_fault:
-                    raise _LostError
-                if new is not None:
-                    state = new
-                rebuilt.append(replace(cell, state=state, fingerprint=tree.fingerprint))
+            for index, step in enumerate(self._cells):
+                if isinstance(step, _PutFile):
+                    with contextlib.suppress(_FileError):  # a cell did not leave the same files as before
+                        await tree.use_files(wire.OPERATION_PUT, step.path, step.data)
+                else:
+                    try:
+                        execution, new = await tree.run(state, step)
+                    except _DamagedError:
+                        self._cells = (*_without_last_cell(self._cells[:index]), *self._cells[index:])
+                        raise
+                    if execution.status.is_sandbox_fault:
+                        raise _UnavailableError(execution.message)
+                    if new is not None:
+                        state = new
+                rebuilt.append(replace(step, state=state, fingerprint=tree.fingerprint))
         self._cells = tuple(rebuilt)
 
     def _leave_tree(self) -> None:
@@ -367,8 +599,10 @@ class LocalSession:
     async def fork(self) -> "LocalSession":
         async with self._turn:
             self._check_open()
-            has_room = self.tree is not None and len(self.tree.sessions) < _MAX_SESSIONS_IN_TREE
-            return self._sessions.open(self._cells, self.tree if has_room else None)
+            tree = self.tree
+            has_room = tree is not None and len(tree.sessions) < _MAX_SESSIONS_IN_TREE
+            can_share = has_room and tree is not None and tree.is_separable(self.head_state)
+            return self._sessions.open(self._cells, tree if can_share else None)
 
     async def rollback(self, num_cells: int = 1) -> None:
         async with self._turn:
@@ -378,6 +612,8 @@ class LocalSession:
             kept = self._cells[: len(self._cells) - num_cells]
             forgotten = self._cells[len(kept) :]
             self._cells = kept
+            if self.tree is not None and forgotten and not self.tree.is_separable(self.head_state):
+                self._leave_tree()  # the forgotten cells may have changed what this state shares with them
             if self.tree is not None:
                 wanted = {cell.state for session in self.tree.sessions for cell in session._cells}
                 for cell in forgotten:

@@ -8,6 +8,7 @@ the only sockets and deadlines, and never waits for a state without one.
 
 import array
 import contextlib
+import errno
 import hashlib
 import os
 import random
@@ -15,13 +16,15 @@ import resource
 import select
 import signal
 import socket
-import stat
 import struct
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rstar2.sandbox.isolation import confine
+from rstar2.sandbox.isolation import confine, linux
+from rstar2.sandbox.notebooks import scratch_files
 from rstar2.sandbox.slots import interpreter, wire
 from rstar2.sandbox.slots.watch import Stream, Watch, close_streams, cut_flags, new_streams, start_streams
 from rstar2.sandbox.slots.wire import Flag, RequestHeader
@@ -44,6 +47,10 @@ _DONE = struct.Struct("=BiQI")
 
 
 _NO_FLAGS = Flag(0)
+
+
+class _SpoiledError(Exception):
+    """A cell left processes that do not end, or so many that their ids began anew."""
 
 
 class _StateLostError(Exception):
@@ -75,26 +82,56 @@ class _Cell:
 # ---- the controller ----
 
 
-def serve(socket_fd: int, uid: int, pid_namespace: bool, base_data_bytes: int, base_address_bytes: int) -> None:
-    """Answer the host until it exits. Never returns."""
+def serve(
+    socket_fd: int,
+    uid: int,
+    pid_namespace: bool,
+    base_data_bytes: int,
+    base_address_bytes: int,
+    *,
+    controller_filter: bytes,
+    cell_filter: bytes,
+) -> None:
+    """Answer the host until it exits. Never returns. The filters are of system calls; empty: none."""
     caller = socket.socket(fileno=socket_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it has the uid of its cells, they could send it
     try:
         limits = RequestHeader.unpack(_receive(caller, wire.REQUEST.size))
         controller = _Controller(caller, uid, pid_namespace)
-        controller.start_root(limits, base_data_bytes, base_address_bytes)
+        controller.start_root(limits, base_data_bytes, base_address_bytes, cell_filter)
+        if controller_filter:
+            linux.install_seccomp_filter(controller_filter)
         while True:
             operation, base, new = wire.SESSION_REQUEST.unpack(_receive(caller, wire.SESSION_REQUEST.size))
             if operation == wire.OPERATION_DROP:
                 controller.drop(base)
+            elif operation != wire.OPERATION_RUN:
+                path_len, data_len = wire.FILE_REQUEST.unpack(_receive(caller, wire.FILE_REQUEST.size))
+                path, data = _receive(caller, path_len).decode(), _receive(caller, data_len)
+                caller.sendall(controller.use_files(operation, path, data))
             else:
                 header = RequestHeader.unpack(_receive(caller, wire.REQUEST.size))
                 code, stdin = _receive(caller, header.code_len), _receive(caller, header.stdin_len)
-                caller.sendall(controller.run(base, new, header, code, stdin))
+                try:
+                    reply = controller.run(base, new, header, code, stdin)
+                except EOFError:
+                    raise
+                except Exception:  # whatever it is, the cell caused it, and the host must know
+                    caller.sendall(_without_output(wire.TREE_SPOILED))
+                    raise EOFError from None
+                caller.sendall(reply)
     except (EOFError, OSError):
         pass
     finally:
         os._exit(0)
+
+
+def _without_output(wait_status: int, fingerprint: int = 0) -> bytes:
+    return _with_data(wait_status, fingerprint, b"")
+
+
+def _with_data(wait_status: int, fingerprint: int, data: bytes) -> bytes:
+    return wire.SESSION_REPLY.pack(0, fingerprint, 0) + wire.REPLY.pack(wait_status, 0, len(data), 0, 0, 0, 0, 0) + data
 
 
 def _receive(channel: socket.socket, length: int) -> bytes:
@@ -117,7 +154,9 @@ class _Controller:
         self._swept_to = 1
         self._streams: tuple[Stream, ...] = ()
 
-    def start_root(self, limits: RequestHeader, base_data_bytes: int, base_address_bytes: int) -> None:
+    def start_root(
+        self, limits: RequestHeader, base_data_bytes: int, base_address_bytes: int, cell_filter: bytes
+    ) -> None:
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
@@ -125,8 +164,11 @@ class _Controller:
                 ours.close()
                 self._caller.close()
                 _confine_root(limits, self._uid, base_data_bytes, base_address_bytes)
+                tid_address = fast_fork.tid_address() if fast_fork is not None else 0
+                if cell_filter:
+                    linux.install_seccomp_filter(cell_filter)
                 interpreter.reseed()
-                _state_loop(theirs, interpreter.new_main().__dict__)
+                _state_loop(theirs, interpreter.new_main().__dict__, tid_address)
             finally:
                 os._exit(117)
         theirs.close()
@@ -139,6 +181,23 @@ class _Controller:
             state.channel.close()
             _kill(state.pid)
         _reap()
+
+    def use_files(self, operation: int, path: str, data: bytes) -> bytes:
+        """Nothing of the session runs meanwhile: its states are stopped."""
+        error_number, content = 0, b""
+        try:
+            with _as_user(self._uid):
+                if operation == wire.OPERATION_PUT:
+                    scratch_files.put(path, data)
+                elif operation == wire.OPERATION_READ:
+                    content = scratch_files.read(path)
+                else:
+                    content = wire.encode_files(scratch_files.listed())
+        except OSError as error:
+            error_number = error.errno or errno.EIO
+        except (RecursionError, MemoryError):
+            error_number = errno.ENAMETOOLONG
+        return _with_data(error_number, _scratch_fingerprint(self._empty_scratch, self._uid), content)
 
     def run(self, base: int, new: int, header: RequestHeader, code: bytes, stdin: bytes) -> bytes:
         try:
@@ -189,6 +248,7 @@ class _Controller:
             theirs.close()  # so that the end of the state is seen at once
             ours.settimeout(_HANDSHAKE_S)
             pid = _receive_hello(ours)
+            _wait_until_forked(base, pid)
         except BaseException:
             for fd in (input_write, *(read_end for read_end, _ in pipes)):
                 os.close(fd)
@@ -202,12 +262,12 @@ class _Controller:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(base.pid, signal.SIGSTOP)
         ours.setblocking(False)
-        start_streams(self._streams, [read_end for read_end, _ in pipes], header.output_bytes)
+        start_streams(self._streams, [read_end for read_end, _ in pipes], header)
         process_fd = os.pidfd_open(pid)
         watch = Watch(
             *(self._caller, header, self._streams, memoryview(stdin), input_write),
             end_fds=(ours.fileno(), process_fd),  # its own end too: other processes may hold its channel
-            question_prefix=wire.SESSION_REPLY.pack(0, 0),
+            question_prefix=wire.SESSION_REPLY.pack(0, 0, 0),
         )
         # Its time begins here: a state that this machine let wait for its turn to fork has not run the cell yet.
         return _Cell(time.monotonic(), ours, pid, process_fd, watch)
@@ -220,7 +280,7 @@ class _Controller:
                 break
             except ChildProcessError:  # its parent has not ended yet, so it is not our child so far
                 if time.monotonic() > until:
-                    os._exit(0)
+                    raise _SpoiledError from None
                 time.sleep(0.001)
         if not cell.flags:
             cell.wait_status = status
@@ -238,18 +298,17 @@ class _Controller:
         parked = {state.pid for state in self._states.values()}
         highest = _latest_pid()
         if highest < self._swept_to:
-            os._exit(0)
+            raise _SpoiledError
         killed = [pid for pid in range(self._swept_to + 1, highest) if pid not in parked and _kill_process(pid)]
         self._swept_to = highest
         if any(_is_running(pid) for pid in killed):
-            os._exit(0)
+            raise _SpoiledError
         _reap()
 
     def _reply(self, cell: _Cell | None) -> bytes:
-        fingerprint = _scratch_fingerprint(self._empty_scratch)
+        fingerprint = _scratch_fingerprint(self._empty_scratch, self._uid)
         if cell is None:
-            # The state could not even fork, so it is lost, whatever the reason; the host sees status -1.
-            return wire.SESSION_REPLY.pack(0, fingerprint) + wire.REPLY.pack(-1, 0, 0, 0, 0, 0, 0, 0)
+            return _without_output(wire.STATE_LOST, fingerprint)  # it could not even fork, whatever the reason
         bodies = [stream.content for stream in self._streams]
         wall_us = int((time.monotonic() - cell.started) * 1e6)
         numbers = wire.REPLY.pack(
@@ -260,7 +319,7 @@ class _Controller:
             wall_us,
             cell.cpu_us,
         )
-        return b"".join([wire.SESSION_REPLY.pack(cell.kept, fingerprint), numbers, *bodies])
+        return b"".join([wire.SESSION_REPLY.pack(cell.kept, fingerprint, cell.pid), numbers, *bodies])
 
 
 def _receive_hello(channel: socket.socket) -> int:
@@ -270,6 +329,17 @@ def _receive_hello(channel: socket.socket) -> int:
         if data == _HELLO and level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
             pid: int = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])[0]
             return pid
+    raise _StateLostError
+
+
+def _wait_until_forked(base: _State, pid: int) -> None:
+    """Until the base has closed what was for its fork: one that is stopped earlier would park with it open."""
+    try:
+        if base.channel.recv(1):
+            return
+    except OSError:
+        pass
+    _kill(pid)
     raise _StateLostError
 
 
@@ -341,28 +411,41 @@ def _num_scratch_files() -> int:
     return usage.f_files - usage.f_ffree
 
 
-def _scratch_fingerprint(num_when_empty: int) -> int:
-    """0 while the scratch directory is empty, else a digest of what is in it, however a program left it."""
+def _scratch_fingerprint(num_when_empty: int, uid: int) -> int:
+    """0 while the scratch directory is empty, else a digest of what is in it. Read as the cells' user, who alone may
+    enter all folders, and by descriptor, because a path may be too long. What cannot be read even so counts as changed.
+    """
     if _num_scratch_files() == num_when_empty:
         return 0
     digest = hashlib.blake2b(digest_size=8)
-    pending = ["."]
-    while pending:
-        folder = pending.pop()
-        try:
-            names = sorted(os.listdir(folder))  # noqa: PTH208
-        except OSError:
-            continue
-        for name in names:
-            path = f"{folder}/{name}"
-            digest.update(path.encode("utf-8", "surrogateescape"))
-            with contextlib.suppress(OSError):
-                facts = os.lstat(path)
-                # The time of change, unlike that of modification, cannot be set back.
-                digest.update(f"\0{facts.st_mode}\0{facts.st_size}\0{facts.st_ctime_ns}\0{facts.st_ino}\n".encode())
-                if stat.S_ISDIR(facts.st_mode):
-                    pending.append(path)
+    try:
+        with _as_user(uid):
+            for path, folders, names, folder_fd in os.fwalk(".", onerror=_raise):
+                folders.sort()
+                for name in sorted([*folders, *names]):
+                    facts = os.lstat(name, dir_fd=folder_fd)
+                    # The time of change, unlike that of modification, cannot be set back.
+                    line = f"{path}/{name}\0{facts.st_mode}\0{facts.st_size}\0{facts.st_ctime_ns}\0{facts.st_ino}\n"
+                    digest.update(line.encode("utf-8", "surrogateescape"))
+    except (OSError, RecursionError):
+        digest.update(os.urandom(8))
     return int.from_bytes(digest.digest(), "little") or 1
+
+
+@contextlib.contextmanager
+def _as_user(uid: int) -> Iterator[None]:
+    """With the rights of the session's cells, who alone may enter all of their folders."""
+    if uid >= 0:
+        os.setresuid(-1, uid, -1)
+    try:
+        yield
+    finally:
+        if uid >= 0:
+            os.setresuid(-1, 0, -1)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 # ---- a state: what runs in the parked interpreters ----
@@ -389,13 +472,33 @@ def _confine_root(limits: RequestHeader, uid: int, base_data_bytes: int, base_ad
 
 # Bound here, so that a cell that replaces `os.fork` and the like does not break its own session.
 _fork, _exit, _waitpid, _dup2, _close, _closerange = os.fork, os._exit, os.waitpid, os.dup2, os.close, os.closerange
-_getstate, _setstate, _getpid = random.getstate, random.setstate, os.getpid
+_getstate, _setstate = random.getstate, random.setstate
+_fork_sibling = fast_fork.fork_sibling if fast_fork is not None else None
+_threads: dict[object, object] = threading._active  # type: ignore[attr-defined]
 _getrusage, _setrlimit = resource.getrusage, resource.setrlimit
 
 
-def _state_loop(channel: socket.socket, namespace: dict[str, object]) -> None:
+def _make_fork(tid_address: int) -> Callable[[], bool]:
+    """Forks a child of the controller, which alone reaps it; whether we are still the one that forked."""
+
+    def fork_cell() -> bool:
+        if _fork_sibling is not None and tid_address and len(_threads) == 1:
+            return bool(_fork_sibling(tid_address))
+        middle = _fork()
+        if middle:
+            _waitpid(middle, 0)
+            return True
+        if _fork():
+            _exit(0)
+        return False
+
+    return fork_cell
+
+
+def _state_loop(channel: socket.socket, namespace: dict[str, object], tid_address: int) -> None:
     """Park; fork for each cell that arrives. The fork runs the cell and then parks in this same loop."""
     number = 0
+    fork_cell = _make_fork(tid_address)
     while True:
         packed, ancillary, _, _ = channel.recvmsg(wire.REQUEST.size, socket.CMSG_SPACE(4 * 5))
         if len(packed) < wire.REQUEST.size or not ancillary:
@@ -406,24 +509,19 @@ def _state_loop(channel: socket.socket, namespace: dict[str, object]) -> None:
         source = _receive(channel, header.code_len)
         generator = _getstate()  # a fork hook would reseed it, and a cell's random.seed(1) must hold in the next
         try:
-            middle = _fork()
+            is_base = fork_cell()
         except BlockingIOError:  # what earlier cells started and never waited for still counts against the limit
             _reap()
-            middle = _fork()
-        if middle:
+            is_base = fork_cell()
+        if is_base:
             for fd in fds:
                 _close(fd)
-            _waitpid(middle, 0)
+            channel.send(_HELLO)
             continue
-        if _fork():
-            _exit(0)  # the cell becomes a child of the controller, which alone reaps it
         _setstate(generator)
         channel.close()
         channel = _take_descriptors(fds)
-        channel.sendmsg(
-            [_HELLO],
-            [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, _CREDENTIALS.pack(_getpid(), os.getuid(), os.getgid()))],
-        )
+        channel.send(_HELLO)  # the kernel adds our process id
         number += 1
         if sys.stdin is sys.__stdin__:  # what an earlier cell left unread in its buffer was not for this one
             interpreter.open_stdin()

@@ -16,10 +16,11 @@ from dataclasses import replace
 from typing import Self
 
 from rstar2.errors import InfrastructureError, UserError
-from rstar2.sandbox.execution import Execution, ExecutionStatus
+from rstar2.sandbox.execution import Execution, ExecutionStatus, OnOutput
 from rstar2.sandbox.executor import Executor, Overloaded, Request
 from rstar2.sandbox.fair_queue import FairQueue
 from rstar2.sandbox.http.schema import NodeInfo
+from rstar2.sandbox.output_relay import OutputRelay
 from rstar2.sandbox.pool.node import CallGroup, HealthConfig, Node, PoolCall, Probe
 from rstar2.sandbox.pool.node_table import NodeTable
 from rstar2.sandbox.pool.pool_session import PoolSession
@@ -85,8 +86,9 @@ class PoolExecutor:
 
     # ---- callers ----
 
-    async def run(self, request: Request) -> Execution:
+    async def run(self, request: Request, on_output: OnOutput | None = None) -> Execution:
         call = self._submit(request, request.flow)
+        call.relay = None if on_output is None else OutputRelay(on_output)
         try:
             return await call.future
         finally:
@@ -161,7 +163,8 @@ class PoolExecutor:
                 break
             node.num_outstanding += 1
             # A call that failed once is sent alone: if it was the cause, it must not fail others.
-            if call.num_failed_tries:
+            # So is one whose output its caller waits for: a batch has results only.
+            if call.num_failed_tries or call.relay is not None:
                 self._give(node, [call])
             else:
                 together.setdefault(node, []).append(call)
@@ -186,7 +189,10 @@ class PoolExecutor:
         ]
         try:
             if len(requests) == 1:
-                self._take_answer(group, 0, await node.executor.run(requests[0]))
+                relay = group.calls[0].relay
+                ask = node.executor.run
+                execution = await (ask(requests[0]) if relay is None else ask(requests[0], relay.restarted()))
+                self._take_answer(group, 0, execution)
             else:
                 async for index, execution in node.executor.run_many(requests):
                     self._take_answer(group, index, execution)

@@ -75,4 +75,12 @@ def create_gateway(
 ) -> web.Application:
     if settings.token is None:
         raise UserError("token: a gateway needs one; without it any client could join a node and read all programs")
-    return create_app(pool, settings, grader=grader, guarantees=gateway.guarantees, load=gateway.load, nodes=gateway)
+    return create_app(
+        pool,
+        settings,
+        grader=grader,
+        guarantees=gateway.guarantees,
+        load=gateway.load,
+        nodes=gateway,
+        backend="nodes",
+    )

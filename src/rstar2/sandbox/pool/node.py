@@ -10,6 +10,7 @@ from rstar2.sandbox.execution import Execution
 from rstar2.sandbox.executor import Executor, Request
 from rstar2.sandbox.http.schema import NodeInfo
 from rstar2.sandbox.isolation.guarantees import Guarantee
+from rstar2.sandbox.output_relay import OutputRelay
 from rstar2.sandbox.pool.choice import Candidate
 
 NUM_CALLS_PER_SLOT = 128
@@ -77,6 +78,8 @@ class PoolCall:
     tried: set[str] = field(default_factory=set)
     """Nodes that failed it."""
     num_failed_tries: int = 0
+    relay: OutputRelay | None = None
+    """Where its output goes while it runs."""
     group: "CallGroup | None" = None
     """The calls that were sent with it; None while it waits."""
 

@@ -9,14 +9,19 @@ import asyncio
 import contextlib
 import time
 import uuid
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from rstar2.errors import InfrastructureError, UserError
-from rstar2.sandbox.execution import Execution, ExecutionStatus, Limits
+from rstar2.sandbox.execution import Execution, ExecutionStatus, FileInfo, Limits, OnOutput
 from rstar2.sandbox.executor import Session
+from rstar2.sandbox.file_paths import check_path, check_size
+from rstar2.sandbox.output_relay import OutputRelay
 from rstar2.sandbox.pool.node import Node, NodeState
 from rstar2.sandbox.pool.node_table import CLOSE_DEADLINE_S, POLL_S, NodeTable
 
+T = TypeVar("T")
 MAX_TRIES = 4
 NODE_WAIT_S = 120.0
 """How long a cell waits for a node to be ready."""
@@ -27,6 +32,16 @@ class _Cell:
     code: str
     stdin: str
     limits: Limits
+    rich: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _PutFile:
+    path: str
+    data: bytes
+
+
+_Step = _Cell | _PutFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +52,18 @@ class _Place:
     session: Session
 
 
+class _RefusedError(Exception):
+    """A node refuses what its caller asked for."""
+
+    def __init__(self, error: UserError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class PoolSession:
     """Satisfies `Session`."""
 
-    def __init__(self, table: NodeTable, cells: tuple[_Cell, ...] = (), place: _Place | None = None) -> None:
+    def __init__(self, table: NodeTable, cells: tuple[_Step, ...] = (), place: _Place | None = None) -> None:
         self.id = uuid.uuid4().hex
         self._table = table
         self._cells = cells
@@ -57,16 +80,68 @@ class PoolSession:
         """The name of the node that holds it; None while none does."""
         return self._place.node.name if self._place else None
 
-    async def run(self, code: str, stdin: str = "", limits: Limits | None = None) -> Execution:
-        cell = _Cell(code, stdin, limits or Limits())
+    async def run(
+        self,
+        code: str,
+        stdin: str = "",
+        limits: Limits | None = None,
+        *,
+        rich: bool = False,
+        on_output: OnOutput | None = None,
+    ) -> Execution:
+        cell = _Cell(code, stdin, limits or Limits(), rich)
+        relay = None if on_output is None else OutputRelay(on_output)
+        num_tries = 0
+
+        async def run(failed: set[str], until: float) -> Execution:
+            nonlocal num_tries
+            num_tries += 1
+            return await self._run_here_or_elsewhere(cell, relay, failed, until)
+
+        try:
+            execution = await self._tried(run)
+        except InfrastructureError as error:
+            return Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error), num_attempts=MAX_TRIES)
+        return replace(execution, num_attempts=execution.num_attempts + num_tries - 1)
+
+    async def put_file(self, path: str, data: bytes) -> None:
+        check_path(path)
+        check_size(len(data))
+
+        async def put(failed: set[str], until: float) -> None:
+            await self._use(failed, until, lambda session: session.put_file(path, data))
+            self._cells = (*self._cells, _PutFile(path, data))
+
+        await self._tried(put)
+
+    async def read_file(self, path: str) -> bytes:
+        check_path(path)
+        return await self._tried(
+            lambda failed, until: self._use(failed, until, lambda session: session.read_file(path))
+        )
+
+    async def list_files(self) -> list[FileInfo]:
+        return await self._tried(lambda failed, until: self._use(failed, until, lambda session: session.list_files()))
+
+    async def _use(self, failed: set[str], until: float, use: Callable[[Session], Coroutine[Any, Any, T]]) -> T:
+        place = self._usable_place() or await self._rebuilt(failed, until)
+        try:
+            return await self._table.visit(place.node, use(place.session))
+        except UserError as refused:  # it is the caller's, and would be refused elsewhere
+            raise _RefusedError(refused) from None
+
+    async def _tried(self, act: Callable[[set[str], float], Awaitable[T]]) -> T:
+        """On this session's node, or on others if that fails."""
         async with self._turn:
             self._check_open()
             failed: set[str] = set()
             until = time.monotonic() + NODE_WAIT_S
             error: Exception = InfrastructureError("it was never tried")
-            for num_failed in range(MAX_TRIES):
+            for _ in range(MAX_TRIES):
                 try:
-                    execution = await self._run_here_or_elsewhere(cell, failed, until)
+                    return await act(failed, until)
+                except _RefusedError as refused:
+                    raise refused.error from None
                 except (InfrastructureError, UserError) as raised:
                     error = raised
                     if (place := self._leave_place()) is not None:
@@ -76,11 +151,7 @@ class PoolSession:
                     # The cell may be running or done: the state before it is rebuilt from the cells before it.
                     self._leave_place()
                     raise
-                else:
-                    return replace(execution, num_attempts=execution.num_attempts + num_failed)
-            if isinstance(error, UserError):
-                raise error
-            return Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error), num_attempts=MAX_TRIES)
+            raise error
 
     async def fork(self) -> "PoolSession":
         async with self._turn:
@@ -122,10 +193,12 @@ class PoolSession:
                     async with asyncio.timeout(CLOSE_DEADLINE_S):
                         await self._table.visit(place.node, place.session.close())
 
-    async def _run_here_or_elsewhere(self, cell: _Cell, failed: set[str], until: float) -> Execution:
+    async def _run_here_or_elsewhere(
+        self, cell: _Cell, relay: OutputRelay | None, failed: set[str], until: float
+    ) -> Execution:
         place = self._usable_place() or await self._rebuilt(failed, until)
         num_before = place.session.num_cells
-        execution = await self._run_cell(place, cell)
+        execution = await self._run_cell(place, cell, relay)
         # A node forgets the last cell, too, when the state that it left turns out to be damaged.
         num_after = place.session.num_cells
         is_kept = execution.ok or num_after > num_before
@@ -133,8 +206,10 @@ class PoolSession:
         self._cells = (*self._cells[: len(self._cells) - num_forgotten], *((cell,) if is_kept else ()))
         return execution
 
-    async def _run_cell(self, place: _Place, cell: _Cell) -> Execution:
-        execution = await self._table.visit(place.node, place.session.run(cell.code, cell.stdin, cell.limits))
+    async def _run_cell(self, place: _Place, cell: _Cell, relay: OutputRelay | None = None) -> Execution:
+        on_output = None if relay is None else relay.restarted()
+        running = place.session.run(cell.code, cell.stdin, cell.limits, rich=cell.rich, on_output=on_output)
+        execution = await self._table.visit(place.node, running)
         if execution.status is ExecutionStatus.INFRASTRUCTURE:
             raise InfrastructureError(execution.message)
         return execution
@@ -148,8 +223,12 @@ class PoolSession:
             failed.add(node.name)
             raise
         self._place = place = _Place(node, session)
-        for cell in self._cells:
-            await self._run_cell(place, cell)
+        for step in self._cells:
+            if isinstance(step, _Cell):
+                await self._run_cell(place, step)
+            else:
+                with contextlib.suppress(UserError):  # a cell did not leave the same files as before
+                    await self._table.visit(node, session.put_file(step.path, step.data))
         return place
 
     async def _wait_for_node(self, failed: set[str], until: float) -> Node:

@@ -70,6 +70,8 @@ struct request {
     uint32_t num_processes, output_bytes;
     uint32_t longest_ms; /* after which the program is stopped without asking */
     uint32_t young_ms;   /* after which it continues at a low CPU share */
+    uint32_t value_bytes; /* the most on the descriptor of the value */
+    uint32_t stream_ms;   /* how often output is passed on while the program runs; 0: never */
 };
 
 struct reply {
@@ -78,8 +80,8 @@ struct reply {
     uint64_t wall_us, cpu_us;
 };
 
-enum { TIMED_OUT = 1, STDOUT_CUT = 2, STDERR_CUT = 4, VALUE_CUT = 8, SCRATCH_DIRTY = 16, AT_LIMIT = 32 };
-enum { MAX_CODE = 8 << 20, MAX_STDIN = 32 << 20, MAX_OUTPUT = (16 << 20) + 1, NUM_STREAMS = 3, VALUE_FD = 3 };
+enum { TIMED_OUT = 1, STDOUT_CUT = 2, STDERR_CUT = 4, VALUE_CUT = 8, USED_UP = 16, AT_LIMIT = 32, PARTIAL = 64 };
+enum { MAX_CODE = 25 << 20, MAX_STDIN = 32 << 20, MAX_OUTPUT = (16 << 20) + 1, NUM_STREAMS = 3, VALUE_FD = 3 };
 enum { OLD_NICE = 19 };
 
 static int64_t now_us(void)
@@ -371,8 +373,7 @@ static int receive_all(int socket, void *buffer, size_t length)
 static int send_all(int socket, struct iovec *parts, int num_parts)
 {
     while (num_parts) {
-        struct msghdr header = {.msg_iov = parts, .msg_iovlen = num_parts};
-        ssize_t sent = sendmsg(socket, &header, MSG_NOSIGNAL);
+        ssize_t sent = writev(socket, parts, num_parts); /* SIGPIPE is ignored; sendmsg would be refused */
         if (sent < 0) {
             if (errno == EINTR)
                 continue;
@@ -468,6 +469,7 @@ static void reseed(const struct twister *twisters, int num_twisters)
 
 struct slot {
     int socket, uid, pid_namespace;
+    int last_pid_fd; /* with which the numbering of processes is reset; -1 where that is not allowed */
     uint64_t base_data_bytes, base_address_bytes;
     PyObject *run;
     struct twister twisters[MAX_TWISTERS];
@@ -523,6 +525,17 @@ static int64_t children_cpu_us(void)
     return (used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000000ll + used.ru_utime.tv_usec + used.ru_stime.tv_usec;
 }
 
+/* The id that a process of this namespace gets now, by making one that shares our memory and ends at once. */
+static pid_t newest_pid(void)
+{
+    pid_t pid = vfork();
+    if (pid == 0)
+        _exit(0);
+    while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+        ;
+    return pid;
+}
+
 /* Kills and reaps the child, unless it was reaped, and all that it left behind. */
 static void end_all(const struct slot *slot, pid_t child, int *status, struct rusage *used)
 {
@@ -549,6 +562,22 @@ static void ask_for_time(const struct slot *slot, int64_t elapsed_us)
     send_all(slot->socket, &part, 1); /* a caller that is gone is seen by the next poll */
 }
 
+/* Passes on what stdout and stderr got since the last time. */
+static void pass_on(const struct slot *slot, uint32_t *passed_on, int64_t elapsed_us)
+{
+    const struct stream *streams = slot->streams;
+    struct reply part = {.flags = PARTIAL,
+                         .stdout_len = streams[0].length - passed_on[0],
+                         .stderr_len = streams[1].length - passed_on[1],
+                         .wall_us = elapsed_us};
+    struct iovec parts[3] = {{&part, sizeof part},
+                             {streams[0].buffer + passed_on[0], part.stdout_len},
+                             {streams[1].buffer + passed_on[1], part.stderr_len}};
+    passed_on[0] = streams[0].length;
+    passed_on[1] = streams[1].length;
+    send_all(slot->socket, parts, 3);
+}
+
 /* Runs one request; returns 0, or -1 if the caller is gone. */
 static int execute(struct slot *slot, const struct request *request, struct reply *reply)
 {
@@ -563,10 +592,13 @@ static int execute(struct slot *slot, const struct request *request, struct repl
         write_ends[i] = output[i][1];
         slot->streams[i].fd = output[i][0];
         slot->streams[i].length = 0;
-        slot->streams[i].limit = request->output_bytes + (i + 1 == VALUE_FD); /* the value has a tag before it */
+        slot->streams[i].limit = i + 1 == VALUE_FD ? request->value_bytes : request->output_bytes;
         slot->streams[i].cut = 0;
     }
     int64_t started = now_us(), cpu_before = children_cpu_us();
+    /* A program that could see how many processes the ones before it had made would read their messages. */
+    if (slot->last_pid_fd >= 0 && pwrite(slot->last_pid_fd, "1", 1, 0) != 1)
+        _exit(124);
     pid_t child = _Fork();
     if (child == 0)
         run_child(slot, request, input[0], write_ends);
@@ -583,6 +615,8 @@ static int execute(struct slot *slot, const struct request *request, struct repl
     int child_fd = syscall(SYS_pidfd_open, child, 0);
     int64_t last = started + request->longest_ms * 1000ll, old_at = started + request->young_ms * 1000ll;
     int64_t ask_at = started + request->wall_ms * 1000ll; /* 0 while the answer is awaited */
+    int64_t pass_on_at = 0, passed_on_at = 0;             /* 0: nothing to pass on */
+    uint32_t passed_on[2] = {0, 0};
     enum { CHILD, CALLER, STDIN, FIRST_STREAM, NUM_POLLED = FIRST_STREAM + NUM_STREAMS };
     struct pollfd polled[NUM_POLLED] = {
         [CHILD] = {child_fd, POLLIN, 0}, [CALLER] = {slot->socket, POLLIN | POLLRDHUP, 0}, [STDIN] = {input_fd, POLLOUT, 0}};
@@ -604,9 +638,16 @@ static int execute(struct slot *slot, const struct request *request, struct repl
             setpriority(slot->uid >= 0 ? PRIO_USER : PRIO_PGRP, slot->uid >= 0 ? slot->uid : child, OLD_NICE);
             old_at = 0;
         }
+        if (pass_on_at && now >= pass_on_at) {
+            pass_on(slot, passed_on, now - started);
+            passed_on_at = now;
+            pass_on_at = 0;
+        }
         int64_t until = ask_at && ask_at < last ? ask_at : last;
         if (old_at && old_at < until)
             until = old_at;
+        if (pass_on_at && pass_on_at < until)
+            until = pass_on_at;
         if (poll(polled, NUM_POLLED, (int)((until - now) / 1000) + 1) < 0 && errno != EINTR)
             _exit(120);
         if (polled[CALLER].revents) {
@@ -629,6 +670,9 @@ static int execute(struct slot *slot, const struct request *request, struct repl
             break;
         if (polled[CHILD].revents)
             break;
+        if (request->stream_ms && !pass_on_at &&
+            (slot->streams[0].length > passed_on[0] || slot->streams[1].length > passed_on[1]))
+            pass_on_at = passed_on_at + request->stream_ms * 1000ll;
     }
     int status = 0;
     struct rusage used = {0};
@@ -647,8 +691,8 @@ static int execute(struct slot *slot, const struct request *request, struct repl
     if (polled[STDIN].fd >= 0)
         close(input[1]);
     close(child_fd);
-    if (scratch_is_dirty(slot))
-        flags |= SCRATCH_DIRTY;
+    if (scratch_is_dirty(slot) || (slot->pid_namespace && slot->last_pid_fd < 0 && newest_pid() != child + 1))
+        flags |= USED_UP;
     uint32_t unneeded; /* the answer to a question that the program's end has overtaken */
     if (!ask_at && !caller_gone)
         caller_gone = receive_all(slot->socket, &unneeded, sizeof unneeded) != 0;
@@ -672,7 +716,7 @@ static int take_twisters(struct slot *slot, PyObject *pairs)
     return 0;
 }
 
-/* Answers requests until the caller is gone or the scratch directory has changed. */
+/* Answers requests until the caller is gone or a program has left a trace: files, or the ids of its processes. */
 static void serve(struct slot *slot)
 {
     slot->code = map_memory(MAX_CODE, 1);
@@ -689,7 +733,8 @@ static void serve(struct slot *slot)
     struct request request;
     struct reply reply;
     while (!receive_all(slot->socket, &request, sizeof request)) {
-        if (request.code_len > MAX_CODE || request.stdin_len > MAX_STDIN || request.output_bytes > MAX_OUTPUT)
+        if (request.code_len > MAX_CODE || request.stdin_len > MAX_STDIN || request.output_bytes > MAX_OUTPUT ||
+            request.value_bytes > MAX_OUTPUT)
             _exit(122);
         if (receive_all(slot->socket, slot->code, request.code_len) ||
             receive_all(slot->socket, slot->input, request.stdin_len))
@@ -708,7 +753,7 @@ static void serve(struct slot *slot)
             madvise(slot->input, MAX_STDIN, MADV_DONTNEED);
         if (request.code_len > 1 << 16)
             madvise(slot->code, MAX_CODE, MADV_DONTNEED);
-        if (reply.flags & SCRATCH_DIRTY)
+        if (reply.flags & USED_UP)
             break;
     }
 }
@@ -737,6 +782,7 @@ static void run_slot(PyObject *slot_main, PyObject *rehearse, PyObject *filter, 
     int watch = tends_image ? exact_faults(regions, num_regions) : -1;
     int ring = tends_image ? (int)syscall(SYS_io_uring_setup, 1, &unused) : -1;
     int pagemap = tends_image ? openat(proc, "self/pagemap", O_RDONLY | O_CLOEXEC) : -1;
+    slot->last_pid_fd = message[0] == 0 ? openat(proc, "sys/kernel/ns_last_pid", O_WRONLY | O_CLOEXEC) : -1;
     PyObject *list = PyTuple_New(num_fds);
     for (int i = 0; i < num_fds; i++)
         PyTuple_SET_ITEM(list, i, PyLong_FromLong(fds[i]));
@@ -746,6 +792,10 @@ static void run_slot(PyObject *slot_main, PyObject *rehearse, PyObject *filter, 
                                        &base_address)) {
         PyErr_Print();
         _exit(113);
+    }
+    if (slot->last_pid_fd >= 0 && pwrite(slot->last_pid_fd, "1", 1, 0) != 1) {
+        close(slot->last_pid_fd);
+        slot->last_pid_fd = -1;
     }
     slot->base_data_bytes = base_data;
     slot->base_address_bytes = base_address;
@@ -815,20 +865,46 @@ static PyObject *park(PyObject *self, PyObject *args)
     Py_RETURN_FALSE;
 }
 
-/* The id that the next process of this namespace would get, by making one that shares our memory and ends at once. */
 static PyObject *latest_pid(PyObject *self, PyObject *unused)
 {
-    pid_t pid = vfork();
+    pid_t pid = newest_pid();
+    return pid < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromLong(pid);
+}
+
+/* Fork a sibling: a child of our parent, who alone reaps it. One fork where a child's child would take two. Only for a
+ * process with one thread, since a raw clone takes no locks of the C library; it sets the thread's id as fork does. */
+static PyObject *fork_sibling(PyObject *self, PyObject *args)
+{
+    unsigned long long tid_address;
+    if (!PyArg_ParseTuple(args, "K", &tid_address))
+        return NULL;
+    const unsigned long flags = CLONE_PARENT | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | SIGCHLD;
+    PyOS_BeforeFork();
+    pid_t pid = (pid_t)syscall(SYS_clone, flags, 0, 0, tid_address, 0);
+    const int error = errno;
     if (pid == 0)
-        _exit(0);
-    if (pid < 0)
+        PyOS_AfterFork_Child();
+    else
+        PyOS_AfterFork_Parent();
+    if (pid < 0) {
+        errno = error;
         return PyErr_SetFromErrno(PyExc_OSError);
-    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
-        ;
+    }
     return PyLong_FromLong(pid);
 }
 
+/* Where the C library keeps the id of this thread, the same in all forks; 0 where the kernel does not tell. */
+static PyObject *tid_address(PyObject *self, PyObject *unused)
+{
+    int *address = NULL;
+    if (prctl(PR_GET_TID_ADDRESS, &address, 0, 0, 0) || !address || *address != (int)syscall(SYS_gettid))
+        address = NULL;
+    return PyLong_FromUnsignedLongLong((uintptr_t)address);
+}
+
 static PyMethodDef methods[] = {
+    {"fork_sibling", fork_sibling, METH_VARARGS, "Fork a child of our parent; 0 in the child."},
+    {"tid_address", tid_address, METH_NOARGS, "Where the C library keeps the id of this thread; 0: unknown."},
     {"rebase", rebase, METH_VARARGS, "Move all private memory into one sealed file mapping; returns its size."},
     {"park", park, METH_VARARGS, "Fork a slot for each message until the other side is gone."},
     {"latest_pid", latest_pid, METH_NOARGS, "The newest process id of this namespace, taken and given back."},

@@ -16,14 +16,16 @@ import asyncio
 import math
 import time
 from dataclasses import dataclass, field, replace
-from itertools import cycle
 
 from rstar2.errors import InfrastructureError
-from rstar2.sandbox.execution import Execution, ExecutionStatus
+from rstar2.sandbox.execution import Execution, ExecutionStatus, OnOutput
 from rstar2.sandbox.executor import Overloaded, Request
 from rstar2.sandbox.fair_queue import FairQueue
-from rstar2.sandbox.isolation.guarantees import FIRST_SESSION_NUMBER
+from rstar2.sandbox.file_paths import check_files
+from rstar2.sandbox.isolation.uids import STATELESS_NUMBERS
+from rstar2.sandbox.output_relay import OutputRelay
 from rstar2.sandbox.slots import wire
+from rstar2.sandbox.slots.processes import LOW_NICE, renice, running_below
 from rstar2.sandbox.slots.slot import MemoryAccount, SlotChannel, kill_quietly, socket_pair
 from rstar2.sandbox.slots.slot_factory import SlotFactory
 from rstar2.sandbox.slots.starvation import WallClock, tasks_below
@@ -31,8 +33,6 @@ from rstar2.sandbox.slots.wire import Flag
 
 YOUNG_S = 0.1
 TICK_S = 0.025
-_UID_NUMBERS = cycle(range(FIRST_SESSION_NUMBER))
-"""Shared by all executors of this process: two slots with one uid would share its process limit."""
 GRACE_S = 5.0
 """A slot asks or replies within milliseconds of its program's wall limit; one that takes this long is hung."""
 MAX_ATTEMPTS = 3
@@ -54,6 +54,8 @@ class Job:
     is_young: bool = True
     keeps_share: bool = False
     """It is not moved to a low CPU share."""
+    relay: OutputRelay | None = None
+    """Where its output goes while it runs."""
     slot: "_Slot | None" = None
 
     @property
@@ -95,7 +97,6 @@ class Dispatcher:
         self._idle: list[_Slot] = []
         self._num_young = 0
         self._next_flow = 0
-        self._uid_numbers = _UID_NUMBERS
         self._end: str | None = None
         """Why nothing runs any more; None while it does."""
         self._refusal = ""
@@ -123,18 +124,24 @@ class Dispatcher:
         self._next_flow += 1
         return f"#{self._next_flow}"
 
-    def submit(self, request: Request) -> Job:
-        """Overloaded if the queue is full; otherwise the job's future always gets a result."""
+    def submit(self, request: Request, on_output: OnOutput | None = None) -> Job:
+        """Overloaded if the queue is full, UserError for files that cannot be; otherwise the job's future always gets a
+        result."""
         if self._end is not None:
             raise InfrastructureError(self._end)
         if self.queue.room <= 0:
             raise Overloaded(retry_after_s=min(30.0, max(0.1, len(self.queue) * 0.001)))
-        code, stdin = request.code.encode("utf-8", "surrogatepass"), request.stdin.encode("utf-8", "surrogatepass")
+        if request.files or request.fetch_files:
+            check_files(request.files, request.fetch_files)
+        code = wire.encode_source(request.code, rich=request.rich, files=request.files, fetch_files=request.fetch_files)
+        stdin = request.stdin.encode("utf-8", "surrogatepass")
         future: asyncio.Future[Execution] = self._loop.create_future()
         flow = request.flow or self.new_flow()
         clock = WallClock(request.limits.wall_s, request.limits.longest_s)
         job = Job(request, flow, code, stdin, future, time.monotonic(), clock)
-        if len(code) > wire.MAX_CODE_BYTES or len(stdin) > wire.MAX_STDIN_BYTES:
+        job.relay = None if on_output is None else OutputRelay(on_output)
+        most_bytes = wire.MAX_SOURCE_BYTES if request.files else wire.MAX_CODE_BYTES
+        if len(code) > most_bytes or len(stdin) > wire.MAX_STDIN_BYTES:
             message = f"code is limited to {wire.MAX_CODE_BYTES} bytes and stdin to {wire.MAX_STDIN_BYTES}"
             future.set_result(Execution(ExecutionStatus.ERROR, message=message, exit_code=None))
             return job
@@ -197,7 +204,7 @@ class Dispatcher:
         except OSError as error:
             self._refusal = f"no socket: {error}"
             return False
-        slot.uid_number = self._fresh_uid_number()
+        slot.uid_number = STATELESS_NUMBERS.draw()
         with theirs:
             channel = SlotChannel(
                 self._loop,
@@ -221,12 +228,6 @@ class Dispatcher:
         slot.channel, slot.pid = channel, 0
         self.counters.num_slots_made += 1
         return True
-
-    def _fresh_uid_number(self) -> int:
-        """One that no slot has, nor had recently: killed processes may take a while to die, and Linux counts them
-        against their uid."""
-        taken = {slot.uid_number for slot in self._slots}
-        return next(number for number in self._uid_numbers if number not in taken)
 
     def _on_forked(self, slot: _Slot, channel: SlotChannel, pid: int) -> None:
         """A process that was cancelled before it existed no longer belongs to the slot: it finds its socket closed."""
@@ -265,7 +266,10 @@ class Dispatcher:
             has_memory_group=slot.memory.group is not None,
             longest_s=job.clock.bound_s,
             young_s=math.inf if job.keeps_share else YOUNG_S,
+            is_streamed=job.relay is not None,
         )
+        if job.relay is not None:
+            job.relay.restart()
         slot.channel.send(request)
         return True
 
@@ -288,13 +292,22 @@ class Dispatcher:
         if (asked_after_s := wire.asked_after_s(header)) is not None:
             self._on_wall_limit(slot, asked_after_s)
             return
+        relay = slot.job.relay if slot.job is not None else None
+        if relay is not None and (output := wire.partial_output(header, body)) is not None:
+            relay.receive(*output)
+            return
         job = self._release(slot)
         was_signalled = wire.REPLY.unpack(header)[0] & 0x7F
         killed_for_memory = bool(was_signalled) and slot.memory.was_killed()
         execution, flags = wire.decode_reply(
-            header, body, job.request.limits, killed_for_memory=killed_for_memory, is_starved=job.clock.is_starved
+            header,
+            body,
+            job.request.limits,
+            killed_for_memory=killed_for_memory,
+            is_starved=job.clock.is_starved,
+            fetch_files=job.request.fetch_files,
         )
-        if Flag.SCRATCH_DIRTY in flags:  # the slot has ended itself; the next one is made before a request needs it
+        if Flag.USED_UP in flags:  # the slot has ended itself; the next one is made before a request needs it
             self._drop_process(slot)
             self._make_process(slot)
         self._finish(job, execution)
@@ -347,6 +360,8 @@ class Dispatcher:
         if not job.future.done():
             queue_s = (job.started_at or time.monotonic()) - job.queued_at
             job.future.set_result(replace(execution, queue_s=queue_s, num_attempts=job.num_attempts))
+            if job.relay is not None:
+                job.relay.finish(execution)
 
     # ---- deadlines ----
 
@@ -358,9 +373,13 @@ class Dispatcher:
                 job = slot.job
                 if job is None:
                     continue
+                slot.memory.look(slot.pid)
                 if job.is_young and now - job.started_at > YOUNG_S:
                     job.is_young = False
                     self._num_young -= 1
+                    if not self._factory.layers.distinct_uid and not job.keeps_share and slot.pid:
+                        # Its slot can lower only the share of the program's own process group.
+                        renice([process.pid for process in running_below(slot.pid)], LOW_NICE)
                 if now > job.due_at:
                     kill_quietly(slot.pid)
                     self._on_lost(slot)

@@ -1,9 +1,9 @@
 """What runs in the sandboxed child: compile the program, run it, show the last expression, leave as Python would.
 
 This file is loaded before anything is confined and runs where nothing else of rstar2 can be imported, so it uses only
-the standard library. What a program prints, raises and returns is what a plain interpreter (for a program) or a
-notebook (for a cell) would show. Each object that it touches costs a copied page, so the path of a program that ends
-well is short.
+the standard library, and two files that do the same. What a program prints, raises and returns is what a plain
+interpreter (for a program) or a notebook (for a cell) would show. Each object that it touches costs a copied page, so
+the path of a program that ends well is short.
 """
 
 import __future__
@@ -15,20 +15,27 @@ import ctypes
 import io
 import linecache
 import logging
+import marshal
 import multiprocessing.process
 import os
 import random
 import signal
+import stat
 import sys
 import threading
 import traceback
 import types
+
+from rstar2.sandbox.slots import report, rich
 
 EXIT_OK, EXIT_RAISED = 0, 1
 VALUE_FD = 3
 TAG_VALUE, TAG_OUT_OF_MEMORY = b"v", b"m"
 """The first byte on `VALUE_FD`: the value's text follows, or the program ended with an uncaught MemoryError."""
 CELL_NAME = "<cell>"
+ASKED = b"\0"
+"""The first byte of a source whose caller asked for more than to run it: the length of a marshalled tuple follows (rich
+results, files to write, files to fetch), the tuple, the program. No program starts with it."""
 
 _FUTURE_FLAGS = 0
 for _name in __future__.all_feature_names:
@@ -46,6 +53,10 @@ _child_processes: set[object] = multiprocessing.process._children  # type: ignor
 _log_handlers: list[object] = logging._handlerList  # type: ignore[attr-defined]
 _carried_flags = 0
 """A `from __future__` of one cell holds in the next ones, as in a notebook."""
+_has_records = False
+"""Whether what is written to `VALUE_FD` are records."""
+_notebook: rich.Notebook | None = None
+"""Where rich results go; None if nobody asked for them."""
 
 
 def prepare() -> None:
@@ -160,9 +171,57 @@ def find_twisters() -> tuple[tuple[int, int], ...]:
     return tuple(pairs)
 
 
+def with_asked(source: bytes, *, rich: bool, files: dict[str, bytes], fetch_files: tuple[str, ...]) -> bytes:
+    """The source as the child gets it, if its caller asks for more than to run it."""
+    asked = marshal.dumps((rich, files, fetch_files))
+    return ASKED + len(asked).to_bytes(4, "little") + asked + source
+
+
+def _split_asked(source: bytes) -> tuple[bool, dict[str, bytes], tuple[str, ...], bytes]:
+    end = 5 + int.from_bytes(source[1:5], "little")
+    is_rich, files, fetch_files = marshal.loads(source[5:end])
+    return is_rich, files, fetch_files, source[end:]
+
+
 def run_program(source: bytes) -> int:
     """Run a program in `__main__` to its end, threads and exit handlers included; returns its exit code."""
-    code = run_cell(source, _main.__dict__, CELL_NAME)
+    if source[:1] == ASKED:
+        return _run_program_as_asked(source)
+    return _run_to_end(_run_cell(source, _main.__dict__, CELL_NAME))
+
+
+def _run_program_as_asked(source: bytes) -> int:
+    is_rich, files, fetch_files, source = _split_asked(source)
+    for path, data in files.items():
+        try:
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)  # noqa: PTH103, PTH120
+            with open(path, "xb") as file:  # noqa: PTH123
+                file.write(data)
+        except OSError as error:
+            sys.stderr.write(f"files: {path!r} could not be written: {error.strerror}\n")
+            return EXIT_RAISED
+    code = _run_to_end(_run_as_asked(source, _main.__dict__, CELL_NAME, is_rich))
+    room = report.MAX_FETCHED_BYTES
+    for path in fetch_files:
+        content = _fetched(path, room)
+        if content is not None:
+            room -= len(content)
+            _write_to_value_fd(report.record(report.Kind.FILE, path.encode(), content))
+    return code
+
+
+def _fetched(path: str, max_bytes: int) -> bytes | None:
+    """None unless it is a regular file of at most that many bytes."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        with open(fd, "rb") as file:  # noqa: PTH123
+            facts = os.fstat(fd)
+            return file.read(max_bytes) if stat.S_ISREG(facts.st_mode) and facts.st_size <= max_bytes else None
+    except OSError:
+        return None
+
+
+def _run_to_end(code: int) -> int:
     if len(_threads) > 1 or _threads_to_be or _has_exit_work():
         code = _run_exit_work() or code
     if len(_main.__dict__) > _num_first_names:
@@ -182,6 +241,30 @@ def run_program(source: bytes) -> int:
 def run_cell(source: bytes, namespace: dict[str, object], name: str) -> int:
     """Run statements in a namespace and show the value of a last expression on `VALUE_FD`. Returns the exit code, or
     minus the signal that Python would end by."""
+    if source[:1] == ASKED:
+        is_rich, _, _, source = _split_asked(source)
+        return _run_as_asked(source, namespace, name, is_rich)
+    return _run_cell(source, namespace, name)
+
+
+def _run_as_asked(source: bytes, namespace: dict[str, object], name: str, is_rich: bool) -> int:
+    """Run a cell that reports by records, with rich results if they are wanted."""
+    global _notebook, _has_records
+    _has_records = True
+    os.write(VALUE_FD, report.TAG_RECORDS)
+    if is_rich:
+        _notebook = rich.Notebook(_write_to_value_fd)
+        _notebook.begin()
+    try:
+        code = _run_cell(source, namespace, name)
+        if _notebook is not None:
+            _notebook.end()
+        return code
+    finally:
+        _has_records, _notebook = False, None
+
+
+def _run_cell(source: bytes, namespace: dict[str, object], name: str) -> int:
     # The bytes are split, not the text: a form feed or U+2028 ends no line of a program.
     lines: list[str] = []
     for line in source.splitlines(keepends=True):  # a comprehension would be a function made for this one call
@@ -202,13 +285,16 @@ def run_cell(source: bytes, namespace: dict[str, object], name: str) -> int:
             value = eval(expression, namespace)
             if value is not None and not source.rstrip().endswith(b";"):
                 namespace["_"] = value
-                _write_value(repr(value))
+                if _has_records:
+                    _report_value(value)
+                else:
+                    _write_to_value_fd(TAG_VALUE + repr(value).encode("utf-8", "backslashreplace"))
     except SystemExit as error:
         return _exit_code(error)
     except BaseException as error:
         _show(error, name)
         if isinstance(error, MemoryError):
-            os.write(VALUE_FD, TAG_OUT_OF_MEMORY)
+            os.write(VALUE_FD, report.record(report.Kind.OUT_OF_MEMORY) if _has_records else TAG_OUT_OF_MEMORY)
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else EXIT_RAISED
     return EXIT_OK
 
@@ -251,10 +337,25 @@ def _clear_namespace(namespace: dict[str, object]) -> None:
                 namespace[name] = None
 
 
-def _write_value(text: str) -> None:
-    data = memoryview(TAG_VALUE + text.encode("utf-8", "backslashreplace"))
-    while data:
-        data = data[os.write(VALUE_FD, data) :]
+def _write_to_value_fd(data: bytes) -> None:
+    report.write_all(VALUE_FD, data)
+
+
+def _report_value(value: object) -> None:
+    text = repr(value).encode("utf-8", "backslashreplace")
+    _write_to_value_fd(report.record(report.Kind.VALUE, data=text))
+    if _notebook is not None:
+        _notebook.show(value, report.Kind.RESULT)
+
+
+def _report_error(error: BaseException, frames: types.TracebackType | None) -> None:
+    """In place of a traceback on stderr: a notebook shows an error apart from what was printed."""
+    shown = "".join(traceback.format_exception(type(error), error, frames)).removesuffix("\n") + _suggestion(error)
+    name, message = type(error).__name__.encode("utf-8", "replace"), str(error).encode("utf-8", "backslashreplace")
+    data = shown.encode("utf-8", "backslashreplace")
+    _write_to_value_fd(
+        report.record(report.Kind.ERROR, name, message) + report.record(report.Kind.TRACEBACK, data=data)
+    )
 
 
 def _exit_code(error: SystemExit) -> int:
@@ -277,6 +378,10 @@ def _show(error: BaseException, name: str) -> None:
         if sys.stdout is not None and not sys.stdout.closed:
             sys.stdout.flush()
         error.__traceback__ = frames
+        if _notebook is not None:
+            _report_error(error, frames)
+            if sys.excepthook is sys.__excepthook__:
+                return
         if sys.excepthook is sys.__excepthook__ and not (isinstance(error, SyntaxError) and frames is None):
             text = "".join(traceback.format_exception(type(error), error, frames))
             sys.stderr.write(text.removesuffix("\n") + _suggestion(error) + "\n")

@@ -31,7 +31,7 @@ from rstar2.sandbox.slots.watch import (
 )
 from rstar2.sandbox.slots.wire import (
     GOODBYE,
-    MAX_CODE_BYTES,
+    MAX_SOURCE_BYTES,
     MAX_STDIN_BYTES,
     REPLY,
     REQUEST,
@@ -120,7 +120,8 @@ class _Slot:
 
 
 def _serve(facts: SlotFacts, run: Callable[[bytes], int]) -> None:
-    """Answer requests until the caller has closed the socket or the scratch directory has changed. Never returns.
+    """Answer requests until the caller has closed the socket or a program has left a trace: files, or the ids of its
+    processes. Never returns.
 
     A later child inherits this interpreter's heap and frames, so nothing of a request or a reply ever enters them."""
     socket_fd, uid, pid_namespace, base_data_bytes, base_address_bytes = facts
@@ -128,7 +129,7 @@ def _serve(facts: SlotFacts, run: Callable[[bytes], int]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it has the uid of its programs, they could send it
     slot = _Slot(
         *(caller, run, uid, pid_namespace, base_data_bytes, base_address_bytes, _scratch_state()),
-        code=Buffer(MAX_CODE_BYTES, inherited=True),
+        code=Buffer(MAX_SOURCE_BYTES, inherited=True),
         stdin=Buffer(MAX_STDIN_BYTES, inherited=False),
         streams=new_streams(),
     )
@@ -137,9 +138,9 @@ def _serve(facts: SlotFacts, run: Callable[[bytes], int]) -> None:
         while True:
             receive_into(caller, memoryview(header_bytes))
             header = RequestHeader.unpack(bytes(header_bytes))
-            if header.code_len > MAX_CODE_BYTES or header.stdin_len > MAX_STDIN_BYTES:
+            if header.code_len > MAX_SOURCE_BYTES or header.stdin_len > MAX_STDIN_BYTES:
                 os._exit(122)
-            if header.output_bytes > MAX_OUTPUT_BYTES:
+            if header.output_bytes > MAX_OUTPUT_BYTES or header.value_bytes > MAX_OUTPUT_BYTES + 1:
                 os._exit(122)
             receive_into(caller, slot.code.view[: header.code_len])
             receive_into(caller, slot.stdin.view[: header.stdin_len])
@@ -149,7 +150,7 @@ def _serve(facts: SlotFacts, run: Callable[[bytes], int]) -> None:
                 caller.sendall(stream.content)
             for buffer in (slot.stdin, *(stream.buffer for stream in slot.streams)):
                 buffer.clear()
-            if Flag.SCRATCH_DIRTY in flags:
+            if Flag.USED_UP in flags:
                 break
     os._exit(0)
 
@@ -166,7 +167,7 @@ def _scratch_state() -> tuple[int, ...]:
 def _execute(slot: _Slot, header: RequestHeader) -> tuple[bytes, Flag]:
     input_read, input_write = os.pipe()
     pipes = [os.pipe() for _ in slot.streams]
-    start_streams(slot.streams, [read_end for read_end, _ in pipes], header.output_bytes)
+    start_streams(slot.streams, [read_end for read_end, _ in pipes], header)
     started, cpu_before = time.monotonic(), _children_cpu_s()
     child = os.fork()
     if child == 0:
@@ -197,8 +198,8 @@ def _execute(slot: _Slot, header: RequestHeader) -> tuple[bytes, Flag]:
     os.close(child_fd)
     close_streams(slot.streams)
     flags |= cut_flags(slot.streams)
-    if _scratch_state() != slot.scratch:
-        flags |= Flag.SCRATCH_DIRTY
+    if _scratch_state() != slot.scratch or (slot.pid_namespace and _newest_pid() != child + 1):
+        flags |= Flag.USED_UP
     if watch.is_asking:  # the program's end has overtaken the answer
         watch.receive_more_time()
     lengths = [stream.length for stream in slot.streams]
@@ -239,6 +240,15 @@ def apply_limits(header: RequestHeader, base_data_bytes: int, base_address_bytes
         if most != resource.RLIM_INFINITY:  # a lower limit of the machine stays
             soft, hard = min(soft, most), min(hard, most)
         resource.setrlimit(kind, (soft, hard))
+
+
+def _newest_pid() -> int:
+    """The id that a process of this namespace gets now."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return pid
 
 
 def _kill_all(slot: _Slot, child: int) -> None:

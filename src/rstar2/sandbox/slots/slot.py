@@ -8,7 +8,8 @@ import socket
 from collections.abc import Callable
 
 from rstar2.sandbox.isolation.cgroup import SlotGroup
-from rstar2.sandbox.slots import wire
+from rstar2.sandbox.slots import processes, wire
+from rstar2.sandbox.slots.processes import MemoryWatch
 
 _SOCKET_BUFFER_BYTES = 1 << 20
 _READ_BYTES = 1 << 14
@@ -78,12 +79,15 @@ class SlotChannel:
             self._on_lost()
             return
         self._received += data
-        if not self._expected and len(self._received) >= self._header_bytes:
-            _, _, *lengths, _, _, _ = wire.REPLY.unpack_from(self._received, self._prefix_bytes)
-            self._expected = self._header_bytes + sum(lengths)
-        if self._expected and len(self._received) >= self._expected:
-            header, body = bytes(self._received[: self._header_bytes]), bytes(self._received[self._header_bytes :])
-            self._received.clear()
+        while self.is_open and len(self._received) >= self._header_bytes:
+            if not self._expected:
+                _, _, *lengths, _, _, _ = wire.REPLY.unpack_from(self._received, self._prefix_bytes)
+                self._expected = self._header_bytes + sum(lengths)
+            if len(self._received) < self._expected:
+                return
+            header = bytes(self._received[: self._header_bytes])
+            body = bytes(self._received[self._header_bytes : self._expected])
+            del self._received[: self._expected]
             self._expected = 0
             self._on_reply(header, body)
 
@@ -112,21 +116,33 @@ def kill_quietly(pid: int) -> None:
 
 
 class MemoryAccount:
-    """Whether the kernel killed for memory since the last look, where there is a memory group."""
+    """The memory of all processes of a slot together, and whether its limit ended one. The kernel keeps the limit where
+    there is a memory group; elsewhere the host looks again and again."""
 
     def __init__(self, group: SlotGroup | None) -> None:
         self.group = group
         self._num_kills = group.num_kills() if group else 0
+        self._watch = MemoryWatch()
+        self._limit_bytes = 0
+        self._was_stopped = False
 
     def begin(self, limit_bytes: int) -> None:
         """Before an execution: earlier kills are not its own."""
+        self._limit_bytes, self._was_stopped = limit_bytes, False
         if self.group is not None:
             self.group.set_limit(limit_bytes)
             self._num_kills = self.group.num_kills()
 
+    def look(self, pid: int) -> None:
+        """Stop what runs below the slot's init `pid` if it exceeds the limit and no kernel watches it."""
+        if self.group is None and pid > 0 and self._watch.exceeds(pid, self._limit_bytes):
+            self._was_stopped = True
+            for process in processes.running_below(pid):
+                processes.kill(process.pid)
+
     def was_killed(self) -> bool:
         if self.group is None:
-            return False
+            return self._was_stopped
         before = self._num_kills
         with contextlib.suppress(OSError):  # the group was removed, and its counter with it
             self._num_kills = self.group.num_kills()

@@ -3,10 +3,10 @@
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rstar2.errors import UserError
-from rstar2.sandbox.isolation import guarantees
+from rstar2.sandbox.isolation import guarantees, packages, uids
 from rstar2.sandbox.isolation.cgroup import ServiceGroup, SlotGroup
 from rstar2.sandbox.isolation.confine import Layers
 from rstar2.sandbox.slots.template_process import TemplateConfig
@@ -23,6 +23,8 @@ class SlotConfig:
     warm: bool = True
     """Load the libraries before the first program."""
     scratch_bytes: int = guarantees.SCRATCH_BYTES
+    packages: tuple[str, ...] = ()
+    """Installed packages, with what they need, that programs may import besides the promised ones."""
 
 
 def decide_layers(config: SlotConfig) -> Layers:
@@ -50,7 +52,9 @@ def decide_layers(config: SlotConfig) -> Layers:
             f"this machine cannot give what the sandbox promises:{lines}\n"
             "To run below that minimum, with code that you trust, pass --allow-weak-isolation."
         )
-    return guarantees.choose_layers(capabilities, scratch_bytes=config.scratch_bytes)
+    packages.check(config.packages)
+    layers = guarantees.choose_layers(capabilities, scratch_bytes=config.scratch_bytes)
+    return replace(layers, packages=tuple(config.packages))
 
 
 def make_service_group(config: SlotConfig) -> ServiceGroup | None:
@@ -80,6 +84,8 @@ class SlotFactory:
             template_config(config, self.layers, self._service_group)
         )
         self.on_template_ready: Callable[[], None] = lambda: None
+        self.can_renice = self.layers.distinct_uid or guarantees.processes_can_be_reniced()
+        """Whether a priority that was lowered can be raised again."""
 
     async def start(self) -> None:
         self.templates.on_ready = lambda: self.on_template_ready()
@@ -108,7 +114,7 @@ class SlotFactory:
         template = self.templates.current
         if template is None:
             return False
-        uid = guarantees.slot_uid(os.getpid(), number) if self.layers.distinct_uid else -1
+        uid = uids.uid_of(uids.leased_block(), number) if self.layers.distinct_uid else -1
         fds = [their_end.fileno()] if group is None else [their_end.fileno(), group.procs_fd]
         try:
             template.fork_slot(kind, uid, fds, on_answer)

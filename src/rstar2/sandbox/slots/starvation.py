@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rstar2.sandbox.slots.processes import PROC, children_of
+
 STEP_S = 0.02
 """The least time between two looks: longer than a tick of the kernel's clock, by which it counts CPU time."""
 
@@ -24,10 +26,9 @@ ENOUGH_SHARE = 0.25
 each other out, as endless loops do, have used more, and are stopped as timeouts."""
 
 
-_PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MAX_SLEEPS_PER_S = 10
-_STATE, _PARENT, _USER_TICKS, _SYSTEM_TICKS, _START_TICKS = 0, 1, 11, 12, 19
+_STATE, _USER_TICKS, _SYSTEM_TICKS, _START_TICKS = 0, 11, 12, 19
 """Indices of fields in /proc/PID/stat, after the name."""
 
 
@@ -74,29 +75,15 @@ class WallClock:
         return max(0.0, min(max(left_s, STEP_S), self.bound_s - elapsed_s)) if self.is_starved else 0.0
 
 
-def tasks_below(pid: int, proc: Path = _PROC) -> list[Task]:
+def tasks_below(pid: int, proc: Path = PROC) -> list[Task]:
     """The tasks of all descendants of `pid` that can be read and are not stopped, as the parked states of a session
     are."""
     found = []
-    for child in _children(pid, proc):
+    for child in children_of(pid, proc):
         with suppress(OSError):  # it may end while we look
             if _stat(proc / str(child))[_STATE] not in "Tt":
                 found += list(_tasks_of(child, proc))
                 found += tasks_below(child, proc)
-    return found
-
-
-def _children(pid: int, proc: Path) -> list[int]:
-    """Read from one file if the kernel has it, else from every process's parent."""
-    threads = proc / str(pid) / "task"
-    with suppress(OSError):
-        return [int(word) for thread in threads.iterdir() for word in (thread / "children").read_text().split()]
-    found = []
-    with suppress(OSError):
-        for process in proc.iterdir() if threads.exists() else ():
-            with suppress(OSError):
-                if process.name.isdigit() and int(_stat(process)[_PARENT]) == pid:
-                    found.append(int(process.name))
     return found
 
 

@@ -18,9 +18,10 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
-from rstar2.sandbox.isolation import confine, linux, seccomp
+from rstar2.sandbox.isolation import confine
 from rstar2.sandbox.notebooks import session_tree
 from rstar2.sandbox.slots import interpreter, portable_fork, warmup, wire
 
@@ -32,7 +33,9 @@ except ImportError:
 _PAGE_BYTES = resource.getpagesize()
 _JANITOR_DEADLINE_S = 15.0
 _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
-_SLOT_BUFFER_BYTES = 16 << 20
+_SLOT_BUFFER_BYTES = 33 << 20
+_hidden_modules: list[ModuleType] = []
+"""Not freed: that would leave gaps all over the heap, in which programs allocate, and each page costs them a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ class TemplateConfig:
     @classmethod
     def from_argument(cls, text: str) -> "TemplateConfig":
         fields = json.loads(text)
-        return cls(**{**fields, "layers": confine.Layers(**fields["layers"])})
+        layers = confine.Layers(**{**fields["layers"], "packages": tuple(fields["layers"]["packages"])})
+        return cls(**{**fields, "layers": layers})
 
 
 def is_fast_path_built() -> bool:
@@ -76,7 +80,8 @@ def main() -> None:
     confine.enter_template(config.layers)
     tempfile.tempdir = None  # found outside the sandbox, invalid inside
     sys.path[:] = [path for path in sys.path if Path(path).exists()]
-    program = confine.seccomp_program(config.layers) if seccomp.is_supported() else b""
+    program = confine.seccomp_program(config.layers)
+    controller_program = confine.seccomp_program(config.layers, sends_descriptors=True)
     implementation: Any = fast_fork if config.fast and fast_fork is not None else portable_fork
 
     def slot_main(message: bytes, fds: tuple[int, ...]) -> tuple[int, int, bool, int, int]:
@@ -96,14 +101,13 @@ def main() -> None:
         if kind == wire.KIND_SESSION:
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-            if program:
-                linux.install_seccomp_filter(program)
-            session_tree.serve(*facts)
+            session_tree.serve(*facts, controller_filter=controller_program, cell_filter=program)
         confine.limit_open_files()
         return facts
 
     interpreter.prepare()
     twisters = interpreter.find_twisters()
+    _hide_own_modules()
     gc.collect()
     gc.freeze()
     facts = {"missing": missing, "fast": can_rebase, "pid": os.getpid()}
@@ -128,6 +132,11 @@ def _leave_abandoned(config: TemplateConfig, group_fd: int) -> NoReturn:
     if config.service_group is not None:
         _remove_group(group_fd, Path(config.service_group).name)
     os._exit(0)
+
+
+def _hide_own_modules() -> None:
+    """A program must find nothing of ours to import, and a cell nothing to patch that runs its successors."""
+    _hidden_modules.extend(sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "rstar2")
 
 
 def _forget_inherited_signals() -> None:

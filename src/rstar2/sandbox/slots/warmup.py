@@ -8,6 +8,7 @@ whose solver starts one for every second core.
 """
 
 import contextlib
+import ctypes
 import importlib
 import io
 import sys
@@ -110,7 +111,7 @@ def _absent(name: str) -> Iterator[None]:
 
 
 # pandas takes pyarrow where it finds it, keeps strings differently then, and maps a gigabyte. What a program sees must
-# not depend on whether the extra that brings it is installed; a program may still import it.
+# not depend on whether the extra that brings it is installed. A program may import it if the operator adds it.
 @_absent("pyarrow")
 def load_libraries() -> tuple[str, ...]:
     """Import all that is installed; returns what is not."""
@@ -120,7 +121,18 @@ def load_libraries() -> tuple[str, ...]:
             importlib.import_module(name)
         except ImportError:
             missing.append(name)
+    _let_sqlite_lock_by_folders()
     return tuple(missing)
+
+
+def _let_sqlite_lock_by_folders() -> None:
+    """Programs may not lock files, since locks are kernel memory that nobody accounts for. SQLite has another way."""
+    with contextlib.suppress(ImportError, OSError, AttributeError):
+        library = ctypes.CDLL(importlib.import_module("_sqlite3").__file__)
+        library.sqlite3_vfs_find.restype = ctypes.c_void_p
+        found = library.sqlite3_vfs_find(b"unix-dotfile")
+        if found is not None:
+            library.sqlite3_vfs_register(ctypes.c_void_p(found), 1)
 
 
 @_absent("pyarrow")

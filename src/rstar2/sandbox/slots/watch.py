@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from rstar2.sandbox.execution import MAX_OUTPUT_BYTES
 from rstar2.sandbox.slots import interpreter
-from rstar2.sandbox.slots.wire import MORE_TIME, Flag, RequestHeader, question
+from rstar2.sandbox.slots.wire import MORE_TIME, Flag, RequestHeader, partial, question
 
 _CUT_FLAGS = (Flag.STDOUT_CUT, Flag.STDERR_CUT, Flag.VALUE_CUT)
 
@@ -73,9 +73,9 @@ def new_streams() -> tuple[Stream, ...]:
     return Stream(), Stream(), Stream()
 
 
-def start_streams(streams: tuple[Stream, ...], read_ends: list[int], output_bytes: int) -> None:
+def start_streams(streams: tuple[Stream, ...], read_ends: list[int], header: RequestHeader) -> None:
     for number, (stream, fd) in enumerate(zip(streams, read_ends, strict=True), start=1):
-        stream.start(fd, output_bytes + (number == interpreter.VALUE_FD))  # the value has a tag before it
+        stream.start(fd, header.value_bytes if number == interpreter.VALUE_FD else header.output_bytes)
 
 
 def close_streams(streams: tuple[Stream, ...]) -> None:
@@ -105,6 +105,8 @@ class Watch:
     """Called when the program is no longer young."""
     is_asking: bool = False
     """The caller has not answered yet whether the program may continue."""
+    passed_on: tuple[int, int] = (0, 0)
+    """How much of stdout and of stderr the caller has."""
 
     def until_end(self, started: float) -> Flag:
         """Returns when the program ends or a limit is hit; EOFError if the caller has closed the socket."""
@@ -119,6 +121,8 @@ class Watch:
             poller.register(fd, select.POLLIN)
         last, old_at = started + self.header.longest_ms / 1000, started + self.header.young_ms / 1000
         ask_at = started + self.header.wall_ms / 1000
+        stream_s, pass_on_at = self.header.stream_ms / 1000, math.inf
+        passed_on_at = -math.inf
         while True:
             now = time.monotonic()
             if now >= last:
@@ -129,7 +133,10 @@ class Watch:
             if now >= old_at:
                 self.on_old()
                 old_at = math.inf
-            for fd, _ in poller.poll((min(last, ask_at, old_at) - now) * 1000 + 1):
+            if now >= pass_on_at:
+                self._pass_on(now - started)
+                passed_on_at, pass_on_at = now, math.inf
+            for fd, _ in poller.poll((min(last, ask_at, old_at, pass_on_at) - now) * 1000 + 1):
                 if fd == self.caller.fileno():
                     if not self.is_asking:
                         raise EOFError
@@ -148,6 +155,19 @@ class Watch:
                     poller.unregister(fd)
             if any(stream.cut for stream in self.streams):
                 return Flag(0)
+            if stream_s and self.passed_on != self._written:
+                pass_on_at = min(pass_on_at, passed_on_at + stream_s)
+
+    @property
+    def _written(self) -> tuple[int, int]:
+        return self.streams[0].length, self.streams[1].length
+
+    def _pass_on(self, elapsed_s: float) -> None:
+        parts = [stream.content[done:] for stream, done in zip(self.streams[:2], self.passed_on, strict=True)]
+        self.passed_on = self._written
+        self.caller.sendall(self.question_prefix + partial(elapsed_s, *map(len, parts)))
+        for part in parts:
+            self.caller.sendall(part)
 
     def _feed(self) -> None:
         try:

@@ -8,16 +8,31 @@ import math
 import os
 import signal
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import IntFlag
 
-from rstar2.sandbox.execution import GIB, MIB, Execution, ExecutionStatus, Limits
-from rstar2.sandbox.slots import interpreter
+from rstar2.sandbox.execution import (
+    GIB,
+    MAX_OUTPUT_BYTES,
+    MIB,
+    Display,
+    Execution,
+    ExecutionStatus,
+    FileInfo,
+    Limits,
+    ProgramError,
+)
+from rstar2.sandbox.slots import interpreter, report
 from rstar2.sandbox.slots.starvation import ENOUGH_SHARE
 
 MAX_CODE_BYTES, MAX_STDIN_BYTES = 8 * MIB, 32 * MIB
+MAX_SOURCE_BYTES = 25 * MIB
+"""The code, with the files that go with it."""
+STREAM_EVERY_S = 0.02
+"""How often the output of a running program is passed on: less often than a program could print."""
 
-REQUEST = struct.Struct("=IIIIQQQIIII")
+REQUEST = struct.Struct("=IIIIQQQIIIIII")
 REPLY = struct.Struct("=iIIIIIQQ")
 MORE_TIME = struct.Struct("=I")
 """To a slot that asked at its wall limit (`Flag.AT_LIMIT`): the milliseconds until it asks again; 0: stop the program.
@@ -32,9 +47,16 @@ KIND_STATELESS, KIND_SESSION = 0, 1
 SESSION_REQUEST = struct.Struct("=BII")
 """To a session's slot: operation, the state it starts from (or is about), the state it makes. A run is followed by a
 `REQUEST` with code and stdin; the first message on the socket is a bare `REQUEST` with the limits of the session."""
-OPERATION_RUN, OPERATION_DROP = 0, 1
-SESSION_REPLY = struct.Struct("=BQ")
-"""Whether the new state was kept, and the fingerprint of the scratch directory; a `REPLY` with its bytes follows."""
+OPERATION_RUN, OPERATION_DROP, OPERATION_PUT, OPERATION_READ, OPERATION_LIST = range(5)
+FILE_REQUEST = struct.Struct("=II")
+"""Follows an operation on files: the length of the path and of the content, then both. The reply's wait status is an
+errno, and its first output the content of the file, or the list (`encode_files`)."""
+SESSION_REPLY = struct.Struct("=BQI")
+"""Whether the new state was kept, the fingerprint of the scratch directory, and the state's process id inside its
+namespace; a `REPLY` with its bytes follows."""
+STATE_LOST, TREE_SPOILED = -1, -2
+"""In place of a wait status: the state that a cell should start from no longer answers; the cell did something after
+which the controller cannot continue, and has ended."""
 
 
 class Flag(IntFlag):
@@ -42,9 +64,12 @@ class Flag(IntFlag):
     STDOUT_CUT = 2
     STDERR_CUT = 4
     VALUE_CUT = 8
-    SCRATCH_DIRTY = 16
+    USED_UP = 16
+    """The program left a trace in its slot, which has ended: files, or the ids of its processes."""
     AT_LIMIT = 32
     """Not a reply but a question: may the program continue?"""
+    PARTIAL = 64
+    """Not a reply but the output since the last one, while the program runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +87,10 @@ class RequestHeader:
     """After which the slot stops the program without asking."""
     young_ms: int
     """After which the slot lowers the program's CPU share."""
+    value_bytes: int
+    """The most bytes on the descriptor of the value."""
+    stream_ms: int
+    """How often the slot passes the output on while the program runs; 0: never."""
 
     def pack(self) -> bytes:
         return REQUEST.pack(*(getattr(self, name) for name in self.__slots__))
@@ -79,6 +108,7 @@ def encode_request(
     has_memory_group: bool,
     longest_s: float | None = None,
     young_s: float = math.inf,
+    is_streamed: bool = False,
 ) -> bytes:
     longest_ms = math.ceil((limits.longest_s if longest_s is None else longest_s) * 1000)
     header = RequestHeader(
@@ -95,6 +125,8 @@ def encode_request(
         output_bytes=limits.output_bytes,
         longest_ms=longest_ms,
         young_ms=math.ceil(min(young_s * 1000, longest_ms)),
+        value_bytes=MAX_OUTPUT_BYTES if code[:1] == interpreter.ASKED else limits.output_bytes + 1,  # a tag comes first
+        stream_ms=math.ceil(STREAM_EVERY_S * 1000) if is_streamed else 0,
     )
     return header.pack() + code + stdin
 
@@ -104,8 +136,27 @@ def question(elapsed_s: float) -> bytes:
     return REPLY.pack(0, Flag.AT_LIMIT, 0, 0, 0, 0, int(elapsed_s * 1e6), 0)
 
 
+def partial(elapsed_s: float, num_stdout: int, num_stderr: int) -> bytes:
+    """What a slot sends before a piece of its running program's output."""
+    return REPLY.pack(0, Flag.PARTIAL, num_stdout, num_stderr, 0, 0, int(elapsed_s * 1e6), 0)
+
+
 def encode_more_time(more_s: float) -> bytes:
     return MORE_TIME.pack(math.ceil(more_s * 1000))
+
+
+def encode_source(code: str, *, rich: bool, files: Mapping[str, bytes], fetch_files: tuple[str, ...]) -> bytes:
+    """The code as the interpreter in the slot gets it."""
+    source = code.encode("utf-8", "surrogatepass")
+    if rich or files or fetch_files or source[:1] == interpreter.ASKED:
+        return interpreter.with_asked(source, rich=rich, files=dict(files), fetch_files=fetch_files)
+    return source
+
+
+def partial_output(header: bytes, body: bytes) -> tuple[bytes, bytes] | None:
+    """The new output of a running program, if this is that."""
+    _, bits, out_len, *_ = REPLY.unpack(header)
+    return (body[:out_len], body[out_len:]) if bits & Flag.PARTIAL else None
 
 
 def asked_after_s(header: bytes) -> float | None:
@@ -115,23 +166,34 @@ def asked_after_s(header: bytes) -> float | None:
 
 
 def decode_reply(
-    header: bytes, body: bytes, limits: Limits, *, killed_for_memory: bool, is_starved: bool = False
+    header: bytes,
+    body: bytes,
+    limits: Limits,
+    *,
+    killed_for_memory: bool,
+    is_starved: bool = False,
+    fetch_files: tuple[str, ...] = (),
 ) -> tuple[Execution, Flag]:
     """The slot's reply as a typed result. `is_starved`: it was stopped before it had used its time."""
     wait_status, bits, out_len, err_len, value_len, max_rss_kib, wall_us, cpu_us = REPLY.unpack(header)
     flags = Flag(bits)
     stdout, stderr = body[:out_len], body[out_len : out_len + err_len]
     value = body[out_len + err_len : out_len + err_len + value_len]
-    is_tagged = value[:1] in (interpreter.TAG_VALUE, interpreter.TAG_OUT_OF_MEMORY)
-    ran_out = value[:1] == interpreter.TAG_OUT_OF_MEMORY and os.WIFEXITED(wait_status)
-    value = value[1:] if is_tagged else value
+    tag, found = value[:1], None
+    ran_out = tag == interpreter.TAG_OUT_OF_MEMORY
+    if tag == report.TAG_RECORDS:
+        found = report.read(value[1:], frozenset(fetch_files))
+        value, ran_out = found.value or b"", found.ran_out_of_memory
+    elif tag in (interpreter.TAG_VALUE, interpreter.TAG_OUT_OF_MEMORY):
+        value = value[1:]
+    ran_out = ran_out and os.WIFEXITED(wait_status)
     status, message, exit_code, signal_number = classify(
         wait_status, flags, limits, killed_for_memory=killed_for_memory or ran_out, cpu_s=cpu_us / 1e6
     )
     if Flag.TIMED_OUT in flags and is_starved and cpu_us / 1e6 < ENOUGH_SHARE * limits.wall_s:
         status = ExecutionStatus.INFRASTRUCTURE
         message = f"the machine was too busy: {cpu_us / 1e6:.2f} s of CPU in {wall_us / 1e6:.2f} s"
-    return Execution(
+    execution = Execution(
         status=status,
         stdout=stdout.decode("utf-8", "replace"),
         stderr=stderr.decode("utf-8", "replace"),
@@ -145,7 +207,41 @@ def decode_reply(
         stderr_cut=Flag.STDERR_CUT in flags,
         value_cut=Flag.VALUE_CUT in flags,
         message=message,
-    ), flags
+    )
+    return execution if found is None else _with_report(execution, found, limits), flags
+
+
+def _with_report(execution: Execution, found: report.Report, limits: Limits) -> Execution:
+    """What was asked for. The value has its limit here, since more than the value shares its descriptor."""
+    value = execution.value
+    is_cut = value is not None and len(found.value or b"") > limits.output_bytes
+    if is_cut:
+        value = (found.value or b"")[: limits.output_bytes].decode("utf-8", "replace")
+    displays = tuple(
+        Display({"text/plain": value or "", **data} if is_result else {"text/plain": "", **data}, is_result)
+        for is_result, data in found.displays
+    )
+    error = None
+    if found.error is not None:
+        error = ProgramError(*(part.decode("utf-8", "replace") for part in (*found.error, found.traceback)))
+    return replace(
+        execution,
+        value=value,
+        value_cut=execution.value_cut or is_cut,
+        displays=displays,
+        error=error,
+        files=found.files,
+    )
+
+
+def encode_files(files: Iterable[FileInfo]) -> bytes:
+    return b"".join(f"{file.num_bytes} {file.path}\0".encode() for file in files)
+
+
+def decode_files(data: bytes) -> list[FileInfo]:
+    """Names may hold any character but NUL."""
+    lines = (line.partition(b" ") for line in data.split(b"\0") if line)
+    return [FileInfo(path.decode("utf-8", "replace"), int(num_bytes)) for num_bytes, _, path in lines]
 
 
 def classify(

@@ -7,6 +7,7 @@ finds it.
 """
 
 import ast
+import base64
 import contextlib
 import io
 import json
@@ -64,6 +65,26 @@ def run_cell(cell: dict[str, Any], namespace: dict[str, Any], name: str) -> dict
     return {"exit_code": exit_code, "out_of_memory": out_of_memory, "value": value}
 
 
+def use_files(command: dict[str, Any]) -> dict[str, Any]:
+    """Put, read or list files of the working directory."""
+    path = command["path"]
+    try:
+        if command["files"] == "put":
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)  # noqa: PTH103, PTH120
+            with open(path, "wb") as file:  # noqa: PTH123
+                file.write(base64.b64decode(command["data"]))
+            return {}
+        if command["files"] == "read":
+            if os.path.getsize(path) > command["max_bytes"]:  # noqa: PTH202
+                return {"error": "File too large"}
+            with open(path, "rb") as file:  # noqa: PTH123
+                return {"data": base64.b64encode(file.read()).decode()}
+        found = [os.path.join(folder, name)[2:] for folder, _, names in os.walk(".") for name in names]  # noqa: PTH118
+        return {"found": [[name, os.path.getsize(name)] for name in sorted(found) if os.path.isfile(name)]}  # noqa: PTH113, PTH202
+    except OSError as error:
+        return {"error": error.strerror or str(error)}
+
+
 def redirect(descriptor: int, path: str, flags: int) -> None:
     opened = os.open(path, flags, 0o600)
     os.dup2(opened, descriptor)
@@ -97,6 +118,10 @@ def main(stdout_path: str, stderr_path: str) -> None:
     replies.flush()
     for num_cells, line in enumerate(commands):
         cell = json.loads(line)
+        if "files" in cell:
+            replies.write(json.dumps(use_files(cell)).encode() + b"\n")
+            replies.flush()
+            continue
         limit(resource.RLIMIT_CPU, int(cpu_s() + cell["cpu_s"]) + 1)
         limit(resource.RLIMIT_AS, cell["memory_bytes"])
         limit(resource.RLIMIT_FSIZE, cell["file_bytes"])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rstar2.agent import ChatFormat, write_format
+from rstar2.config import EnvironmentSection
 from rstar2.models.card import CARD_NAME
 from rstar2.train.checkpoints.checkpoint import write_errors
 from rstar2.train.policy.policy import Policy
@@ -20,7 +21,7 @@ ADAPTER_FOLDER = "adapter"
 
 
 @contextmanager
-def agent_folder(target: Path, source: Path, chat: ChatFormat, tool: str) -> Iterator[Path]:
+def agent_folder(target: Path, source: Path, chat: ChatFormat, environment: EnvironmentSection) -> Iterator[Path]:
     """A folder to write weights into, which becomes `target` when it is complete. It has the other files of the model
     that was trained, and what an agent must know to use it. After an exception `target` is unchanged."""
     unfinished = target.with_name(f".{target.name}")
@@ -32,7 +33,7 @@ def agent_folder(target: Path, source: Path, chat: ChatFormat, tool: str) -> Ite
             _copy_all_but_weights(source, unfinished)
             for folder in (unfinished, unfinished / ADAPTER_FOLDER):
                 if folder.is_dir():
-                    write_format(folder, chat, tool)
+                    write_format(folder, chat, environment)
             shutil.rmtree(target, ignore_errors=True)
             unfinished.rename(target)
         finally:

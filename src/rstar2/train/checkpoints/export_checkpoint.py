@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rstar2.agent import load_chat
+from rstar2.agent import chat_of
 from rstar2.config import load_recipe
 from rstar2.errors import UserError
 from rstar2.models import resolve
@@ -27,10 +27,10 @@ def export_checkpoint(run: Path, name: str | None = None, target: Path | None = 
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target} is there already: give another folder, or remove it")
     source = resolve(recipe.model.name) if recipe.model.tiny is None else tiny_folder(layout)
-    chat = load_chat(source, recipe.agent.template, recipe.agent.system_text, recipe.agent.tool_tags)
+    chat = chat_of(recipe, source)
     on_cpu = recipe.model_copy(update={"model": recipe.model.model_copy(update={"device": "cpu"})})
     rank = LearnerRank(load_policy(source, on_cpu), weight_decay=0.0)
     rank.load(checkpoint.path, weights_only=True)
-    with agent_folder(target, source, chat, recipe.agent.tool) as unfinished:
+    with agent_folder(target, source, chat, recipe.environment) as unfinished:
         rank.export(unfinished)
     return target

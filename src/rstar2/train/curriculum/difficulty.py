@@ -41,5 +41,5 @@ async def hard_problems(
         on_trace(replace(trace, metadata={**trace.metadata, "stage": f"filter:{stage.name}"}))
 
     traces = await roller.run(requests, AgentLimits.of(recipe, stage), Sampling.of(recipe), hand_on)
-    num_right = Counter(trace.problem_id for trace in traces if trace.reward == 1)
+    num_right = Counter(trace.problem_id for trace in traces if trace.is_right)
     return tuple(problem for problem in problems if num_right[problem.id] < wanted.drop_solved)

@@ -4,7 +4,9 @@ Invariant: every rank calls the same methods with the same arguments in the same
 same result: the metrics, the clipped gradient and the decision to skip a step are those of all ranks together.
 """
 
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -18,9 +20,12 @@ from rstar2.train.learning.optimizer import Optimizer, weight_key
 from rstar2.train.learning.reference import Reference
 from rstar2.train.learning.sft import SftSettings, sft_step
 from rstar2.train.learning.sft_examples import Example
-from rstar2.train.learning.update import Rollout, UpdateSettings, update_policy
+from rstar2.train.learning.update import Rollout, UpdateSettings, token_work, update_policy
+from rstar2.train.learning.work import TokenWork, attention_flop, product_flop
+from rstar2.train.memory.sizes import ModelSizes
 from rstar2.train.policy.policy import Policy
 from rstar2.train.policy.weights_id import weights_id
+from rstar2.train.reporting.gpu_use import product_rate
 from rstar2.train.sharding.ranks import ALONE, Ranks
 from rstar2.train.sharding.shard_files import read_shards, stored_shapes, write_shards
 
@@ -30,6 +35,7 @@ class LearnerRank:
         self.policy = policy
         self._ranks = ranks
         self._optimizer = Optimizer(policy.parameters(), weight_decay)
+        self._product_rate = product_rate(policy.device, policy.dtype) if policy.device.type == "cuda" else None
         self._reference: Reference | None = None
         """The policy that the KL term holds on to; None without one."""
 
@@ -38,14 +44,30 @@ class LearnerRank:
     ) -> dict[str, float]:
         """One optimizer step of the warm-up, counted from 0."""
         self._seed_dropout(seed)
-        return sft_step(self.policy, self._optimizer, examples, step, settings, self._ranks)
+        with _memory_errors(settings.micro_batch_tokens):
+            return sft_step(self.policy, self._optimizer, examples, step, settings, self._ranks)
 
     def update(
         self, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings, lr: float, seed: int
     ) -> dict[str, float]:
         """All optimizer steps on one batch of groups; the metrics are means over them."""
         self._seed_dropout(seed)
-        return update_policy(self.policy, self._optimizer, groups, settings, lr, self._reference, self._ranks)
+        began_s = time.monotonic()
+        with _memory_errors(settings.micro_batch_tokens):
+            values = update_policy(self.policy, self._optimizer, groups, settings, lr, self._reference, self._ranks)
+        if self._product_rate is not None:
+            values |= self._speed(token_work(self.policy, groups, settings), time.monotonic() - began_s)
+        return values
+
+    def _speed(self, work: TokenWork, seconds: float) -> dict[str, float]:
+        """How fast the update was, and the share of its GPU's rate that its work, without recomputation, took."""
+        assert self._product_rate is not None
+        sizes, is_full = ModelSizes.of(self.policy.network.config), self.policy.adapters is None
+        flop = product_flop(work, sizes, is_full=is_full) + attention_flop(work, sizes)
+        return {
+            "trained_tokens_per_s": work.num_trained / seconds,
+            "mfu": flop / seconds / self._ranks.size / self._product_rate,
+        }
 
     def _seed_dropout(self, seed: int) -> None:
         """Each rank drops other inputs than the next."""
@@ -112,3 +134,16 @@ def _require_same_model(stored: dict[str, torch.Size], room: dict[str, Tensor]) 
     for name, tensor in room.items():
         if stored[name] != tensor.shape:
             raise UserError(f"the checkpoint is of another model: {name.removeprefix(is_weight)} has another shape")
+
+
+@contextmanager
+def _memory_errors(micro_batch_tokens: int) -> Iterator[None]:
+    """A GPU that others fill while the run is going on may become too small for what was planned."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        reason = str(error).partition(". ")[0]
+        raise UserError(
+            f"train.micro_batch_tokens: the GPU has too little memory for an update of {micro_batch_tokens} tokens at "
+            f"a time ({reason}); resume when it has more, or start a run with {micro_batch_tokens // 2}"
+        ) from error

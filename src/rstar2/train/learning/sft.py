@@ -35,8 +35,9 @@ class SftSettings:
     stream: str
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Self:
-        return pick(cls, recipe.sft, recipe.train, stream=f"{recipe.seed}/{WARM_UP}")
+    def of(cls, recipe: Recipe, micro_batch_tokens: int) -> Self:
+        stream = f"{recipe.seed}/{WARM_UP}"
+        return pick(cls, recipe.sft, recipe.train, stream=stream, micro_batch_tokens=micro_batch_tokens)
 
     def num_steps(self, num_examples: int) -> int:
         return max(1, self.epochs * num_examples // self.batch_size)

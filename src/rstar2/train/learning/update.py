@@ -25,19 +25,22 @@ from rstar2.train.learning.forward import Family, Pack, on_device
 from rstar2.train.learning.optimizer import Optimizer
 from rstar2.train.learning.packing import cut_family, num_shared_tokens, pack
 from rstar2.train.learning.reference import Reference
+from rstar2.train.learning.work import TokenWork
 from rstar2.train.policy.policy import Policy
 from rstar2.train.sharding.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One kept rollout, as far as the gradient is concerned."""
+    """One segment of a kept rollout, as far as the gradient is concerned: mostly all of it."""
 
     token_ids: tuple[int, ...]
     mask: tuple[bool, ...]
     engine_log_probs: tuple[float, ...]
     """The log-probabilities of the sampled tokens alone, in order."""
     advantage: float
+    by_turn: tuple[tuple[int, float], ...] = ()
+    """In a tree: how many of the sampled tokens, in order, have which advantage, in place of the one."""
 
     @property
     def num_learnt(self) -> int:
@@ -53,21 +56,48 @@ class UpdateSettings:
     max_grad_norm: float
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Self:
-        return pick(cls, recipe.train, recipe.rollout, loss=LossSettings.of(recipe))
+    def of(cls, recipe: Recipe, micro_batch_tokens: int) -> Self:
+        loss = LossSettings.of(recipe)
+        return pick(cls, recipe.train, recipe.rollout, loss=loss, micro_batch_tokens=micro_batch_tokens)
 
 
 def kept_rollouts(group: Group, traces: Mapping[str, Trace]) -> list[Rollout]:
+    if group.turn_advantages:
+        return _kept_of_tree(group, traces)
     rollouts = []
     for trace_id, selection, advantage in zip(group.trace_ids, group.selections, group.advantages, strict=True):
         if selection is not Selection.KEPT or advantage is None:
             continue
-        trace = traces[trace_id]
-        log_probs = tuple(value for turn in trace.turns for value in turn.log_probs)
-        if len(log_probs) != trace.num_sampled_tokens:
-            raise UserError(f"the engine gave no log-probabilities for {trace_id}: train with embedded or vllm")
-        rollouts.append(Rollout(trace.token_ids, trace.loss_mask, log_probs, advantage))
+        for segment in traces[trace_id].segments:
+            log_probs = tuple(value for turn in segment.turns for value in turn.log_probs)
+            _require_log_probs(trace_id, len(log_probs), segment.num_sampled_tokens)
+            rollouts.append(Rollout(segment.token_ids, segment.loss_mask, log_probs, advantage))
     return rollouts
+
+
+def _kept_of_tree(group: Group, traces: Mapping[str, Trace]) -> list[Rollout]:
+    """Each turn is learnt in one of the leaves that share it; a leaf without such a turn is left out."""
+    rollouts = []
+    for trace_id, leaf_advantage, advantages in zip(
+        group.trace_ids, group.advantages, group.turn_advantages, strict=True
+    ):
+        trace = traces[trace_id]
+        pairs = [(turn, value) for turn, value in zip(trace.turns, advantages, strict=True) if value is not None]
+        if leaf_advantage is None or not pairs:
+            continue
+        mask = [False] * len(trace.prompt_ids)
+        for turn, value in zip(trace.turns, advantages, strict=True):
+            mask += [value is not None] * len(turn.token_ids) + [False] * len(turn.appended_ids)
+        log_probs = tuple(value for turn, _ in pairs for value in turn.log_probs)
+        by_turn = tuple((len(turn.token_ids), value) for turn, value in pairs)
+        _require_log_probs(trace_id, len(log_probs), sum(num for num, _ in by_turn))
+        rollouts.append(Rollout(trace.token_ids, tuple(mask), log_probs, leaf_advantage, by_turn))
+    return rollouts
+
+
+def _require_log_probs(trace_id: str, num_log_probs: int, num_sampled: int) -> None:
+    if num_log_probs != num_sampled:
+        raise UserError(f"the engine gave no log-probabilities for {trace_id}: train with embedded or vllm")
 
 
 def update_policy(
@@ -79,17 +109,33 @@ def update_policy(
     reference: Reference | None = None,
     ranks: Ranks = ALONE,
 ) -> dict[str, float]:
-    """All optimizer steps on one batch of groups; the metrics are means over the steps."""
+    """All optimizer steps on one batch of groups; the metrics are means over the steps, but for the largest
+    mismatch."""
     num_steps = min(settings.optimizer_steps_per_batch, len(groups))
     parts = [_Part.of(groups[number::num_steps], settings, ranks, policy) for number in range(num_steps)]
     olds = [None if part is parts[0] else _log_probs(policy, part, settings) for part in parts]
     totals: defaultdict[str, float] = defaultdict(float)
+    largest_mismatch = 0.0
     for part, old in zip(parts, olds, strict=True):
-        values = _backward(policy, part, old, settings, reference)
+        values, part_mismatch = _backward(policy, part, old, settings, reference)
+        largest_mismatch = max(largest_mismatch, part_mismatch)
         grad_norm = optimizer.step(lr, settings.max_grad_norm)
         for name, value in {**ranks.total(values), "grad_norm": grad_norm}.items():
             totals[name] += value / num_steps
-    return dict(totals)
+    return {**totals, "mismatch_max": ranks.largest(largest_mismatch)}
+
+
+def token_work(policy: Policy, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings) -> TokenWork:
+    """The tokens that `update_policy` computes, over all ranks."""
+    families = (family for group in groups for family in _families(group, settings, is_shared=policy.shares_prefixes))
+    return TokenWork.total(
+        TokenWork.of_family(
+            [len(rollout.token_ids) for rollout in family.rollouts],
+            sum(rollout.num_learnt for rollout in family.rollouts),
+            family.num_shared,
+        )
+        for family in families
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +213,12 @@ class _MicroBatch:
 
     @cached_property
     def advantages(self) -> Tensor:
-        """Each rollout's, once for each of its tokens."""
-        advantages = np.array([rollout.advantage for rollout in self._rollouts], np.float32)
-        return on_device(np.repeat(advantages, [rollout.num_learnt for rollout in self._rollouts]), self.device)
+        """Each rollout's, or each of its turns', once for each of its tokens."""
+        spans = [
+            span for rollout in self._rollouts for span in rollout.by_turn or ((rollout.num_learnt, rollout.advantage),)
+        ]
+        advantages = np.array([advantage for _, advantage in spans], np.float32)
+        return on_device(np.repeat(advantages, [num_tokens for num_tokens, _ in spans]), self.device)
 
     @property
     def _rollouts(self) -> list[Rollout]:
@@ -182,18 +231,21 @@ def _backward(
     old: Sequence[Tensor] | None,
     settings: UpdateSettings,
     reference: Reference | None,
-) -> dict[str, float]:
-    """Add the gradients of the part; this rank's share of its metrics."""
+) -> tuple[dict[str, float], float]:
+    """Add the gradients of the part; this rank's share of its metrics, and the largest difference between trainer and
+    engine in the log-probability of a token."""
     kept: Sequence[Tensor] | None = None
     if reference is not None:
         with reference.in_place():
             kept = _log_probs(policy, part, settings)
     metrics: list[dict[str, Tensor]] = []
+    mismatches: list[Tensor] = []
     for number, batch in enumerate(part.micro_batches):
         log_probs, entropies = policy.token_log_probs(batch.pack, temperature=settings.temperature)
+        old_log_probs = log_probs.detach() if old is None else old[number]
         result = policy_loss(
             log_probs,
-            log_probs.detach() if old is None else old[number],
+            old_log_probs,
             batch.advantages,
             None,
             num_tokens=part.num_tokens,
@@ -204,12 +256,14 @@ def _backward(
         )
         result.loss.backward()  # type: ignore[no-untyped-call]
         metrics.append(result.metrics)
+        if len(old_log_probs):
+            mismatches.append((old_log_probs - batch.engine_log_probs).abs().max())
     # Read only now: a GPU would wait for each micro-batch's before it got the next to compute.
     totals: defaultdict[str, float] = defaultdict(float)
     for values in metrics:
         for name, value in zip(values, torch.stack(list(values.values())).tolist(), strict=True):
             totals[name] += value
-    return dict(totals)
+    return dict(totals), float(torch.stack(mismatches).max()) if mismatches else 0.0
 
 
 def _log_probs(policy: Policy, part: _Part, settings: UpdateSettings) -> list[Tensor]:

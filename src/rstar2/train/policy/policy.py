@@ -129,7 +129,7 @@ def _merged_forward(merged: MergedModel) -> Forward:
 def _on_cuda(model: Any, recipe: Recipe, merged: MergedModel | None = None, adapted: Any = None) -> Forward:
     from rstar2.train.cuda.network import CudaNetwork
 
-    ours = CudaNetwork(model, merged=merged, adapted=adapted, is_checkpointed=recipe.train.gradient_checkpointing)
+    ours = CudaNetwork(model, merged=merged, adapted=adapted, is_checkpointed=is_checkpointed(recipe))
     return lambda _network, pack, *, temperature: ours.token_log_probs(pack, temperature=temperature)
 
 
@@ -159,8 +159,13 @@ def require_context(config: Any, recipe: Recipe) -> None:
         )
 
 
+def is_checkpointed(recipe: Recipe) -> bool:
+    """Whether activations are recomputed in the backward pass. They are, if neither the recipe nor the division of a
+    GPU's memory says otherwise."""
+    return recipe.train.gradient_checkpointing is not False
+
+
 def use_gradient_checkpointing(network: Any, recipe: Recipe) -> None:
-    """Activations in the backward pass, where the recipe has it so."""
-    if recipe.train.gradient_checkpointing:
+    if is_checkpointed(recipe):
         network.gradient_checkpointing_enable({"use_reentrant": False})
         network.train()

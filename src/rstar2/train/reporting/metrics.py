@@ -24,8 +24,8 @@ def watch_rollouts(traces: Sequence[Trace], groups: Sequence[Group]) -> dict[str
     """The metrics of one step over all its rollouts, also those that were not kept. Names are those of
     metrics.jsonl."""
     scored = [trace for trace in traces if trace.reward is not None]
-    right = [trace for trace in scored if trace.reward == 1]
-    wrong = [trace for trace in scored if trace.reward != 1]
+    right = [trace for trace in scored if trace.is_right]
+    wrong = [trace for trace in scored if not trace.is_right]
     kept = [group for group in groups if is_trainable(group)]
     rewards = [trace.reward or 0.0 for trace in scored]
     spreads = [
@@ -34,7 +34,7 @@ def watch_rollouts(traces: Sequence[Trace], groups: Sequence[Group]) -> dict[str
     return {
         "reward_mean": _mean(rewards),
         "reward_std": _mean(spreads),
-        "accuracy": _share(scored, lambda trace: trace.reward == 1),
+        "accuracy": _share(scored, lambda trace: bool(trace.is_right)),
         "tool_error_share_right": _tool_error_share(right),
         "tool_error_share_wrong": _tool_error_share(wrong),
         "tool_error_share_kept_right": _tool_error_share(_kept(right, kept)),
@@ -47,12 +47,40 @@ def watch_rollouts(traces: Sequence[Trace], groups: Sequence[Group]) -> dict[str
         "response_tokens_mean": _mean([trace.num_response_tokens for trace in scored]),
         "response_tokens_right": _mean([trace.num_response_tokens for trace in right]),
         "engine_entropy": _mean([value for trace in scored for turn in trace.turns for value in turn.entropies]),
+        "generated_tokens": sum(len(turn.token_ids) for trace in traces for turn in trace.own_turns),
         "num_rollouts": len(traces),
         "num_faults": sum(trace.outcome is Outcome.INFRASTRUCTURE_FAULT for trace in traces),
         "num_undecided": sum(trace.verdict is Verdict.UNDECIDED for trace in traces),
         "groups_kept": len(kept),
         "groups_dropped": len(groups) - len(kept),
+        **_part_means(scored),
+        **_by_environment(scored),
     }
+
+
+def _part_means(scored: Sequence[Trace]) -> dict[str, float]:
+    """The mean of each named part of the reward, over the rollouts that have it."""
+    values: dict[str, list[float]] = {}
+    for trace in scored:
+        for name, value in trace.score_parts.items():
+            values.setdefault(f"reward/{name}", []).append(value)
+    return {name: fmean(parts) for name, parts in sorted(values.items())}
+
+
+def _by_environment(scored: Sequence[Trace]) -> dict[str, float]:
+    """What each environment of a mix came to."""
+    names = sorted({trace.environment for trace in scored})
+    if len(names) < 2:
+        return {}
+    found: dict[str, float] = {}
+    for name in names:
+        own = [trace for trace in scored if trace.environment == name]
+        label = name or "default"
+        found[f"{label}/reward_mean"] = _mean([trace.reward or 0.0 for trace in own])
+        found[f"{label}/accuracy"] = _share(own, lambda trace: bool(trace.is_right))
+        found[f"{label}/num_rollouts"] = len(own)
+        found[f"{label}/tool_error_share"] = _tool_error_share(own)
+    return found
 
 
 def watch_schedule(record: StepRecord | None) -> dict[str, float]:

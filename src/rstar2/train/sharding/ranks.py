@@ -39,6 +39,10 @@ class Ranks:
         dist.all_reduce(sums)
         return dict(zip(names, sums.tolist(), strict=True))
 
+    def largest(self, value: float) -> float:
+        """The largest of the ranks' values."""
+        return max(map(float, self.gather_texts(repr(value))))
+
     def gather_texts(self, mine: str) -> tuple[str, ...]:
         """The text of each rank, in their order."""
         if self.size == 1:

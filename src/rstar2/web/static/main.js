@@ -36,14 +36,14 @@ async function show() {
   const { parts, params } = place();
   const [title, view] = viewOf(parts);
   try {
-    const { runs, engines } = await source.runs(own.signal);
+    const { runs, models } = await source.runs(own.signal);
     const run = runs.find((item) => item.key === parts[1]) ?? runs[0];
-    drawHeader(runs, run, engines, parts);
+    drawHeader(runs, run, models, parts);
     main.setAttribute("aria-busy", "true");
     const heading = h("h1", { tabindex: "-1" }, view === runView ? run.name : title,
       view === runView && h("span", { class: `badge run-${run.status}` }, words(run.status)));
     const followers = [];
-    const context = { run, runs, engines, parts, params, signal: own.signal, follow: (act) => followers.push(act) };
+    const context = { run, runs, models, parts, params, signal: own.signal, follow: (act) => followers.push(act) };
     const content = await view(context);
     if (own.signal.aborted) return;
     replace(main, heading, content);
@@ -79,7 +79,7 @@ async function follow(run, followers, signal, heading) {
   }
 }
 
-function drawHeader(runs, run, engines, parts) {
+function drawHeader(runs, run, models, parts) {
   const isPlayground = parts[0] === "playground";
   const active = isPlayground ? "playground" : (parts[2] ?? "");
   const choose = (event) => { location.hash = link(["run", event.target.value]); };
@@ -89,7 +89,7 @@ function drawHeader(runs, run, engines, parts) {
     : h("span", { class: "picker quiet" }, run.name);
   const tab = (href, label, isActive) => h("a", { href, "aria-current": isActive ? "page" : null }, label);
   const tabs = TABS.map(([name, label]) => tab(link(["run", run.key, ...(name ? [name] : [])]), label, active === name));
-  if (engines.length) tabs.push(tab("#/playground", "Playground", isPlayground));
+  if (models.length) tabs.push(tab("#/playground", "Playground", isPlayground));
   replace(header, h("a", { class: "brand", href: link(["run", run.key]) }, "rstar2"), picker,
     h("nav", { class: "tabs", "aria-label": "Views" }, tabs), themeButton());
 }

@@ -1,10 +1,11 @@
-// The cells of a turn: reasoning, code with its output, the answer.
+// The cells of a turn: reasoning, calls with their results, the answer, the user's reply.
 import { h, scrolling } from "./dom.js";
-import { duration, plural, words } from "./format.js";
+import { duration, number, plural, words } from "./format.js";
 import { highlighted } from "./python.js";
 
 export const LABELS = { reason: "Reasoning", answer: "Answer", plain: "Text" };
 const END_MARK = /^\s*<\|\w+\|>\s*$/;
+const MAX_SHORT_CHARS = 80;
 
 export function cellElement(cell) {
   if (cell.kind === "tool_call") return callElement(cell);
@@ -18,10 +19,43 @@ export function cellElement(cell) {
 export function callElement(cell, pending = "No result: the rollout ended first.") {
   const result = cell.result;
   return h("section", { class: "cell call", "aria-label": `Tool call ${cell.name ?? "that cannot be read"}` },
-    h("h4", {}, cell.name === null ? "A call that cannot be read" : ["Code", h("span", { class: "quiet" }, cell.name)]),
-    h("pre", { class: "code", tabindex: "0" }, h("code", {}, highlighted(cell.text))),
-    cell.stdin && [h("h4", {}, "Standard input"), h("pre", { tabindex: "0" }, cell.stdin)],
+    cell.name === null ? unreadableCall(cell) : cell.is_python ? pythonCall(cell) : otherCall(cell),
     result ? resultElement(result) : h("p", { class: "quiet pending" }, pending));
+}
+
+function unreadableCall(cell) {
+  return [h("h4", {}, "A call that cannot be read"), codeBox(cell.text)];
+}
+
+function pythonCall(cell) {
+  const others = cell.arguments.filter(([, text]) => text);
+  return [
+    h("h4", {}, "Code", h("span", { class: "quiet" }, cell.name)), codeBox(highlighted(cell.text)),
+    others.map(([name, text]) => [h("h4", {}, name === "input" ? "Standard input" : name), h("pre", { tabindex: "0" }, text)]),
+  ];
+}
+
+/** Short arguments beside their names; a long one, or one of several lines, below its name. */
+function otherCall(cell) {
+  const isLong = (text) => text.length > MAX_SHORT_CHARS || text.includes("\n");
+  return [
+    h("h4", {}, "Call", h("span", { class: "tool-name" }, cell.name)),
+    cell.arguments.length
+      ? h("dl", { class: "arguments" }, cell.arguments.map(([name, text]) =>
+        h("div", { class: isLong(text) ? "long" : null }, h("dt", {}, name), h("dd", {}, h("pre", { tabindex: isLong(text) ? "0" : null }, text)))))
+      : h("p", { class: "quiet" }, "no arguments"),
+  ];
+}
+
+function codeBox(content) {
+  return h("pre", { class: "code", tabindex: "0" }, h("code", {}, content));
+}
+
+/** What somebody other than the model's own turn said: the user's reply, or a message of the prompt. */
+export function messageElement(role, text) {
+  const label = role === "user" ? "User" : role === "assistant" ? "Assistant" : words(role);
+  return h("section", { class: `cell message ${role === "user" ? "user" : ""}`, "aria-label": `Message: ${label}` },
+    h("h4", {}, label), h("div", { class: "prose" }, text));
 }
 
 export function resultElement(result) {
@@ -48,18 +82,45 @@ export function table(label, head, rows) {
       h("tr", {}, h("th", { scope: "row" }, name), cells.map((text) => h("td", {}, text)))))));
 }
 
+/** The answer; an episode that is only rewarded need not have one. */
+export function answerElement(rollout) {
+  const isAsked = rollout.answer !== null || (rollout.verdict !== null && rollout.verdict !== "undecided");
+  return isAsked ? h("p", { class: "answer" }, rollout.answer ?? "no answer") : null;
+}
+
+/** Why it ended as it did, where the outcome alone does not say. */
+export function noteElement(rollout) {
+  return rollout.note ? h("p", { class: rollout.reward === null ? "note" : "why" }, rollout.note) : null;
+}
+
+/** The named parts of the reward in one line. */
+export function partsText(parts) {
+  return parts.map(([name, value]) => `${words(name)} ${number(value)}`).join(", ");
+}
+
 /** The answer that the problem wants, where the run recorded one. */
 export function goldElement(rollout) {
   return rollout.gold ? h("p", { class: "gold" }, "gold ", h("b", {}, rollout.gold)) : null;
 }
 
-/** Verdict, outcome and selection as small labelled signs. */
+/** The verdict; where there is only a reward, what the reward comes to. */
+export function gradeOf(row) {
+  if (row.verdict !== null) return row.verdict;
+  if (row.reward === null) return "ungraded";
+  return row.is_right ? "right" : row.reward > 0 ? "partial" : "wrong";
+}
+
+/** Verdict or reward, outcome, environment and selection as small labelled signs. */
 export function badges(row) {
-  const verdict = row.verdict ?? "ungraded";
+  const grade = gradeOf(row);
+  const isFault = row.outcome === "infrastructure_fault";
+  const isReward = row.verdict === null && row.reward !== null;
   const selection = row.selection === "downsampled" ? "left out" : words(row.selection);
   return h("span", { class: "badges" },
-    h("span", { class: `badge verdict-${verdict}` }, words(verdict)),
+    !(isFault && grade === "ungraded") &&
+      h("span", { class: `badge verdict-${grade}` }, isReward ? `reward ${number(row.reward)}` : words(grade)),
     row.outcome !== "answered" && h("span", { class: "badge outcome" }, words(row.outcome)),
+    row.environment && h("span", { class: "badge environment" }, row.environment),
     row.stage && h("span", { class: "badge" }, row.stage),
     row.selection && h("span", { class: `badge selection-${row.selection}` }, selection));
 }

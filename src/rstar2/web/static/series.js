@@ -14,12 +14,38 @@ const PANELS = [
   ["Turns, calls and answers of a rollout", ["turns_mean", "calls_per_rollout", "answers_per_rollout"]],
   ["Rollouts without tools, truncated, void", ["no_tool_share", "truncated_share", "void_turn_share"], percent],
   ["Groups kept and dropped", ["groups_kept", "groups_dropped"]],
-  ["Seconds a step", ["step_s", "generate_s", "train_s"]],
+  ["Seconds a step", ["step_s", "generate_s", "train_s", "sync_s"]],
+  ["Phases of a step", ["generate_share", "train_share", "sync_share"], percent],
+  ["GPU: busy, and share of its rate in the update", ["gpu_busy_share", "mfu"], percent],
+  ["GPU memory, GiB", ["gpu_memory_gib"]],
+  ["Tokens trained a second", ["trained_tokens_per_s"]],
   ["Loss", ["loss"]],
   ["Gradient norm", ["grad_norm"]],
   ["Engine against trainer", ["mismatch"]],
   ["Learning rate", ["lr"]],
 ];
+
+const NUM_FIRST_PANELS = 2; // reward and accuracy, which the panels of parts and environments follow
+
+const PART = "reward/";
+/** A run that mixes environments measures these for each: `NAME/accuracy`. */
+const BY_ENVIRONMENT = [
+  ["Reward by environment", "reward_mean"],
+  ["Accuracy by environment", "accuracy", percent],
+  ["Tool errors by environment", "tool_error_share", percent],
+  ["Rollouts by environment", "num_rollouts"],
+];
+
+/** Metrics whose names have two parts: one panel for the parts of the reward, one for each metric by environment. */
+function namedPanels(names) {
+  const parts = names.filter((name) => name.startsWith(PART));
+  const others = names.filter((name) => !name.startsWith(PART));
+  return [
+    ["Parts of the reward", parts, undefined, (name) => words(name.slice(PART.length))],
+    ...BY_ENVIRONMENT.map(([title, metric, format]) =>
+      [title, others.filter((name) => name.endsWith(`/${metric}`)), format, (name) => name.slice(0, -metric.length - 1)]),
+  ];
+}
 
 const EVALUATION = "eval:";
 
@@ -73,7 +99,7 @@ export class MetricRows {
 }
 
 /** The lines of one metric by what measured it: training, and each evaluation for itself. */
-function linesOf(rows, name) {
+function linesOf(rows, name, measured) {
   const byStage = new Map();
   for (const { step, stage, values } of rows) {
     if (!values.has(name)) continue;
@@ -83,12 +109,12 @@ function linesOf(rows, name) {
   }
   const found = new Map();
   for (const [key, points] of byStage) {
-    const label = key.startsWith(EVALUATION) ? `${words(name)}, evaluation ${benchmarkOf(key)}` : words(name);
+    const label = key.startsWith(EVALUATION) ? `${measured}, evaluation ${benchmarkOf(key)}` : measured;
     if (!found.has(label)) found.set(label, []);
     found.get(label).push(points.sort((a, b) => a[0] - b[0]));
   }
   // Training first, whichever was measured first.
-  const isEvaluation = ([label]) => Number(label !== words(name));
+  const isEvaluation = ([label]) => Number(label !== measured);
   return [...found].sort((a, b) => isEvaluation(a) - isEvaluation(b)).map(([label, lines]) => [label, joined(lines)]);
 }
 
@@ -122,21 +148,23 @@ export function panelsOf(runs, weight) {
 function partPanels(runs, weight, prelude) {
   const parts = runs.map((run) => ({ ...run, rows: run.rows.rowsOf(prelude) }));
   const names = new Set(parts.flatMap(({ rows }) => rows.flatMap(({ values }) => [...values.keys()])));
-  const known = new Set(PANELS.flatMap(([, metrics]) => metrics));
+  const named = namedPanels([...names].sort());
+  const ordered = [...PANELS.slice(0, NUM_FIRST_PANELS), ...named, ...PANELS.slice(NUM_FIRST_PANELS)];
+  const known = new Set(ordered.flatMap(([, metrics]) => metrics));
   const rest = [...names].filter((name) => !known.has(name)).sort().map((name) => [words(name), [name]]);
-  const panels = [...PANELS, ...rest].filter(([, metrics]) => metrics.some((name) => names.has(name)));
-  return panels.map(([title, metrics, format]) => ({
+  const panels = [...ordered, ...rest].filter(([, metrics]) => metrics.some((name) => names.has(name)));
+  return panels.map(([title, metrics, format, labelOf = words]) => ({
     title: prelude === null ? title : `${prelude}: ${title}`,
     format,
     hasStages: prelude === null,
-    series: parts.flatMap((part) => seriesOf(part, metrics, weight, runs.length > 1)),
+    series: parts.flatMap((part) => seriesOf(part, metrics, labelOf, weight, runs.length > 1)),
   }));
 }
 
-function seriesOf({ name: run, rows, colour }, metrics, weight, isOneOfMany) {
+function seriesOf({ name: run, rows, colour }, metrics, labelOf, weight, isOneOfMany) {
   const series = [];
   for (const metric of metrics) {
-    for (const [label, lines] of linesOf(rows, metric)) {
+    for (const [label, lines] of linesOf(rows, metric, labelOf(metric))) {
       const own = { lines: lines.map((line) => smoothed(line, weight)) };
       if (isOneOfMany) series.push({ ...own, label: `${run}: ${label}`, colour, dash: series.length });
       else series.push({ ...own, label, colour: series.length });

@@ -36,7 +36,7 @@ class Report {
     this.data = new Map(data.runs.map((run) => [run.overview.key, run]));
   }
 
-  async runs() { return { runs: [...this.data.values()].map((run) => run.overview), engines: [] }; }
+  async runs() { return { runs: [...this.data.values()].map((run) => run.overview), models: [] }; }
   async overview(run) { return this.#run(run).overview; }
   async recipe(run) { return this.#run(run).recipe; }
   async metrics(run, from) { return from > 0 ? { rows: [], next: from, is_end: true } : this.#run(run).metrics; }
@@ -49,7 +49,8 @@ class Report {
     const rows = this.#step(run, step).rollouts.filter((row) =>
       flags.every((flag) => row.flags.includes(flag) || row.selection === flag) &&
       (!needle || JSON.stringify(texts.get(row.at)).toLowerCase().includes(needle)));
-    return { rows, next: rows.length, is_end: true, num_known: rows.length, note: this.#note(run, step) };
+    const environments = [...new Set(this.#step(run, step).rollouts.map((row) => row.environment))];
+    return { rows, next: rows.length, is_end: true, num_known: rows.length, environments, note: this.#note(run, step) };
   }
   async sideBySide(run, step, { group, problem }) {
     const rollouts = this.#step(run, step).traces.filter((trace) =>

@@ -18,10 +18,15 @@ export function measuresOf(trace) {
   return MEASURES.filter(([name]) => has[name]);
 }
 
+/** The advantage of a turn: in a tree its own, null where another rollout that shares the turn is trained on it. */
+function advantageOf(turn, trace) {
+  return trace.turn_advantages ? trace.turn_advantages[trace.turns.indexOf(turn)] : trace.advantage ?? null;
+}
+
 function valuesOf(turn, trace, measure) {
   if (measure === "entropy") return turn.tokens.entropies;
   if (measure === "log_prob") return turn.tokens.log_probs;
-  return turn.tokens.ids.map(() => trace.advantage ?? null);
+  return turn.tokens.ids.map(() => advantageOf(turn, trace));
 }
 
 /** A value to a share of full colour: up to where 98 of 100 tokens of the trace lie. */
@@ -36,7 +41,7 @@ function scaleOf(trace, measure) {
 export function tokenStrip(trace, turn, measure) {
   const values = valuesOf(turn, trace, measure);
   const scale = scaleOf(trace, measure);
-  const sign = measure === "advantage" ? ((trace.advantage ?? 0) < 0 ? "negative" : "positive") : "heat";
+  const sign = measure === "advantage" ? ((advantageOf(turn, trace) ?? 0) < 0 ? "negative" : "positive") : "heat";
   const details = h("details", { class: `tokens ${sign}` },
     h("summary", {}, h("span", {}, `${plural(turn.num_tokens, "token")} sampled`,
       turn.appended.ids.length ? `, ${number(turn.appended.ids.length)} appended` : ""), ribbon(turn, values, scale)));
@@ -97,7 +102,7 @@ function tokenList(trace, turn, values, scale, measure) {
       token.isOwn ? [
         token.entropy === undefined ? "" : ` · entropy ${number(token.entropy)}`,
         token.logProb === undefined ? "" : ` · log-probability ${number(token.logProb)}`,
-        (trace.advantage ?? null) === null ? " · not trained on" : ` · advantage ${number(trace.advantage)}`,
+        advantageOf(turn, trace) === null ? " · not trained on" : ` · advantage ${number(advantageOf(turn, trace))}`,
       ] : " · appended by the environment: masked, never trained on");
   }
 

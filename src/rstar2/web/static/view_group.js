@@ -1,14 +1,15 @@
 // The rollouts of one problem side by side, right and wrong, with what GRPO-RoC made of each.
 import { h, replace } from "./dom.js";
 import { number, percent, plural, words } from "./format.js";
-import { badges, cellElement, factList, goldElement } from "./notebook.js";
+import { answerElement, badges, cellElement, factList, goldElement, gradeOf, messageElement, noteElement } from "./notebook.js";
 import { link } from "./router.js";
 import { source } from "./source.js";
 
 const SHOWN = [
   ["all", "All", () => true],
-  ["right", "Right", (rollout) => rollout.verdict === "right"],
-  ["wrong", "Wrong", (rollout) => rollout.verdict !== "right"],
+  ["right", "Right", (rollout) => rollout.is_right === true],
+  ["wrong", "Wrong", (rollout) => rollout.is_right === false],
+  ["unscored", "Not scored", (rollout) => rollout.is_right === null],
   ["kept", "Kept", (rollout) => rollout.selection === "kept"],
   ["left", "Not kept", (rollout) => rollout.selection !== undefined && rollout.selection !== "kept"],
 ];
@@ -51,30 +52,54 @@ export async function groupView(context) {
       `${label} `, h("span", { class: "count" }, counts.get(name)));
     return button;
   }));
+  const outline = h("div", {});
+  const drawTree = () => replace(outline, treeOutline(run, step, data.rollouts));
   draw();
-  complete().catch((error) => { if (error.name !== "AbortError") replace(status, error.message); });
+  drawTree();
+  complete().then(drawTree).catch((error) => { if (error.name !== "AbortError") replace(status, error.message); });
   return [
     h("p", { class: "crumbs" }, h("a", { href: link(["run", run.key, "step", step]) }, `Step ${step}`), " / ", data.problem_id),
     data.rollouts.length > 0 && [
       h("blockquote", { class: "question" }, data.rollouts[0].question), goldElement(data.rollouts[0])],
-    h("div", { class: "toolbar" }, chips), status, columns,
+    outline, h("div", { class: "toolbar" }, chips), status, columns,
   ];
+}
+
+/** Rollouts that were forked from one another, each below its parent: where it forked, and what it came to. */
+export function treeOutline(run, step, rollouts) {
+  if (!rollouts.some((rollout) => rollout.parent)) return null;
+  const known = new Set(rollouts.map((rollout) => rollout.id));
+  const children = (id) => rollouts.filter((rollout) => (known.has(rollout.parent) ? rollout.parent : "") === id);
+  const items = (id) => h("ul", {}, children(id).map((rollout) => h("li", { class: `verdict-${gradeOf(rollout)}` },
+    h("a", { href: link(["run", run.key, "step", step, "trace", rollout.at]) }, `Rollout ${rollout.sample_index}`),
+    rollout.parent ? ` after turn ${rollout.num_shared_turns}: ` : " from the prompt: ",
+    rollout.is_right === null ? "not scored" : rollout.is_right ? "right" : "wrong",
+    `, ${plural(rollout.num_own_tokens, "token")} of its own`, children(rollout.id).length > 0 && items(rollout.id))));
+  const sum = (name) => rollouts.reduce((total, rollout) => total + rollout[name], 0);
+  const saved = sum("num_tokens") - sum("num_own_tokens");
+  return h("section", { class: "tree", "aria-label": "Tree of the rollouts" }, h("h3", {}, "Tree"),
+    h("p", { class: "quiet" }, `${plural(sum("num_own_tokens"), "token")} generated, ${number(saved)} shared with a parent`), items(""));
 }
 
 function card(run, step, rollout) {
   const href = link(["run", run.key, "step", step, "trace", rollout.at]);
-  return h("article", { class: `card verdict-${rollout.verdict ?? "ungraded"}`, "aria-label": `Rollout ${rollout.sample_index}` },
+  return h("article", { class: `card verdict-${gradeOf(rollout)}`, "aria-label": `Rollout ${rollout.sample_index}` },
     h("header", {},
       h("a", { class: "title", href }, `Rollout ${rollout.sample_index}`), badges(rollout),
-      h("p", { class: "answer" }, rollout.answer ?? "no answer"), scores(rollout),
+      answerElement(rollout), noteElement(rollout), scores(rollout),
       rollout.why && h("p", { class: "why" }, rollout.why)),
-    h("div", { class: "turns" }, rollout.turns.map((turn) => turn.cells.map(cellElement))),
+    h("div", { class: "turns" }, rollout.turns.map((turn) =>
+      [turn.cells.map(cellElement), turn.reply && messageElement("user", turn.reply)])),
     h("footer", {}, h("a", { href }, "Whole trace")));
 }
 
-/** Reward, advantage and penalties, as far as there are any. */
+/** Reward with its named parts, advantage and penalties, as far as there are any. */
 export function scores(rollout) {
   const names = ["reward", "advantage", "error_penalty", "format_penalty"];
   const known = names.filter((name) => rollout[name] !== null && rollout[name] !== undefined);
-  return factList(known.map((name) => [words(name), number(rollout[name])]), "scores");
+  return [
+    factList(known.map((name) => [words(name), number(rollout[name])]), "scores"),
+    rollout.parts.length > 0 && h("div", { class: "parts" }, h("span", { class: "quiet" }, "Parts of the reward"),
+      factList(rollout.parts.map(([name, value]) => [words(name), number(value)]), "scores")),
+  ];
 }

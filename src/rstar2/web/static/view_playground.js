@@ -1,12 +1,12 @@
 // A problem is typed and solved while one watches: reasoning, code, results, answer as they come.
 import { announce, h, replace } from "./dom.js";
 import { plural, words } from "./format.js";
-import { LABELS, callElement, resultElement } from "./notebook.js";
+import { LABELS, callElement, messageElement, resultElement } from "./notebook.js";
 
 export async function playgroundView(context) {
-  const { engines, signal } = context;
+  const { models, signal } = context;
   const problem = h("textarea", { id: "problem", rows: "4", spellcheck: "false", placeholder: "What is 7^2025 modulo 1000?" });
-  const engine = h("select", { id: "engine" }, engines.map((name) => h("option", { value: name }, name)));
+  const model = h("select", { id: "model" }, models.map((name) => h("option", { value: name }, name)));
   const start = h("button", { type: "submit" }, "Solve");
   const stop = h("button", { type: "button", class: "plain", disabled: true }, "Stop");
   const status = h("p", { class: "quiet", role: "status" });
@@ -24,7 +24,7 @@ export async function playgroundView(context) {
     replace(status, "Loading the model, if it is its first problem …");
     const page = new Sheet(sheet, status);
     try {
-      await stream({ problem: problem.value, engine: engine.value }, own.signal, (event) => page.take(event));
+      await ask(model.value, problem.value, own.signal, (event) => page.take(event));
     } catch (error) {
       replace(status, own.signal.aborted ? "Stopped." : error.message);
     } finally {
@@ -36,38 +36,56 @@ export async function playgroundView(context) {
   stop.addEventListener("click", () => running?.abort());
   const form = h("form", { class: "ask", on: { submit: (event) => { event.preventDefault(); solve(); } } },
     h("label", { for: "problem" }, "Problem"), problem,
-    h("div", { class: "toolbar" }, h("label", { for: "engine" }, "Engine ", engine), start, stop));
+    h("div", { class: "toolbar" }, h("label", { for: "model" }, "Model ", model), start, stop));
   return [form, status, sheet];
 }
 
-/** Lines of JSON, each handed on as soon as it is whole. */
-async function stream(body, signal, take) {
+/** Asks the agent as any client of a chat API does; takes the agent's events out of the stream. */
+async function ask(model, content, signal, take) {
   const headers = { "Content-Type": "application/json" };
-  const response = await fetch("api/playground", { method: "POST", headers, body: JSON.stringify(body), signal });
-  if (!response.ok) throw new Error((await response.json()).message);
+  const body = JSON.stringify({ model, messages: [{ role: "user", content }], stream: true });
+  const response = await fetch("v1/chat/completions", { method: "POST", headers, body, signal });
+  if (!response.ok) throw new Error((await response.json()).error.message);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (let part = await reader.read(); !part.done; part = await reader.read()) {
-    const lines = (rest + part.value).split("\n");
+    const lines = (rest + part.value).split("\n\n");
     rest = lines.pop();
-    for (const line of lines) take(JSON.parse(line));
+    for (const line of lines) {
+      const data = line.slice("data: ".length);
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new Error(chunk.error.message);
+      for (const choice of chunk.choices) if (choice.agent_event) take(choice.agent_event);
+    }
   }
+}
+
+/** A call as the notebook shows it: a program as code, other arguments by name. */
+function callCell({ function: { name, arguments: text }, raw }) {
+  const { code, ...others } = JSON.parse(text);
+  const isPython = typeof code === "string";
+  const shown = isPython || code === undefined ? others : { code, ...others };
+  return {
+    name, is_python: isPython, text: raw ?? (isPython ? code.replace(/^\n+|\n+$/g, "") : ""), result: null,
+    arguments: Object.entries(shown).map(([key, value]) => [key, typeof value === "string" ? value : JSON.stringify(value, null, 2)]),
+  };
 }
 
 /** The notebook as it grows. */
 class Sheet {
   constructor(sheet, status) {
-    Object.assign(this, { sheet, status, numTurns: 0, turn: null, cell: null, running: [] });
+    Object.assign(this, { sheet, status, numTurns: 0, turn: null, cell: null, running: new Map() });
   }
 
   take(event) {
     if (event.type === "turn") this.#turn();
     else if (event.type === "text") this.#text(event.kind, event.text);
     else if (event.type === "restart") this.#restart(event.reason);
-    else if (event.type === "call") this.#call(event);
-    else if (event.type === "result") this.#result(event);
+    else if (event.type === "tool_call") this.#call(event);
+    else if (event.type === "tool_result") this.#result(event);
+    else if (event.type === "user") this.sheet.append(h("li", { class: "reply" }, messageElement("user", event.text)));
     else if (event.type === "end") this.#end(event);
-    else if (event.type === "error") replace(this.status, event.message);
   }
 
   #turn() {
@@ -84,14 +102,14 @@ class Sheet {
   }
 
   #call(event) {
-    this.cell = callElement({ ...event, result: null }, "Running …");
-    this.running.push(this.cell);
-    this.turn.append(this.cell);
+    const call = callElement(callCell(event), "Running …");
+    this.cell = null;
+    this.running.set(event.id, call);
+    this.turn.append(call);
   }
 
   #result(event) {
-    this.running.shift()?.querySelector(".pending")?.replaceWith(resultElement(event));
-    this.cell = null;
+    this.running.get(event.tool_call_id)?.querySelector(".pending")?.replaceWith(resultElement({ ...event, text: event.content }));
   }
 
   #text(kind, text) {

@@ -46,6 +46,7 @@ function statistics(run, step, data) {
     factList(facts),
     h("section", {}, h("h2", {}, "Latency"), histogram(data)),
     h("section", {}, h("h2", {}, "Outcomes"), outcomes(data)),
+    data.tools.length > 1 && h("section", {}, h("h2", {}, "Tools"), tools(data)),
     h("section", {}, h("h2", {}, "Slowest calls"), h("ol", { class: "slowest" }, slowest)),
   ];
 }
@@ -54,6 +55,14 @@ function outcomes(data) {
   const head = ["outcome", "calls", "share", "median", "99 of 100", "slowest"];
   return table("Outcomes", head, data.statuses.map((row) => [
     words(row.status), number(row.count), percent(row.count / data.num_calls), duration(row.p50_s), duration(row.p99_s),
+    duration(row.max_s),
+  ]));
+}
+
+function tools(data) {
+  const head = ["tool", "calls", "failed by the model's doing", "median", "99 of 100", "slowest"];
+  return table("Tools", head, data.tools.map((row) => [
+    row.name || "unreadable calls", number(row.count), number(row.num_errors), duration(row.p50_s), duration(row.p99_s),
     duration(row.max_s),
   ]));
 }

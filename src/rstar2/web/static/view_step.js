@@ -2,7 +2,7 @@
 import { announce, h, replace } from "./dom.js";
 import { duration, number, percent, plural, words } from "./format.js";
 import { VirtualList } from "./list.js";
-import { badges } from "./notebook.js";
+import { badges, partsText } from "./notebook.js";
 import { link, setParams } from "./router.js";
 import { source } from "./source.js";
 import { chosenStep, stepper } from "./stepper.js";
@@ -11,6 +11,7 @@ const FLAGS = [
   "right", "wrong", "no_answer", "tool_error", "no_tool", "truncated", "turn_limit", "undecided", "infrastructure_fault",
   "kept", "downsampled", "evaluation",
 ];
+const ENVIRONMENT = "environment:";
 const TABS = [["problems", "Problems"], ["rollouts", "Rollouts"]];
 const ROW_HEIGHT = 42, TALL_ROW_HEIGHT = 62;
 const isNarrow = window.matchMedia("(max-width: 46rem)");
@@ -90,6 +91,7 @@ function problemRow(row) {
     h("span", { class: "side" },
       h("span", { class: "meter", "aria-hidden": "true", vars: { "--share": percent(share) } }),
       h("span", { class: "w2" }, `${row.num_right} of ${row.num_rollouts} right`),
+      h("span", { class: "w2 optional" }, row.mean_reward === null ? "" : `reward ${number(row.mean_reward)}`),
       h("span", { class: "quiet w3" }, fate, row.num_unscored ? `, ${row.num_unscored} unscored` : ""),
       h("span", { class: "quiet w3 optional" }, row.mean_penalty === null ? "" : `mean penalty ${row.mean_penalty.toFixed(2)}`)),
   ];
@@ -97,14 +99,18 @@ function problemRow(row) {
 
 async function rolloutList(context, step) {
   const { run, params, signal } = context;
-  const flags = (params.get("flags") ?? "").split(",").filter((flag) => FLAGS.includes(flag));
+  const flags = (params.get("flags") ?? "").split(",").filter((flag) => FLAGS.includes(flag) || flag.startsWith(ENVIRONMENT));
   const filter = { flags, text: params.get("text") ?? "" };
   const href = (row) => link(["run", run.key, "step", step, "trace", row.at]);
   const paged = pagedList(context, { label: "Rollouts", noun: "rollout", href, render: rolloutRow },
-    (after) => source.rollouts(run.key, step, filter, after, signal));
+    async (after) => {
+      const page = await source.rollouts(run.key, step, filter, after, signal);
+      offer(page.environments);
+      return page;
+    });
   const changed = () => {
     setParams({ show: "rollouts", flags: filter.flags.join(","), text: filter.text });
-    announce(`Showing ${filter.flags.length ? filter.flags.map(words).join(" and ") : "all"} rollouts`);
+    announce(`Showing ${filter.flags.length ? filter.flags.map(flagLabel).join(" and ") : "all"} rollouts`);
     paged.restart();
   };
   let timer = 0;
@@ -123,22 +129,53 @@ async function rolloutList(context, step) {
     };
     const pressed = String(filter.flags.includes(flag));
     const button = h("button", { type: "button", class: "chip", "aria-pressed": pressed, on: { click: toggle } },
-      flag === "downsampled" ? "left out" : words(flag));
+      flagLabel(flag));
     return button;
   }));
-  return [h("div", { class: "filters" }, search, chips), paged.element];
+
+  // A step may mix environments; which ones, its pages tell one after the other.
+  const chosen = () => filter.flags.find((flag) => flag.startsWith(ENVIRONMENT)) ?? "";
+  const choose = (event) => {
+    filter.flags = filter.flags.filter((flag) => !flag.startsWith(ENVIRONMENT)).concat(event.target.value || []);
+    changed();
+  };
+  const select = h("select", { on: { change: choose } });
+  const environments = h("label", { hidden: true }, "Environment ", select);
+  const known = new Set(chosen() ? [chosen()] : []);
+  function offer(names) {
+    for (const name of names) known.add(ENVIRONMENT + name);
+    environments.hidden = known.size < 2 && !chosen();
+    replace(select, h("option", { value: "" }, "all"), [...known].sort().map((flag) => h("option", { value: flag }, flagLabel(flag))));
+    select.value = chosen();
+  }
+  return [h("div", { class: "filters" }, search, environments, chips), paged.element];
+}
+
+/** The recipe's own environment has no name. */
+function flagLabel(flag) {
+  if (flag.startsWith(ENVIRONMENT)) return flag.slice(ENVIRONMENT.length) || "default";
+  return flag === "downsampled" ? "left out" : words(flag);
 }
 
 function rolloutRow(row) {
   if (row.unreadable) return [h("span", { class: "main" }, "unreadable"), h("span", { class: "side quiet" }, row.unreadable)];
   return [
-    h("span", { class: "main" }, badges(row), h("span", { class: "answer" }, row.answer ?? "no answer"),
-      row.gold && h("span", { class: "gold ellipsis" }, `gold ${row.gold}`)),
+    h("span", { class: "main" }, badges(row), told(row)),
     h("span", { class: "side" },
       h("span", { class: "ellipsis w4", title: row.problem_id }, row.question || row.problem_id),
+      h("span", { class: "w1", title: partsText(row.parts) || null }, row.reward === null ? "" : number(row.reward)),
       h("span", { class: "quiet w1" }, plural(row.num_turns, "turn")),
       h("span", { class: "quiet w2" }, plural(row.num_calls, "call"), row.num_errors ? `, ${row.num_errors} failed` : ""),
       h("span", { class: "quiet w2" }, plural(row.num_tokens, "token")),
       h("span", { class: "quiet w1 optional" }, duration(row.seconds))),
   ];
+}
+
+/** What a line says of how the rollout came out: why it failed, its answer, or the parts of its reward. */
+function told(row) {
+  if (row.note && row.reward === null) return h("span", { class: "note-line ellipsis", title: row.note }, row.note);
+  const parts = row.parts.length > 0 && h("span", { class: "quiet ellipsis parts-line" }, partsText(row.parts));
+  if (row.answer === null && row.verdict === null) return parts;
+  return [h("span", { class: "answer" }, row.answer ?? "no answer"),
+    row.gold && h("span", { class: "gold ellipsis" }, `gold ${row.gold}`), parts];
 }

@@ -1,7 +1,7 @@
 // One rollout as a notebook, with its tokens below each turn.
 import { h, replace } from "./dom.js";
 import { duration, number, plural, words } from "./format.js";
-import { badges, cellElement, factList, goldElement } from "./notebook.js";
+import { answerElement, badges, cellElement, factList, goldElement, gradeOf, messageElement, noteElement } from "./notebook.js";
 import { link } from "./router.js";
 import { source } from "./source.js";
 import { measuresOf, tokenStrip } from "./tokens.js";
@@ -24,19 +24,23 @@ export async function traceView(context) {
     h("p", { class: "crumbs" }, h("a", { href: link(above) }, `Step ${step}`), " / ",
       h("a", { href: group }, trace.problem_id), ` / rollout ${trace.sample_index}`),
     h("section", { class: "trace-head" },
-      badges(trace), h("p", { class: "answer" }, trace.answer ?? "no answer"), goldElement(trace), scores(trace),
-      trace.why && h("p", { class: "why" }, trace.why), trace.note && h("p", { class: "why" }, trace.note), details(trace)),
+      badges(trace), answerElement(trace), goldElement(trace), noteElement(trace), scores(trace),
+      trace.why && h("p", { class: "why" }, trace.why), details(trace)),
+    trace.earlier.length > 0 && h("section", { class: "earlier", "aria-label": "Earlier in the prompt" },
+      h("h3", {}, "Earlier in the prompt"), trace.earlier.map(([role, text]) => messageElement(role, text))),
     h("blockquote", { class: "question" }, trace.question),
     h("div", { class: "toolbar" }, colour, h("span", { class: "key-masked" }, "hatched: not the model's own, masked")),
     promptBox(trace),
-    h("ol", { class: `notebook verdict-${trace.verdict ?? "ungraded"}` },
-      trace.turns.map((turn, index) => turnElement(turn, index, strips[index]))),
+    h("ol", { class: `notebook verdict-${gradeOf(trace)}` }, trace.turns.map((turn, index) => [
+      turnElement(turn, index, strips[index]),
+      turn.reply && h("li", { class: "reply" }, messageElement("user", turn.reply)),
+    ])),
   ];
 }
 
 function details(trace) {
   return factList([
-    ["model", trace.model || null], ["weights", trace.weights || null], ["turns", number(trace.turns.length)], ["sampled tokens", number(trace.num_tokens)],
+    ["environment", trace.environment || null], ["model", trace.model || null], ["weights", trace.weights || null], ["turns", number(trace.turns.length)], ["forked from", trace.parent ? `${trace.parent}, after turn ${trace.num_shared_turns}` : null], ["sampled tokens", number(trace.num_tokens)],
     ["tool calls", number(trace.num_calls)], ["failed calls", number(trace.num_errors)], ["id", trace.id], ...trace.metadata,
   ]);
 }

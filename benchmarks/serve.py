@@ -1,0 +1,246 @@
+"""`rstar2 serve` and vLLM's server on the same requests, in one run: throughput and latency over HTTP.
+
+    python benchmarks/serve.py --model FOLDER [--vllm-python PYTHON] [--in-flight 1 8 32] [--json]
+
+Both servers run at the same time, and their rounds alternate, so that a noisy machine is noisy for both; while one is
+measured, the other has nothing to do. A request is a stream of `/v1/completions` with a prompt of token ids, and asks
+for as many tokens as it gets (`ignore_eos`). At most `--in-flight` run at a time; the next starts when one ends. Time
+to first token counts from the sending of a request. The time between two events is divided by the tokens of the second.
+Values are the middle of `--num-repeats` rounds after one to warm up. Requests have no seed: with seeds, vLLM 0.32 on a
+CPU fails at a prompt that is prefilled in chunks.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from multiprocessing import get_context
+from pathlib import Path
+from urllib.request import urlopen
+
+import aiohttp
+
+START_S = 900.0
+STOP_S = 60.0
+REQUEST_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    prompt_ids: list[int]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """What one request saw."""
+
+    first_s: float
+    between_s: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    tokens_per_s: float
+    first_p50_ms: float
+    first_p99_ms: float
+    between_p50_ms: float
+    between_p99_ms: float
+
+
+def make_requests(options: argparse.Namespace, number: int) -> list[Request]:
+    rng = random.Random(options.seed)
+    return [
+        Request(
+            [rng.randrange(3, options.vocab_size) for _ in range(rng.randint(*options.prompt_tokens))],
+            rng.randint(*options.answer_tokens),
+        )
+        for _ in range(number)
+    ]
+
+
+async def ask(http: aiohttp.ClientSession, url: str, request: Request) -> Timings:
+    body = {
+        "prompt": request.prompt_ids,
+        "max_tokens": request.num_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+    }
+    started = last = time.perf_counter()
+    first_s, between_s, num_tokens = 0.0, [], 0
+    async with http.post(f"{url}/v1/completions", json=body) as response:
+        response.raise_for_status()
+        async for line in response.content:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            if "choices" not in event:
+                raise RuntimeError(f"{url} failed in the middle of a stream: {event}")
+            ids = event["choices"][0].get("token_ids") or []
+            now = time.perf_counter()
+            if ids and not num_tokens:
+                first_s = now - started
+            elif ids:
+                between_s += [(now - last) / len(ids)] * len(ids)
+            if ids:
+                num_tokens, last = num_tokens + len(ids), now
+    assert num_tokens == request.num_tokens, f"{num_tokens} tokens instead of {request.num_tokens}"
+    return Timings(first_s, between_s)
+
+
+def drive(url: str, requests: Sequence[Request], num_in_flight: int) -> list[Timings]:
+    """All requests of one client process."""
+
+    async def run() -> list[Timings]:
+        waiting = iter(requests)
+        timings: list[Timings] = []
+        connector = aiohttp.TCPConnector(limit=0)
+        timeout = aiohttp.ClientTimeout(total=REQUEST_S)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1 << 20) as http:
+
+            async def worker() -> None:
+                for request in waiting:
+                    timings.append(await ask(http, url, request))
+
+            await asyncio.gather(*(worker() for _ in range(num_in_flight)))
+        return timings
+
+    return asyncio.run(run())
+
+
+def measure(
+    pool: ProcessPoolExecutor, url: str, requests: Sequence[Request], num_in_flight: int, processes: int
+) -> Round:
+    processes = min(processes, num_in_flight)
+    started = time.perf_counter()
+    parts = [
+        pool.submit(drive, url, requests[index::processes], num_in_flight // processes) for index in range(processes)
+    ]
+    timings = [timing for part in parts for timing in part.result(REQUEST_S)]
+    wall_s = time.perf_counter() - started
+    firsts = [timing.first_s for timing in timings]
+    between = [value for timing in timings for value in timing.between_s]
+    return Round(
+        sum(request.num_tokens for request in requests) / wall_s,
+        *(1e3 * quantile(values, share) for values in (firsts, between) for share in (0.5, 0.99)),
+    )
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+@contextmanager
+def server(command: Sequence[str], port: int, environment: dict[str, str], log: Path) -> Iterator[str]:
+    url = f"http://127.0.0.1:{port}"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env={**os.environ, **environment}, start_new_session=True
+        )
+        try:
+            deadline = time.monotonic() + START_S
+            while True:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    sys.exit(f"{command[0]} did not start: {log.read_text()[-2000:]}")
+                try:
+                    with urlopen(f"{url}/health", timeout=5):
+                        break
+                except OSError:
+                    time.sleep(0.5)
+            yield url
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def middle(rounds: Sequence[Round]) -> Round:
+    return Round(*(statistics.median(getattr(each, name) for each in rounds) for name in Round.__dataclass_fields__))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a model folder")
+    parser.add_argument(
+        "--vllm-python", help="the Python of an environment with vLLM; without it only rstar2 is measured"
+    )
+    parser.add_argument("--vllm-arguments", default="", help="further arguments of `vllm serve`")
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--requests-each", type=int, default=3, help="requests of a round for each one in flight")
+    parser.add_argument("--prompt-tokens", type=int, nargs=2, default=(64, 128))
+    parser.add_argument("--answer-tokens", type=int, nargs=2, default=(32, 64))
+    parser.add_argument("--num-repeats", type=int, default=3)
+    parser.add_argument("--client-processes", type=int, default=1)
+    parser.add_argument("--port", type=int, default=8790)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--logs", type=Path, default=Path())
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    options.vocab_size = json.loads((Path(options.model) / "config.json").read_text())["vocab_size"]
+    most = str(max(1024, *options.in_flight))
+    commands = {
+        "rstar2": [sys.executable, "-m", "rstar2.cli.main", "serve", options.model, "--max-in-flight", most],
+    }
+    if options.vllm_python:
+        entry = [options.vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", options.model]
+        commands["vllm"] = [*entry, *options.vllm_arguments.split()]
+    environment = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    results: dict[str, dict[int, Round]] = {name: {} for name in commands}
+    with ExitStack() as stack:
+        urls: dict[str, str] = {}
+        for port, (name, command) in enumerate(commands.items(), start=options.port):
+            log = options.logs / f"{name}.log"
+            urls[name] = stack.enter_context(server([*command, "--port", str(port)], port, environment, log))
+        pool = stack.enter_context(ProcessPoolExecutor(options.client_processes, get_context("spawn")))
+        for num_in_flight in options.in_flight:
+            requests = make_requests(options, options.requests_each * num_in_flight)
+            rounds: dict[str, list[Round]] = {name: [] for name in commands}
+            for repeat in range(options.num_repeats + 1):
+                for name, url in urls.items():
+                    found = measure(pool, url, requests, num_in_flight, options.client_processes)
+                    if repeat:
+                        rounds[name].append(found)
+            for name in commands:
+                results[name][num_in_flight] = middle(rounds[name])
+            if not options.json:
+                show(results, num_in_flight)
+    if options.json:
+        document = {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "options": {key: str(value) for key, value in vars(options).items()},
+            "results": {name: {str(at): asdict(each) for at, each in rows.items()} for name, rows in results.items()},
+        }
+        print(json.dumps(document, indent=2))
+
+
+def show(results: dict[str, dict[int, Round]], num_in_flight: int) -> None:
+    for name, rows in results.items():
+        row = rows[num_in_flight]
+        print(
+            f"{num_in_flight:5d} in flight  {re.sub('_', ' ', name):8s} {row.tokens_per_s:9.1f} tokens/s   "
+            f"first token {row.first_p50_ms:8.1f} / {row.first_p99_ms:8.1f} ms   "
+            f"between {row.between_p50_ms:7.2f} / {row.between_p99_ms:7.2f} ms",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Advantages on trees: rollouts of one problem that share their first turns. Pure.
+
+A leaf is a rollout, from the prompt to its end. A segment is one turn of the model's: the leaves that came from a fork
+share the segments before it. A leaf's path is its segments in order. An estimator gives each segment on the path of a
+kept leaf one advantage.
+
+Invariant: every segment on the path of a kept leaf is trained exactly once, in the first kept leaf that has it. Where
+no two leaves share a segment, both estimators give each segment the advantage of its leaf, bit for bit.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rstar2.algo.advantage import rewards_are_equal
+from rstar2.records import Trace
+
+Segment: TypeAlias = tuple[int, int]
+"""The index of the rollout that sampled it, and the number of the turn."""
+Path: TypeAlias = tuple[Segment, ...]
+Estimate: TypeAlias = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""Advantages of values among one another: an entry of `ADVANTAGES`."""
+
+
+def paths_of(traces: Sequence[Trace]) -> list[Path]:
+    """The path of each rollout. A parent that is not among the rollouts is as good as none."""
+    index_of = {trace.id: index for index, trace in enumerate(traces)}
+    paths: dict[int, Path] = {}
+
+    def path(index: int) -> Path:
+        if index not in paths:
+            trace = traces[index]
+            parent = index_of.get(trace.parent)
+            shared = () if parent is None else path(parent)[: trace.num_shared_turns]
+            paths[index] = shared + tuple((index, turn) for turn in range(len(shared), len(trace.turns)))
+        return paths[index]
+
+    return [path(index) for index in range(len(traces))]
+
+
+def over_leaves(paths: Sequence[Path], rewards: NDArray[np.float64], estimate: Estimate) -> dict[Segment, float]:
+    """Each leaf against all leaves of the problem; a segment has the mean advantage of the leaves below it."""
+    below = defaultdict[Segment, list[float]](list)
+    for path, advantage in zip(paths, _among(rewards, estimate), strict=True):
+        for segment in path:
+            below[segment].append(float(advantage))
+    return {segment: fmean(advantages) for segment, advantages in below.items()}
+
+
+def among_siblings(paths: Sequence[Path], rewards: NDArray[np.float64], estimate: Estimate) -> dict[Segment, float]:
+    """Each branch against the other branches of its fork, by the mean rewards of the leaves below them; up to the next
+    fork all segments have the advantage of their branch. Rollouts that begin at the prompt are branches of one fork."""
+    found: dict[Segment, float] = {}
+    open_forks = [(list(range(len(paths))), 0, 0.0)]
+    while open_forks:
+        leaves, depth, inherited = open_forks.pop()
+        branches = defaultdict[Segment, list[int]](list)
+        for leaf in leaves:
+            if depth < len(paths[leaf]):
+                branches[paths[leaf][depth]].append(leaf)
+        values = np.array([fmean(rewards[below]) for below in branches.values()])
+        advantages = _among(values, estimate) if len(branches) > 1 else [inherited]
+        for (segment, below), advantage in zip(branches.items(), advantages, strict=False):
+            found[segment] = float(advantage)
+            open_forks.append((below, depth + 1, float(advantage)))
+    return found
+
+
+def _among(values: NDArray[np.float64], estimate: Estimate) -> NDArray[np.float64]:
+    return np.zeros_like(values) if rewards_are_equal(values) else np.asarray(estimate(values), dtype=np.float64)
+
+
+def turn_advantages(
+    paths: Sequence[Path], is_trained: Sequence[bool], of_segment: Mapping[Segment, float]
+) -> tuple[tuple[float | None, ...], ...]:
+    """For each rollout the advantage of each of its turns; None where the turn is not trained, or in another rollout
+    that shares it."""
+    trained = set[Segment]()
+    rows = []
+    for path, is_kept in zip(paths, is_trained, strict=True):
+        row = tuple(of_segment[segment] if is_kept and segment not in trained else None for segment in path)
+        trained.update(path if is_kept else ())
+        rows.append(row)
+    return tuple(rows)

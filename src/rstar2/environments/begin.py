@@ -1,0 +1,33 @@
+"""How a question becomes a problem, and an episode the beginning of a conversation."""
+
+import json
+
+from rstar2.agent import ChatFormat, Transcript
+from rstar2.environments.protocol import Episode, Opening
+from rstar2.records import Problem
+
+
+def asked_problem(text: str) -> Problem:
+    """A question, or a JSON object: the row of a data set, as the environment wants it."""
+    try:
+        row = json.loads(text) if text.startswith("{") else None
+    except ValueError:
+        row = None
+    if isinstance(row, dict):
+        return Problem("asked", text, str(row.get("answer", "")), row=row)
+    return Problem("asked", text, "", row=dict.fromkeys(("prompt", "problem", "question"), text))
+
+
+def start_of(chat: ChatFormat, opening: Opening) -> Transcript:
+    """The prompt that all episodes of a problem share."""
+    return Transcript.start(chat, opening.messages, opening.tools)
+
+
+def observed_start(chat: ChatFormat, opening: Opening, episode: Episode, start: Transcript | None = None) -> Transcript:
+    """The prompt with what the world of this episode says first. `start` is `start_of` the opening, if the caller has
+    it."""
+    if not episode.observation:
+        return start or start_of(chat, opening)
+    *earlier, last = opening.messages
+    observed = {**last, "content": last["content"] + episode.observation}
+    return Transcript.start(chat, (*earlier, observed), opening.tools)

@@ -1,0 +1,160 @@
+"""What one episode asks of the model: its limits, its requests one after the other, and what was answered."""
+
+import asyncio
+import contextvars
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from rstar2.agent import Agent
+from rstar2.agent.generate import left_cleanly, sampling_of_turn
+from rstar2.agent.retry import with_retries
+from rstar2.engine import Chunk, Sampling
+from rstar2.errors import InfrastructureError
+from rstar2.harness.conversation import Exchange, Said
+from rstar2.harness.stitch import Call
+from rstar2.records import Outcome, StopReason
+from rstar2.serve.errors import ApiError
+from rstar2.serve.generation import Ask, Piece
+
+CURRENT: contextvars.ContextVar["Recording"] = contextvars.ContextVar("rstar2_recording")
+"""The episode whose request is being answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A chat request whose answer is not there yet."""
+
+    heading: str
+    messages: tuple[Said, ...]
+    answer_of: Callable[[str], Said]
+    """The message that a text of the model's becomes."""
+
+
+ASKED: contextvars.ContextVar[Asked | None] = contextvars.ContextVar("rstar2_asked", default=None)
+"""The chat request that is being answered; None on routes that take no messages."""
+
+
+@dataclass(slots=True)
+class _Sampled:
+    """The engine's side of one answer."""
+
+    began: float
+    queue_s: float = 0.0
+    seconds: float = 0.0
+    entropies: list[float] = field(default_factory=list)
+    policy_version: int = 0
+
+
+class Recording:
+    """One episode. Its requests may come at the same time, and are generated one after the other."""
+
+    def __init__(self, id: str, agent: Agent, max_context_tokens: int) -> None:
+        self.calls: list[Call] = []
+        self.exchanges: list[Exchange] = []
+        self.fault = ""
+        """Why the model could not answer, through our fault."""
+        self.limit: tuple[Outcome, str] | None = None
+        """The limit that a request ran into."""
+        self._id = id
+        self._agent = agent
+        self._max_context_tokens = max_context_tokens
+        self._num_asks = 0
+        self._turn = asyncio.Lock()
+        self._sampled: dict[str, _Sampled] = {}
+        self._num_open = 0
+        self._quiet_since = time.monotonic()
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """A request is here, and not answered yet."""
+        self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+            self._quiet_since = time.monotonic()
+
+    @property
+    def quiet_s(self) -> float:
+        """How long the program has asked nothing."""
+        return 0.0 if self._num_open else time.monotonic() - self._quiet_since
+
+    def admitted(self, asks: Sequence[Ask]) -> list[Ask]:
+        """The sequences of a request, sampled as the run samples: at its temperature, with seeds of its own. ApiError
+        if the episode has used up its turns or tokens."""
+        limits = self._agent.limits
+        if self._num_asks + len(asks) > limits.max_turns + 1:
+            raise self._refused(Outcome.TURN_LIMIT, f"its {limits.max_turns} turns, and one to answer in, are used up")
+        num_left = limits.max_response_tokens - sum(len(call.token_ids) for call in self.calls)
+        admitted = []
+        for ask in asks:
+            room = min(num_left, self._max_context_tokens - len(ask.token_ids))
+            if room < 1:
+                raise self._refused(Outcome.TRUNCATED, "its token budget is used up")
+            admitted.append(self._admitted(ask, min(ask.max_tokens, room)))
+        return admitted
+
+    def _refused(self, outcome: Outcome, reason: str) -> ApiError:
+        self.limit = self.limit or (outcome, reason)
+        return ApiError(400, f"this episode may ask no more: {reason}", code="context_length_exceeded")
+
+    def _admitted(self, ask: Ask, max_tokens: int) -> Ask:
+        stop_ids = ask.sampling.stop_token_ids
+        sampling = sampling_of_turn(replace(self._agent.sampling, stop_token_ids=stop_ids), self._num_asks)
+        session = f"{self._id}/{self._num_asks}"
+        self._num_asks += 1
+        return replace(ask, sampling=sampling, max_tokens=max_tokens, session=session)
+
+    async def generate(
+        self, session: str, token_ids: Sequence[int], sampling: Sampling, max_tokens: int
+    ) -> AsyncIterator[Chunk]:
+        async with self._turn:
+            sampled = self._sampled[session] = _Sampled(time.monotonic())
+            async with left_cleanly(self._agent.engine.generate(self._id, token_ids, sampling, max_tokens)) as chunks:
+                async for chunk in chunks:
+                    if not sampled.entropies:
+                        sampled.policy_version = chunk.policy_version
+                    sampled.entropies += chunk.entropies
+                    sampled.queue_s = self._agent.waited_s()
+                    sampled.seconds = time.monotonic() - sampled.began
+                    yield chunk
+
+    async def answer(self, asks: Sequence[Ask], pieces: Callable[[], AsyncGenerator[Piece]]) -> list[Piece]:
+        """All pieces of the answers, which are recorded when they are complete. A program that leaves before that got
+        nothing, and nothing is recorded."""
+
+        async def attempt() -> list[Piece]:
+            return [piece async for piece in pieces()]
+
+        try:
+            made = await with_retries(attempt, self._agent.limits.max_fault_retries)
+        except InfrastructureError as error:
+            self.fault = self.fault or f"the engine failed: {error}"
+            raise
+        for number, ask in enumerate(asks):
+            self._record(ask, [piece for piece in made if piece.choice == number])
+        return made
+
+    def _record(self, ask: Ask, pieces: Sequence[Piece]) -> None:
+        token_ids = tuple(token_id for piece in pieces for token_id in piece.token_ids)
+        sampled = self._sampled.pop(ask.session)
+        if not token_ids:
+            return
+        is_cut = pieces[-1].finish_reason == "length"
+        call = Call(
+            prompt_ids=tuple(ask.token_ids),
+            token_ids=token_ids,
+            log_probs=tuple(value for piece in pieces for value in piece.log_probs),
+            entropies=tuple(sampled.entropies[: len(token_ids)]),
+            stop_reason=StopReason.TOKEN_LIMIT if is_cut else StopReason.END_OF_TURN,
+            policy_version=sampled.policy_version,
+            queue_s=sampled.queue_s,
+            generate_s=max(0.0, sampled.seconds - sampled.queue_s),
+        )
+        self.calls.append(call)
+        asked = ASKED.get()
+        if asked is not None:
+            said = asked.answer_of("".join(piece.text for piece in pieces))
+            self.exchanges.append(Exchange(asked.heading, asked.messages, said, call))

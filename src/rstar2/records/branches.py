@@ -1,0 +1,78 @@
+"""Traces of a tree in a file: a branch is stored without the prompt and the turns that its parent has.
+
+Invariant: a parent is written before its branches, into the same file, and `JoinedTraces.join(stored(trace)) == trace`.
+A file without branches is read no second time.
+"""
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from rstar2.records.codec import RecordError, decode
+from rstar2.records.jsonl import read_lines
+from rstar2.records.record_file import decode_at
+from rstar2.records.trace import Trace
+
+MAX_PARENTS = 64
+"""Parents that are kept in memory: branches of one are near one another in a file."""
+_ID = re.compile(rb'\{"id":("(?:[^"\\]|\\.)*")')
+
+
+def stored(trace: Trace) -> Trace:
+    """The trace as it is written: a branch has its own turns alone."""
+    return replace(trace, prompt_ids=(), prompt_text="", turns=trace.own_turns) if trace.parent else trace
+
+
+class JoinedTraces:
+    """The traces of one file, branches with what is their parent's."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._starts: dict[str, int] = {}
+        self._num_scanned = 0
+        self._parents: OrderedDict[str, Trace] = OrderedDict()
+
+    def join(self, trace: Trace, start: int) -> Trace:
+        """The trace that was read from the line at `start`, complete. RecordError if its parent is not before it."""
+        if not trace.parent or trace.prompt_ids:
+            return trace
+        parent = self._parent(trace.parent, start)
+        return replace(
+            trace,
+            prompt_ids=parent.prompt_ids,
+            prompt_text=parent.prompt_text,
+            turns=parent.turns[: trace.num_shared_turns] + trace.turns,
+        )
+
+    def _parent(self, trace_id: str, before: int) -> Trace:
+        if trace_id not in self._parents:
+            self._scan(before)
+            if trace_id not in self._starts:
+                raise RecordError(f"it continues {trace_id}, which is not before it in the file")
+            start = self._starts[trace_id]
+            line = next(read_lines(self._path, start))
+            self._parents[trace_id] = self.join(decode(Trace, line.data), start)
+            while len(self._parents) > MAX_PARENTS:
+                self._parents.popitem(last=False)
+        return self._parents[trace_id]
+
+    def _scan(self, end: int) -> None:
+        """Find where each trace before `end` starts."""
+        if self._num_scanned >= end:
+            return
+        for line in read_lines(self._path, self._num_scanned):
+            if line.start >= end:
+                break
+            if (found := _ID.match(line.data)) is not None:
+                self._starts[json.loads(found[1])] = line.start
+            self._num_scanned = line.end
+
+
+def iterate_traces(path: Path, offset: int = 0) -> Iterator[tuple[Trace, int]]:
+    """The complete traces of a file from `offset` on, each with the offset behind it."""
+    joined = JoinedTraces(path)
+    for line in read_lines(path, offset):
+        yield joined.join(decode_at(Trace, path, line), line.start), line.end

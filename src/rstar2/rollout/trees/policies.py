@@ -1,0 +1,104 @@
+"""Where a tree is forked next: facts in, decisions out, as for the scheduler. Pure.
+
+A policy gets the leaves that have ended and the points where they can be forked, and returns one point for each leaf
+that is to be sampled; a point may be returned several times. It is not asked where there is no point.
+
+Invariant: points are in the order of their leaves and turns, and random choices draw from the generator that is passed
+in, so the same leaves are continued in the same way whatever the timing was.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TypeAlias
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A rollout that has ended."""
+
+    reward: float | None
+    is_right: bool
+    path: tuple[tuple[int, int], ...]
+    """Its turns, each as the leaf that sampled it and the number of the turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A tool result after which a leaf went on, and may be continued in another way."""
+
+    leaf: int
+    turn: int
+    """The leaf's turn whose calls the result answers."""
+    has_failed: bool
+    """Whether one of these calls failed through the model's fault."""
+    next_entropies: tuple[float, ...] = ()
+    """The entropies of the tokens that the leaf continued with; empty if the engine reports none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForkFacts:
+    leaves: tuple[Leaf, ...]
+    points: tuple[Point, ...]
+
+    def below(self, point: Point) -> list[Leaf]:
+        """The leaves that have the point on their paths."""
+        segment = (point.leaf, point.turn)
+        return [leaf for leaf in self.leaves if segment in leaf.path]
+
+
+ForkPolicy: TypeAlias = Callable[[ForkFacts, int, np.random.Generator], Sequence[int]]
+"""From the facts, the number of leaves to place and a generator: the index of a point for each of these leaves."""
+FIRST_TOKENS = 8
+"""Tokens after a tool result whose mean entropy says how open the continuation is."""
+
+
+def uniform(facts: ForkFacts, num_leaves: int, _rng: np.random.Generator) -> list[int]:
+    return _lowest(num_leaves, [float(len(facts.below(point))) for point in facts.points], 1.0)
+
+
+def at_random(facts: ForkFacts, num_leaves: int, rng: np.random.Generator) -> list[int]:
+    return [int(index) for index in rng.integers(len(facts.points), size=num_leaves)]
+
+
+def by_uncertainty(facts: ForkFacts, num_leaves: int, _rng: np.random.Generator) -> list[int]:
+    """The variance of the chance that a leaf from here is right, as Beta(1, 1) and the leaves below it say: it is
+    highest where few leaves are known, and where they disagree. Each leaf that is placed counts as half right."""
+    counts = []
+    for point in facts.points:
+        scored = [leaf for leaf in facts.below(point) if leaf.reward is not None]
+        counts.append([1.0 + sum(leaf.is_right for leaf in scored), 1.0 + sum(not leaf.is_right for leaf in scored)])
+    chosen = []
+    for _ in range(num_leaves):
+        index = max(range(len(counts)), key=lambda number: (_variance(*counts[number]), -number))
+        chosen.append(index)
+        counts[index] = [count + 0.5 for count in counts[index]]
+    return chosen
+
+
+def by_entropy(facts: ForkFacts, num_leaves: int, _rng: np.random.Generator) -> list[int]:
+    """Each leaf that is placed halves what its point offers, so that the next most open ones have their turn."""
+    openness = [fmean(point.next_entropies[:FIRST_TOKENS] or (0.0,)) for point in facts.points]
+    chosen = []
+    for _ in range(num_leaves):
+        index = max(range(len(openness)), key=lambda number: (openness[number], -number))
+        chosen.append(index)
+        openness[index] /= 2
+    return chosen
+
+
+def _lowest(num_leaves: int, costs: list[float], step: float) -> list[int]:
+    """The cheapest each time, where each choice makes it dearer by `step`."""
+    chosen = []
+    for _ in range(num_leaves):
+        index = min(range(len(costs)), key=lambda number: (costs[number], number))
+        chosen.append(index)
+        costs[index] += step
+    return chosen
+
+
+def _variance(right: float, wrong: float) -> float:
+    total = right + wrong
+    return right * wrong / (total * total * (total + 1))

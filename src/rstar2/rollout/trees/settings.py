@@ -1,0 +1,42 @@
+"""How the leaves of a tree are spent: how many begin at the prompt, and in which rounds the others follow. Pure."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from rstar2.settings import pick
+
+if TYPE_CHECKING:
+    from rstar2.config import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSettings:
+    num_roots: int
+    """Leaves that begin at the prompt."""
+    num_rounds: int = 1
+    policy: str = "uniform"
+    points: str = "results"
+    """`results`, `first-result` or `errors`."""
+
+    @classmethod
+    def of(cls, recipe: "Recipe") -> Self | None:
+        tree = recipe.rollout.tree
+        return None if tree is None else pick(cls, tree)
+
+    def rounds(self, num_leaves: int) -> list[int]:
+        """How many leaves each round samples. The first round's begin at the prompt; the others are as equal as can
+        be."""
+        num_roots = min(self.num_roots, num_leaves)
+        num_left = num_leaves - num_roots
+        num_rounds = min(self.num_rounds, num_left)
+        return [num_roots, *(num_left * (n + 1) // num_rounds - num_left * n // num_rounds for n in range(num_rounds))]
+
+    def admits(self, num_earlier_results: int, *, has_failed: bool) -> bool:
+        """Whether a leaf may be forked at a tool result that so many others precede."""
+        match self.points:
+            case "first-result":
+                return num_earlier_results == 0
+            case "errors":
+                return has_failed
+            case _:
+                return True

@@ -1,0 +1,39 @@
+"""A bound in bytes on what is held for a caller that does not read."""
+
+import asyncio
+from collections import deque
+
+
+class Room:
+    """Bytes that are held or promised. Who wants more than there is room for waits, in order."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._free = self._size = num_bytes
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def wait_for(self, num_bytes: int) -> None:
+        """One that wants more than there is in all gets it when nothing else is held."""
+        num_bytes = min(num_bytes, self._size)
+        if not self._waiting and num_bytes <= self._free:
+            self._free -= num_bytes
+            return
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((num_bytes, granted))
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                self.give_back(num_bytes)
+            raise
+
+    def take(self, num_bytes: int) -> None:
+        """What exists already cannot wait."""
+        self._free -= num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        self._free += min(num_bytes, self._size)
+        while self._waiting and self._waiting[0][0] <= self._free:
+            wanted, granted = self._waiting.popleft()
+            if not granted.done():
+                self._free -= wanted
+                granted.set_result(None)

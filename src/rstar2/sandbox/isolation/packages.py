@@ -1,0 +1,64 @@
+"""Which installed packages a program sees: the promised ones, those that the operator adds, and what they need.
+
+Everything else in the environment of the service stays out of sight. Otherwise a program could import the generator of
+the problem that it is asked to solve, and print the answer.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from functools import cache
+from importlib import metadata
+
+from rstar2.errors import UserError
+
+PROMISED = ("numpy", "scipy", "sympy", "mpmath", "networkx", "pandas", "matplotlib", "math-verify")
+"""Distributions. One that is not installed is skipped; `GET /status` names the libraries that are missing."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def check(names: Iterable[str]) -> None:
+    """UserError if the operator adds a package that is not installed."""
+    for name in names:
+        if _find(name) is None:
+            raise UserError(f"packages: {name!r} is not installed in the environment of the service")
+
+
+def paths(added: tuple[str, ...] = ()) -> frozenset[str]:
+    """The folders and files, directly in a folder of packages, that belong to the promised and the added packages."""
+    found: set[str] = set()
+    seen: set[str] = set()
+    waiting = [*PROMISED, *added]
+    while waiting:
+        name = _normalized(waiting.pop())
+        if name in seen:
+            continue
+        seen.add(name)
+        distribution = _find(name)
+        if distribution is not None:
+            found |= _entries(distribution)
+            waiting += [match[0] for line in distribution.requires or () if (match := _needed(line))]
+    return frozenset(found)
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@cache
+def _find(name: str) -> metadata.Distribution | None:
+    try:
+        return metadata.distribution(name)
+    except (metadata.PackageNotFoundError, ValueError):
+        return None
+
+
+def _needed(requirement: str) -> re.Match[str] | None:
+    """What an extra needs is not needed."""
+    return None if "extra ==" in requirement else _NAME.match(requirement)
+
+
+def _entries(distribution: metadata.Distribution) -> set[str]:
+    tops = {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}
+    return {path for top in tops if os.path.exists(path := str(distribution.locate_file(top)))}  # noqa: PTH110

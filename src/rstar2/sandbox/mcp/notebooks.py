@@ -1,0 +1,75 @@
+"""The notebooks of a server's clients, by ids that nobody can guess: a client reaches its own and no other's.
+
+Since 2026-07-28 the protocol has no sessions, so the id travels as an argument of each call.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from mcp.server.mcpserver.exceptions import ToolError
+
+from rstar2.errors import InfrastructureError, UserError
+from rstar2.sandbox.executor import Executor, Session
+from rstar2.sandbox.http.errors import ApiError
+from rstar2.sandbox.http.service import ServiceSettings
+from rstar2.sandbox.http.session_table import HeldSession, SessionTable
+from rstar2.sandbox.mcp.results import fault
+
+LONGEST_SWEEP_S = 60.0
+
+
+class Notebooks:
+    def __init__(self, executor: Executor, max_sessions: int, idle_s: float) -> None:
+        self._executor = executor
+        self._idle_s = idle_s
+        self._table = SessionTable(ServiceSettings(max_sessions=max_sessions, session_idle_s=idle_s))
+
+    @asynccontextmanager
+    async def turn(self, session_id: str | None) -> AsyncIterator[Session]:
+        """The notebook, exclusively; a new one where no id is given."""
+        held = self._table.get(session_id) if session_id is not None else await self._open()
+        async with self._table.turn(held) as session:
+            yield session
+
+    async def fork(self, session_id: str) -> Session:
+        self._table.check_room()
+        async with self._table.turn(self._table.get(session_id)) as session:
+            return self._table.add(await session.fork()).session
+
+    async def close(self, session_id: str) -> None:
+        await self._table.close(self._table.get(session_id))
+
+    @asynccontextmanager
+    async def swept(self) -> AsyncIterator[None]:
+        """Idle notebooks are closed meanwhile, and all of them at the end."""
+        sweeper = asyncio.create_task(self._sweep())
+        try:
+            yield
+        finally:
+            sweeper.cancel()
+            await asyncio.gather(sweeper, return_exceptions=True)
+            await self._table.close_all()
+
+    async def _open(self) -> HeldSession:
+        self._table.check_room()
+        return self._table.add(await self._executor.session())
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(min(self._idle_s / 4, LONGEST_SWEEP_S))
+            await self._table.close_idle()
+
+
+@asynccontextmanager
+async def answered(timeout_s: float) -> AsyncIterator[None]:
+    """A call's failures: the caller's mistakes are a tool's errors, the sandbox's faults are errors of the protocol."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except (ApiError, UserError, ValueError) as error:
+        raise ToolError(str(error)) from error
+    except InfrastructureError as error:
+        raise fault(str(error)) from error
+    except TimeoutError as error:
+        raise fault(f"no answer within {timeout_s:g} s") from error

@@ -1,0 +1,120 @@
+"""The server until its end: stdin is closed, or a signal comes."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+from mcp.server.mcpserver import MCPServer
+from mcp.server.stdio import stdio_server
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rstar2.sandbox.http.caller import check_caller
+from rstar2.sandbox.http.errors import ApiError
+from rstar2.sandbox.mcp.stdio import lines_of, standard_streams, writer_to
+
+MAX_BODY_BYTES = 24 * 2**20
+"""Above the largest file, which arrives as text of base64."""
+MAX_REQUESTS = 1024
+"""At a time; more are answered with 503."""
+DRAIN_S = 30
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+async def serve_stdio(server: MCPServer[None]) -> None:
+    """Until the client closes stdin, or SIGTERM or SIGINT."""
+    with standard_streams() as (wire_in, wire_out):
+        serving = asyncio.create_task(_speak(server, await lines_of(wire_in), await writer_to(wire_out)))
+        with _on_signal(serving.cancel):
+            await asyncio.wait([serving])
+    if not serving.cancelled():
+        serving.result()
+
+
+async def _speak(server: MCPServer[None], lines: Any, writer: Any) -> None:
+    low = server._lowlevel_server
+    try:
+        async with stdio_server(lines, writer) as (received, sent):
+            await low.run(received, sent, low.create_initialization_options())
+    except* OSError:
+        pass  # The client has ended, and does not read the answer.
+
+
+async def serve_http(
+    server: MCPServer[None],
+    listener: socket.socket,
+    *,
+    token: str | None,
+    listening_host: str,
+    on_ready: Callable[[], object] = lambda: None,
+) -> None:
+    """At `/mcp` of a listening socket, until SIGTERM or SIGINT; then what runs is given `DRAIN_S` seconds."""
+    app = server.streamable_http_app(
+        stateless_http=True,
+        max_request_body_size=MAX_BODY_BYTES,
+        # The guard around it decides, as in the other services of the sandbox.
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+    )
+    config = uvicorn.Config(
+        _guarded(app, token, listening_host),
+        log_level="warning",
+        limit_concurrency=MAX_REQUESTS,
+        timeout_graceful_shutdown=DRAIN_S,
+        lifespan="on",
+    )
+    serving = _Uvicorn(config, on_ready)
+    with _on_signal(serving.stop):
+        await serving.serve([listener])
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn's own handlers would end the process before the sandbox is closed."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
+
+    def stop(self) -> None:
+        self.force_exit = self.should_exit  # the second signal ends the draining
+        self.should_exit = True
+
+
+def _guarded(app: ASGIApp, token: str | None, listening_host: str) -> ASGIApp:
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                check_caller(Headers(scope=scope), token=token, listening_host=listening_host)
+            except ApiError as error:
+                body = {"error": error.body.error, "message": error.body.message}
+                await JSONResponse(body, error.status)(scope, receive, send)
+                return
+        await app(scope, receive, send)
+
+    return guarded
+
+
+@contextlib.contextmanager
+def _on_signal(act: Callable[[], object]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, act)
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)

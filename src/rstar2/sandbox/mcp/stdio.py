@@ -1,0 +1,76 @@
+"""Standard input and output as streams of the event loop. The SDK's own read in a thread, which a signal cannot end."""
+
+import asyncio
+import contextlib
+import os
+import stat
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, TextIO, cast
+
+import anyio
+
+MAX_LINE_BYTES = 32 * 2**20
+
+
+@contextlib.contextmanager
+def standard_streams() -> Iterator[tuple[int, int]]:
+    """Descriptors of the wire. Meanwhile 0 is empty and 1 is stderr, so that nothing else reads or writes the wire."""
+    wire = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    os.close(nothing)
+    try:
+        yield wire
+    finally:
+        os.dup2(wire[0], 0)
+        os.dup2(wire[1], 1)
+
+
+class PipeLines:
+    """The lines of a pipe."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        while line := await self._reader.readline():
+            yield line.decode(errors="replace")
+
+
+class PipeWriter:
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    async def write(self, text: str) -> None:
+        self._writer.write(text.encode())
+
+    async def flush(self) -> None:
+        await self._writer.drain()
+
+
+async def lines_of(wire_in: int) -> Any:
+    """What the SDK reads. A file never waits, so a thread will do for it."""
+    if _is_file(wire_in):
+        return anyio.wrap_file(_opened(wire_in, "r"))
+    stream = asyncio.StreamReader(MAX_LINE_BYTES)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), _opened(wire_in, "r"))
+    return PipeLines(stream)
+
+
+async def writer_to(wire_out: int) -> Any:
+    """What the SDK writes to."""
+    if _is_file(wire_out):
+        return anyio.wrap_file(_opened(wire_out, "w"))
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, _opened(wire_out, "w"))
+    return PipeWriter(asyncio.StreamWriter(transport, protocol, None, loop))
+
+
+def _is_file(descriptor: int) -> bool:
+    return stat.S_ISREG(os.fstat(descriptor).st_mode)
+
+
+def _opened(descriptor: int, mode: str) -> TextIO:
+    return cast(TextIO, os.fdopen(descriptor, mode, encoding="utf-8", errors="replace", closefd=False))

@@ -1,0 +1,171 @@
+"""What the host sees of the processes of a slot in /proc, and does to them from outside.
+
+A slot's init cannot look itself: there is no /proc inside. What a program does to its own processes (a session of its
+own, a raised limit) does not change what is seen from here.
+"""
+
+import math
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+LOW_NICE = 19
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_STATE, _PARENT, _USER_TICKS, _SYSTEM_TICKS, _START_TICKS = 0, 1, 11, 12, 19
+"""Indices of fields in /proc/PID/stat, after the name."""
+_EXACT_SHARE = 0.1
+"""The share of the host's time that exact measurements of one slot may take."""
+_RESIDENT = re.compile(rb"^(?:RssAnon|RssShmem|VmSwap):\s+(\d+) kB", re.MULTILINE)
+_OWN_PART = re.compile(rb"^(?:Pss_Anon|SwapPss):\s+(\d+) kB", re.MULTILINE)
+_SHARED_MAPPING = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ ...s .*$", re.MULTILINE)
+_ANY_MAPPING = re.compile(rb"^([0-9a-f]+-[0-9a-f]+ ...[sp]) ", re.MULTILINE)
+_PROPORTIONAL = re.compile(rb"^(?:Pss|SwapPss):\s+(\d+) kB", re.MULTILINE)
+_NUM_THREADS = re.compile(rb"^Threads:\s+(\d+)", re.MULTILINE)
+_INNERMOST_PID = re.compile(rb"^NSpid:.*\s(\d+)$", re.MULTILINE)
+_NUM_PARKED_DESCRIPTORS = 5
+"""The streams of the last cell, the value and the control channel."""
+
+
+def children_of(pid: int, proc: Path = PROC) -> list[int]:
+    """Read from one file if the kernel has it, else from every process's parent."""
+    threads = proc / str(pid) / "task"
+    with suppress(OSError):
+        return [int(word) for thread in threads.iterdir() for word in (thread / "children").read_text().split()]
+    found = []
+    with suppress(OSError):
+        for process in proc.iterdir() if threads.exists() else ():
+            with suppress(OSError):
+                if process.name.isdigit() and int(_stat(proc, int(process.name))[_PARENT]) == pid:
+                    found.append(int(process.name))
+    return found
+
+
+def below(pid: int) -> list[int]:
+    """All descendants."""
+    found = []
+    waiting = children_of(pid)
+    while waiting:
+        child = waiting.pop()
+        found.append(child)
+        waiting += children_of(child)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    pid: int
+    cpu_s: float
+
+
+def running_below(pid: int, youngest_s: float = math.inf) -> Iterator[Running]:
+    """The descendants that are not stopped, as the parked states of a session are, and that were started in the last
+    `youngest_s` seconds."""
+    since = (time.clock_gettime(time.CLOCK_BOOTTIME) - youngest_s) * _TICKS_PER_S - 1
+    for child in below(pid):
+        with suppress(OSError):  # it may end while we look
+            stat = _stat(PROC, child)
+            if stat[_STATE] not in "TtZX" and int(stat[_START_TICKS]) >= since:
+                yield Running(child, (int(stat[_USER_TICKS]) + int(stat[_SYSTEM_TICKS])) / _TICKS_PER_S)
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def renice(pids: Iterable[int], nice: int) -> None:
+    """Every thread of each; what they fork inherits it."""
+    for pid in pids:
+        with suppress(OSError):
+            for thread in (PROC / str(pid) / "task").iterdir():
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
+
+
+class MemoryWatch:
+    """Whether the processes of a slot together exceed a limit. A page that several of them share counts once."""
+
+    def __init__(self) -> None:
+        self._exact_at = 0.0
+
+    def exceeds(self, pid: int, limit_bytes: int) -> bool:
+        processes = below(pid)
+        if sum(_read_sum(child, "status", _RESIDENT) for child in processes) <= limit_bytes:
+            return False
+        started = time.monotonic()
+        if started < self._exact_at:
+            return False
+        is_above = sum(_own_bytes(child) for child in processes) > limit_bytes
+        took_s = time.monotonic() - started
+        self._exact_at = started + took_s + min(1.0, took_s / _EXACT_SHARE)
+        return is_above
+
+
+def _own_bytes(pid: int) -> int:
+    """Its part of anonymous and shared memory. The template's image, mapped privately from a file, is not its own."""
+    try:
+        own = _read_sum(pid, "smaps_rollup", _OWN_PART, suppressed=FileNotFoundError)
+        if _SHARED_MAPPING.search((PROC / str(pid) / "maps").read_bytes()):
+            parts = _ANY_MAPPING.split((PROC / str(pid) / "smaps").read_bytes())[1:]
+            shared = b"".join(body for head, body in zip(parts[::2], parts[1::2], strict=True) if head.endswith(b"s"))
+            own += _sum(_PROPORTIONAL, shared)
+        return own
+    except PermissionError:  # root without CAP_SYS_PTRACE: pages that a fork shares count for each process
+        return _read_sum(pid, "status", _RESIDENT)
+    except OSError:
+        return 0
+
+
+def _read_sum(pid: int, name: str, pattern: "re.Pattern[bytes]", suppressed: type[OSError] = OSError) -> int:
+    with suppress(suppressed, ProcessLookupError):
+        return _sum(pattern, (PROC / str(pid) / name).read_bytes())
+    return 0
+
+
+def _sum(pattern: "re.Pattern[bytes]", text: bytes) -> int:
+    return sum(int(number) for number in pattern.findall(text)) << 10
+
+
+def pid_outside(init_pid: int, inner_pid: int) -> int | None:
+    """The id that a child of a slot's init, known by its id inside, has here."""
+    for child in reversed(children_of(init_pid)):
+        with suppress(OSError):
+            found = _INNERMOST_PID.search((PROC / str(child) / "status").read_bytes())
+            if found is not None and int(found[1]) == inner_pid:
+                return child
+    return None
+
+
+def shared_mappings(pid: int) -> frozenset[bytes]:
+    """Lines of its memory map. OSError if it cannot be seen."""
+    return frozenset(_SHARED_MAPPING.findall((PROC / str(pid) / "maps").read_bytes()))
+
+
+def shares_nothing(pid: int, inner_pid: int, harmless: frozenset[bytes]) -> bool:
+    """Whether two forks of this parked process would be independent: no memory is mapped as shared but the harmless
+    mappings that it started with, no descriptor is open but the usual ones, and no thread could open some later. False
+    if it cannot be seen, or is another process."""
+    folder = PROC / str(pid)
+    try:
+        status = (folder / "status").read_bytes()
+        num_threads, known_inside_as = _NUM_THREADS.search(status), _INNERMOST_PID.search(status)
+        return (
+            num_threads is not None
+            and int(num_threads[1]) == 1
+            and known_inside_as is not None
+            and int(known_inside_as[1]) == inner_pid
+            and len(os.listdir(folder / "fd")) <= _NUM_PARKED_DESCRIPTORS  # noqa: PTH208 - half the cost
+            and shared_mappings(pid) <= harmless
+        )
+    except OSError:
+        return False
+
+
+def _stat(proc: Path, pid: int) -> list[str]:
+    """Without the process's name, which may contain any character."""
+    return (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -1,0 +1,451 @@
+"""An executor that starts an interpreter for each execution. A `Launcher` decides how: plainly, which isolates nothing
+(`unsafe`), or in a sandbox of another make (`gvisor`).
+
+Each execution is one interpreter in its own process group; a session is one that keeps running, and is rebuilt by
+replay after a crash, a fork or a rollback. What the interpreter replies may be forged by its program. It is read within
+limits and decides nothing but that program's result. Rich results are not made here: `Request.rich` changes nothing.
+"""
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Protocol, Self, TypeVar
+
+from pydantic import TypeAdapter
+
+from rstar2.errors import InfrastructureError, UserError
+from rstar2.sandbox.execution import MIB, Execution, ExecutionStatus, FileInfo, Limits, OnOutput
+from rstar2.sandbox.executor import Overloaded, Request
+from rstar2.sandbox.file_paths import MAX_FILE_BYTES, check_files, check_path, check_size
+from rstar2.sandbox.output_relay import OutputRelay
+from rstar2.sandbox.slots.processes import MemoryWatch
+
+T = TypeVar("T")
+POLL_S = 0.02
+"""How often a running program's output is measured: it can exceed its limit by what it writes in this time."""
+START_S = 60.0
+"""How long an interpreter may take until it is ready; a program's own clock starts only then."""
+REPLY_BYTES = 256 * MIB
+"""The longest line that the child may answer with: the value's JSON, before it is cut."""
+FILES_S = 30.0
+
+
+class Launcher(Protocol):
+    """How an interpreter is started that runs `unsafe/child.py`, and what is left to do at its end."""
+
+    def command(self, folder: Path) -> tuple[list[str], dict[str, str]]:
+        """The command line and the environment. `folder` is the interpreter's own: it must find the files `stdout` and
+        `stderr` in it, and work in its `scratch` or in a scratch directory of its own."""
+        ...
+
+    @property
+    def own_memory_bytes(self) -> int:
+        """What the sandbox around a program takes itself."""
+        ...
+
+    async def after_end(self, folder: Path) -> None:
+        """Remove what the process's end does not."""
+        ...
+
+
+class ChildInterpreter:
+    """One interpreter, its process group and its folder; `kill` removes all three."""
+
+    def __init__(self, process: asyncio.subprocess.Process, folder: Path, launcher: Launcher) -> None:
+        self._process = process
+        self._folder = folder
+        self._launcher = launcher
+        self._memory = MemoryWatch()
+
+    @classmethod
+    async def start(cls, launcher: Launcher) -> Self:
+        folder = Path(tempfile.mkdtemp(prefix="rstar2-subprocess-"))
+        try:
+            (folder / "scratch").mkdir()
+            for name in ("stdout", "stderr"):
+                (folder / name).touch()
+            command, environment = launcher.command(folder)
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                cwd=folder / "scratch",
+                env=environment,
+                start_new_session=True,
+                limit=REPLY_BYTES,
+            )
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        child = cls(process, folder, launcher)
+        try:
+            await child._ready()
+        except BaseException:
+            await child.kill()
+            raise
+        return child
+
+    async def _ready(self) -> None:
+        assert self._process.stdout is not None
+        try:
+            line = await asyncio.wait_for(self._process.stdout.readline(), START_S)
+        except TimeoutError:
+            raise InfrastructureError(f"no Python interpreter was ready within {START_S:g} s") from None
+        if not line:
+            raise InfrastructureError(f"the Python interpreter ended with {await self._process.wait()} as it started")
+
+    async def run(self, code: str, stdin: str, limits: Limits, relay: OutputRelay | None = None) -> Execution:
+        """Run one cell. The next one can be run only while `alive`."""
+        for name in ("stdout", "stderr"):
+            (self._folder / name).write_bytes(b"")
+        started = time.monotonic()
+        reply = await self._asked({"code": code, "stdin": stdin, **asdict(limits)})
+        try:
+            stopped = await self._watch(reply, started + limits.wall_s, limits, relay)
+        finally:
+            reply.cancel()
+        if stopped is None:
+            ended = await self._ended(reply.result(), limits)
+        else:
+            self._kill_group()
+            await self._process.wait()
+            ended = stopped
+        stdout, stdout_cut = self._output("stdout", limits.output_bytes)
+        stderr, stderr_cut = self._output("stderr", limits.output_bytes)
+        wall_s = time.monotonic() - started
+        execution = replace(
+            ended, stdout=stdout, stderr=stderr, stdout_cut=stdout_cut, stderr_cut=stderr_cut, wall_s=wall_s
+        )
+        return execution if relay is None else relay.finish(execution)
+
+    async def put_file(self, path: str, data: bytes) -> None:
+        await self._use_files("put", path, base64.b64encode(data).decode())
+
+    async def read_file(self, path: str) -> bytes:
+        return base64.b64decode((await self._use_files("read", path)).data)[:MAX_FILE_BYTES]
+
+    async def list_files(self) -> list[FileInfo]:
+        return [FileInfo(path, num_bytes) for path, num_bytes in (await self._use_files("list", "")).found]
+
+    async def _use_files(self, what: str, path: str, data: str = "") -> "_FilesReply":
+        """UserError where that fails, for any reason: the interpreter is the program's own."""
+        reply = await self._asked({"files": what, "path": path, "data": data, "max_bytes": MAX_FILE_BYTES})
+        try:
+            async with asyncio.timeout(FILES_S):
+                answer = _FILES_REPLY.validate_json(await reply)
+        except (TimeoutError, ValueError):
+            self._kill_group()
+            raise UserError("the session's interpreter did not answer for its files") from None
+        finally:
+            reply.cancel()
+        if answer.error:
+            raise UserError(f"path: {path!r}: {answer.error}")
+        return answer
+
+    async def _asked(self, command: dict[str, object]) -> "asyncio.Future[bytes]":
+        """The line that will answer."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(ConnectionError):
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+            await self._process.stdin.drain()
+        return asyncio.ensure_future(self._process.stdout.readline())
+
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
+
+    async def kill(self) -> None:
+        self._kill_group()
+        await self._process.wait()
+        await self._launcher.after_end(self._folder)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _watch(
+        self, reply: "asyncio.Future[bytes]", deadline: float, limits: Limits, relay: OutputRelay | None
+    ) -> Execution | None:
+        """Wait for the reply; what stopped the program instead, if something did."""
+        num_passed_on = [0, 0]
+        while not reply.done():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return Execution(
+                    ExecutionStatus.TIMEOUT, message=f"stopped at its wall-clock limit, {limits.wall_s:g} s"
+                )
+            await asyncio.wait([reply], timeout=min(POLL_S, left_s))
+            if relay is not None:
+                parts = [self._output(name, limits.output_bytes)[0] for name in ("stdout", "stderr")]
+                for at, stream in enumerate(("stdout", "stderr")):
+                    # What ends in half a character may change.
+                    new = parts[at][num_passed_on[at] :].removesuffix("\N{REPLACEMENT CHARACTER}")
+                    num_passed_on[at] += len(new)
+                    relay.receive_text(stream, new)
+            written = max((self._folder / name).stat().st_size for name in ("stdout", "stderr"))
+            if written > limits.output_bytes:
+                return Execution(ExecutionStatus.OUTPUT_LIMIT, message=f"wrote more than {limits.output_bytes} bytes")
+            if self._memory.exceeds(self._process.pid, limits.memory_bytes + self._launcher.own_memory_bytes):
+                return Execution(ExecutionStatus.MEMORY, message=f"stopped at its limit, {limits.memory_bytes} bytes")
+        return None
+
+    async def _ended(self, line: bytes, limits: Limits) -> Execution:
+        if line:
+            try:
+                return _from_reply(_REPLY.validate_json(line), limits.output_bytes)
+            except ValueError:
+                message = "the program wrote to the channel of its result"
+                return Execution(ExecutionStatus.ERROR, message=message)
+        code = await self._process.wait()
+        self._kill_group()
+        if code >= 0:
+            return Execution(ExecutionStatus.ERROR if code else ExecutionStatus.OK, exit_code=code)
+        if -code == signal.SIGXCPU:
+            return Execution(ExecutionStatus.TIMEOUT, message=f"stopped at its CPU limit, {limits.cpu_s:g} s")
+        return Execution(ExecutionStatus.SIGNAL, signal=-code, message=f"ended by signal {-code}")
+
+    def _output(self, name: str, max_bytes: int) -> tuple[str, bool]:
+        with (self._folder / name).open("rb") as file:
+            data = file.read(max_bytes + 1)
+        return data[:max_bytes].decode(errors="replace"), len(data) > max_bytes
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    exit_code: int
+    out_of_memory: bool
+    value: str | None
+    cpu_s: float
+    peak_memory_bytes: int
+
+
+_REPLY = TypeAdapter(_Reply)
+
+
+@dataclass(frozen=True, slots=True)
+class _FilesReply:
+    error: str = ""
+    data: str = ""
+    found: list[tuple[str, int]] = field(default_factory=list)
+
+
+_FILES_REPLY = TypeAdapter(_FilesReply)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    code: str
+    stdin: str
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class _PutFile:
+    path: str
+    data: bytes
+
+
+def _from_reply(reply: _Reply, max_value_bytes: int) -> Execution:
+    status = ExecutionStatus.ERROR if reply.exit_code else ExecutionStatus.OK
+    if reply.out_of_memory:
+        status = ExecutionStatus.MEMORY
+    value = None if reply.value is None else reply.value.encode(errors="replace")
+    return Execution(
+        status,
+        value=None if value is None else value[:max_value_bytes].decode(errors="replace"),
+        value_cut=value is not None and len(value) > max_value_bytes,
+        exit_code=reply.exit_code & 0xFF,
+        cpu_s=reply.cpu_s,
+        peak_memory_bytes=reply.peak_memory_bytes,
+    )
+
+
+class SubprocessSession:
+    """A notebook in one long-lived child. When that child exits, the cell log rebuilds it."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        slots: asyncio.Semaphore,
+        open_sessions: "set[SubprocessSession]",
+        log: tuple[_Cell | _PutFile, ...] = (),
+    ) -> None:
+        self._id = uuid.uuid4().hex
+        self._launcher = launcher
+        self._slots = slots
+        self._open_sessions = open_sessions
+        self._log = log
+        self._child: ChildInterpreter | None = None
+        self._lock = asyncio.Lock()
+        open_sessions.add(self)
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def num_cells(self) -> int:
+        return len(self._log)
+
+    async def run(
+        self,
+        code: str,
+        stdin: str = "",
+        limits: Limits | None = None,
+        *,
+        rich: bool = False,  # noqa: ARG002
+        on_output: OnOutput | None = None,
+    ) -> Execution:
+        cell = _Cell(code, stdin, limits or Limits())
+        relay = None if on_output is None else OutputRelay(on_output)
+        async with self._lock, self._slots:
+            try:
+                child = await self._rebuilt()
+                execution = await child.run(code, stdin, cell.limits, relay)
+            except InfrastructureError as error:
+                return Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error))
+            except asyncio.CancelledError:
+                await self._drop_child()
+                raise
+            if child.alive and execution.status in (ExecutionStatus.OK, ExecutionStatus.ERROR):
+                self._log = (*self._log, cell)
+            else:
+                await self._drop_child()
+            return execution
+
+    async def put_file(self, path: str, data: bytes) -> None:
+        check_path(path)
+        check_size(len(data))
+        await self._use_files(lambda child: child.put_file(path, data))
+        self._log = (*self._log, _PutFile(path, data))
+
+    async def read_file(self, path: str) -> bytes:
+        check_path(path)
+        return await self._use_files(lambda child: child.read_file(path))
+
+    async def list_files(self) -> list[FileInfo]:
+        return await self._use_files(lambda child: child.list_files())
+
+    async def _use_files(self, use: Callable[[ChildInterpreter], Awaitable[T]]) -> T:
+        async with self._lock, self._slots:
+            child = await self._rebuilt()
+            try:
+                return await use(child)
+            except BaseException:
+                await self._drop_child()
+                raise
+
+    async def fork(self) -> "SubprocessSession":
+        async with self._lock:
+            return SubprocessSession(self._launcher, self._slots, self._open_sessions, self._log)
+
+    async def rollback(self, num_cells: int = 1) -> None:
+        async with self._lock:
+            if not 0 <= num_cells <= len(self._log):
+                raise ValueError(f"num_cells must be at most {len(self._log)}, the number of cells, not {num_cells}")
+            self._log = self._log[: len(self._log) - num_cells]
+            await self._drop_child()
+
+    async def close(self) -> None:
+        self._open_sessions.discard(self)
+        await self._drop_child()
+
+    async def _rebuilt(self) -> ChildInterpreter:
+        if self._child is None:
+            self._child = await ChildInterpreter.start(self._launcher)
+            for step in self._log:
+                if isinstance(step, _PutFile):
+                    await self._child.put_file(step.path, step.data)
+                else:
+                    await self._child.run(step.code, step.stdin, step.limits)
+        return self._child
+
+    async def _drop_child(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            await child.kill()
+
+
+class SubprocessExecutor:
+    """Satisfies `Executor` with `num_slots` interpreters at a time and at most `max_queued` executions waiting."""
+
+    def __init__(self, launcher: Launcher, num_slots: int | None = None, max_queued: int = 65_536) -> None:
+        self._launcher = launcher
+        self._slots = asyncio.Semaphore(num_slots or os.cpu_count() or 1)
+        self._max_queued = max_queued
+        self._num_queued = 0
+        self._sessions: set[SubprocessSession] = set()
+
+    async def run(self, request: Request, on_output: OnOutput | None = None) -> Execution:
+        check_files(request.files, request.fetch_files)
+        if self._num_queued >= self._max_queued:
+            raise Overloaded(retry_after_s=1.0)
+        queued = time.monotonic()
+        self._num_queued += 1
+        try:
+            async with asyncio.timeout(request.queue_s):
+                await self._slots.acquire()
+        except TimeoutError:
+            return Execution(ExecutionStatus.QUEUE_TIMEOUT, message=f"no worker was free within {request.queue_s:g} s")
+        finally:
+            self._num_queued -= 1
+        try:
+            queue_s = time.monotonic() - queued
+            try:
+                child = await ChildInterpreter.start(self._launcher)
+            except InfrastructureError as error:
+                return Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error), queue_s=queue_s)
+            try:
+                return replace(await self._run_in(child, request, on_output), queue_s=queue_s)
+            finally:
+                await child.kill()
+        finally:
+            self._slots.release()
+
+    async def _run_in(self, child: ChildInterpreter, request: Request, on_output: OnOutput | None) -> Execution:
+        for path, data in request.files.items():
+            await child.put_file(path, data)
+        relay = None if on_output is None else OutputRelay(on_output)
+        execution = await child.run(request.code, request.stdin, request.limits, relay)
+        files = {}
+        for path in request.fetch_files if child.alive else ():
+            with contextlib.suppress(UserError):  # one that is not there is left out
+                files[path] = await child.read_file(path)
+        return replace(execution, files=files)
+
+    async def run_many(self, requests: Iterable[Request]) -> AsyncIterator[tuple[int, Execution]]:
+        async def indexed(index: int, request: Request) -> tuple[int, Execution]:
+            return index, await self.run(request)
+
+        tasks = [asyncio.ensure_future(indexed(index, request)) for index, request in enumerate(requests)]
+        try:
+            for done in asyncio.as_completed(tasks):
+                yield await done
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def session(self) -> SubprocessSession:
+        return SubprocessSession(self._launcher, self._slots, self._sessions)
+
+    async def close(self) -> None:
+        for session in tuple(self._sessions):
+            await session.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,14 @@
+"""A model, or an agent, as an HTTP server: OpenAI's chat and text completions, token ids in and out, adapters and
+weight updates.
+
+Promise: the ids that an answer names are the ids that the engine sampled; every request is answered, with a result or
+with a reason in OpenAI's form; a caller that leaves is cancelled; nothing that a caller sends exceeds the limits.
+May import: records, sandbox, engine, grading, models, agent, environments.
+"""
+
+from rstar2.serve.app import Server, create_app
+from rstar2.serve.episode import ServedAgent
+from rstar2.serve.served_model import ServedModel
+from rstar2.serve.settings import ServeSettings
+
+__all__ = ["ServeSettings", "ServedAgent", "ServedModel", "Server", "create_app"]

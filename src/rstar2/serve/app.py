@@ -1,0 +1,186 @@
+"""The application, and how it is served on a listening socket: serve, drain, stop. The engine belongs to the caller."""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from rstar2.sandbox.http.access import is_of_another_site, may_ask
+from rstar2.serve.agent import AgentApi
+from rstar2.serve.bodies import (
+    CHAT,
+    COLLECTIVE_RPC,
+    COMPLETION,
+    GENERATE,
+    LOAD_ADAPTER,
+    UNLOAD_ADAPTER,
+    UPDATE_WEIGHTS,
+)
+from rstar2.serve.chat import ChatApi
+from rstar2.serve.completions import CompletionApi
+from rstar2.serve.control import PAUSE_MODES, ControlApi
+from rstar2.serve.episode import ServedAgent
+from rstar2.serve.errors import ApiError
+from rstar2.serve.generate import GenerateApi
+from rstar2.serve.openapi import Route, openapi_document
+from rstar2.serve.routing import answered
+from rstar2.serve.served_model import ServedModel
+from rstar2.serve.service import Service
+from rstar2.serve.settings import ServeSettings
+from rstar2.serve.system import SystemApi
+
+protocol_logger = logging.getLogger(f"{__name__}.protocol")
+# aiohttp logs a traceback for each request that is not HTTP; it is answered with 400, and callers must not fill disks.
+protocol_logger.setLevel(logging.CRITICAL)
+SERVICE = web.AppKey("service", Service)
+DOCUMENT = web.AppKey("document", dict[str, Any])
+"""The OpenAPI document that the application serves."""
+BACKLOG = 4096
+"""Connections that may wait to be accepted; a burst of callers must not see refusals."""
+
+HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+
+
+def create_app(
+    model: ServedModel,
+    settings: ServeSettings | None = None,
+    agent: ServedAgent | None = None,
+    service: Service | None = None,
+) -> web.Application:
+    """With an agent, chat requests are answered by it, and all others by the model. `service` replaces the usual one of
+    this model and these settings."""
+    settings = settings or ServeSettings()
+    service = service or Service(model, settings)
+    system = SystemApi(service)
+    routes = [
+        *_answering(service, agent),
+        *_describing(system),
+        *(_controlling(service) if settings.allows_updates else ()),
+    ]
+    document = openapi_document(routes, has_keys=bool(settings.keys))
+    system.publish(document)
+    open_paths = frozenset(route.path for route in routes if route.is_open)
+    app = web.Application(middlewares=[_guard(service, open_paths)], client_max_size=settings.max_body_bytes)
+    app[SERVICE] = service
+    app[DOCUMENT] = document
+    for route in routes:
+        app.router.add_route(route.method, route.path, route.handler)
+    return app
+
+
+def _answering(service: Service, agent: ServedAgent | None) -> list[Route]:
+    chat = ChatApi(service).handle if agent is None else AgentApi(service, agent).handle
+    codes, kinds = (404, 429, 503, 504), ("application/json", "text/event-stream")
+    return [
+        Route("POST", "/v1/chat/completions", chat, "Continue a conversation.", CHAT, codes, kinds),
+        Route(
+            "POST", "/v1/completions", CompletionApi(service).handle, "Continue texts or ids.", COMPLETION, codes, kinds
+        ),
+        Route("POST", "/inference/v1/generate", GenerateApi(service).handle, "Continue ids.", GENERATE, codes),
+    ]
+
+
+def _describing(system: SystemApi) -> list[Route]:
+    return [
+        Route("GET", "/", system.root, "Where to go."),
+        Route("GET", "/v1/models", system.models, "The model and its adapters."),
+        Route("GET", "/v1/models/{name:.+}", system.model, "One of them.", refusals=(404,)),
+        Route("GET", "/health", system.health, "Whether it takes requests.", refusals=(503,), is_open=True),
+        Route("GET", "/metrics", system.metrics, "Prometheus metrics.", content_types=("text/plain",)),
+        Route("GET", "/openapi.json", system.openapi, "This document.", is_open=True),
+    ]
+
+
+def _controlling(service: Service) -> list[Route]:
+    control = ControlApi(service)
+    text = ("text/plain",)
+    return [
+        Route(
+            *("POST", "/pause", control.pause, "Stop making tokens."),
+            refusals=(400, 501, 504),
+            query=(("mode", PAUSE_MODES),),
+        ),
+        Route("POST", "/resume", control.resume, "Go on."),
+        Route("GET", "/is_paused", control.is_paused, "Whether it is paused."),
+        Route("POST", "/v1/load_lora_adapter", control.load_adapter, "Load an adapter.", LOAD_ADAPTER, (501,), text),
+        Route(
+            "POST", "/v1/unload_lora_adapter", control.unload_adapter, "Unload it.", UNLOAD_ADAPTER, (404, 501), text
+        ),
+        Route("POST", "/init_weight_transfer_engine", control.init_transfer, "Not supported.", refusals=(501,)),
+        Route("POST", "/start_weight_update", control.start_update, "Begin an update.", refusals=(409,)),
+        Route("POST", "/update_weights", control.update_weights, "Read weights from a folder.", UPDATE_WEIGHTS, (501,)),
+        Route("POST", "/finish_weight_update", control.finish_update, "End an update.", refusals=(409,)),
+        Route("POST", "/collective_rpc", control.collective_rpc, "Only reload_weights.", COLLECTIVE_RPC, (501,)),
+        Route("POST", "/reset_prefix_cache", control.reset_prefix_cache, "Empty the prefix cache.", refusals=(501,)),
+        Route("GET", "/server_info", control.server_info, "The configuration, as TRL reads it."),
+        Route("GET", "/get_world_size", control.world_size, "The number of workers: 1."),
+    ]
+
+
+def _guard(service: Service, open_paths: frozenset[str]) -> Middleware:
+    """The one layer around every handler: who may call, and how failures are answered."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        async def checked(request: web.Request) -> web.StreamResponse:
+            _check_caller(request, service.settings, needs_key=request.path not in open_paths)
+            return await handler(request)
+
+        response = await answered(checked, request)
+        service.metrics.responses[response.status] += 1
+        if not response.prepared:
+            response.headers.update(HEADERS)
+        return response
+
+    return guard
+
+
+def _check_caller(request: web.Request, settings: ServeSettings, *, needs_key: bool) -> None:
+    """Refuses pages of other sites, and callers without a key or, where there are none, without a name that only this
+    server has. With a key any name will do, such as a proxy's."""
+    host = request.headers.get("Host", "")
+    if is_of_another_site(request.headers.get("Origin"), host):
+        raise ApiError(403, "this was asked for by a page of another site")
+    if settings.keys and needs_key:
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        sent = given.strip().encode(errors="surrogateescape")
+        # All keys are compared, so that the time says nothing about them.
+        matches = [hmac.compare_digest(sent, key.encode()) for key in settings.keys]
+        if scheme.lower() != "bearer" or not any(matches):
+            raise ApiError(401, "send a key of this server as `Authorization: Bearer KEY`", code="invalid_api_key")
+    elif not may_ask(host, settings.listening_host):
+        raise ApiError(403, f"this server is not called {host!r}: ask it by its address")
+    # What a page may send to another site without asking it first is never of this type.
+    if request.body_exists and request.content_type != "application/json":
+        raise ApiError(415, "send the body as `Content-Type: application/json`")
+
+
+class Server:
+    """An application on listening sockets. A caller that goes away cancels what it asked for."""
+
+    def __init__(self, app: web.Application) -> None:
+        self._admission = app[SERVICE].admission
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=protocol_logger
+        )
+
+    async def start(self, sockets: Sequence[socket.socket]) -> None:
+        await self._runner.setup()
+        for sock in sockets:
+            await web.SockSite(self._runner, sock, backlog=BACKLOG).start()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests, let those in flight finish, then stop. Whether all of them did, in that time."""
+        self._admission.is_draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._admission.idle.wait()
+        is_done = self._admission.idle.is_set()
+        await self._runner.cleanup()
+        return is_done

@@ -1,0 +1,56 @@
+"""Every failure is answered in OpenAI's form: `{"error": {"message", "type", "param", "code"}}`."""
+
+import math
+from typing import Any
+
+from aiohttp import web
+from pydantic import ValidationError
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(Exception):
+    """An answer other than success, decided by a handler."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def response(self) -> web.Response:
+        headers = {} if self.retry_after_s is None else {"Retry-After": str(math.ceil(self.retry_after_s))}
+        return web.json_response(self.body, status=self.status, headers=headers)
+
+
+def unreadable(error: ValidationError) -> ApiError:
+    """The body is not JSON, or not the JSON that the route takes: the message names the field."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {first['msg']}", code="invalid_json")
+    field = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("list[", "function-")))
+    return ApiError(400, f"{field or 'body'}: {first['msg']}", param=field or None, code="invalid_value")
+
+
+def unsupported(field: str, reason: str) -> ApiError:
+    return ApiError(400, f"{field}: {reason}", param=field, code="unsupported_parameter")

@@ -1,0 +1,126 @@
+"""The answers to one request: as many choices as it wants, each from the engine, piece by piece as they come."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from rstar2.agent.generate import left_cleanly
+from rstar2.engine.protocol import Engine, Sampling, Tokenizer
+from rstar2.errors import InfrastructureError
+from rstar2.records import StopReason
+from rstar2.serve.text import TextReader
+
+FINISH_REASONS = {
+    StopReason.END_OF_TURN: "stop",
+    StopReason.TOKEN_LIMIT: "length",
+    StopReason.CANCELLED: "abort",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One sequence that the engine is to continue."""
+
+    token_ids: Sequence[int]
+    sampling: Sampling
+    max_tokens: int
+    session: str
+    stops: tuple[str, ...] = ()
+    keeps_stop: bool = False
+    hidden_ids: frozenset[int] = frozenset()
+    """Ids that the text leaves out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some tokens of one choice, in order. The last piece of a choice, and no other, has a finish reason."""
+
+    choice: int
+    text: str
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class Answer:
+    """A choice that is complete."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    finish_reason: str = "length"
+
+
+async def pieces_of(
+    engine: Engine, tokenizer: Tokenizer, ask: Ask, choice: int = 0, *, has_text: bool = True
+) -> AsyncGenerator[Piece]:
+    """One choice. Leaving the iterator early cancels it in the engine. Without `has_text` nothing is decoded."""
+    reader = TextReader(tokenizer, ask.hidden_ids, ask.stops, keeps_stop=ask.keeps_stop)
+    stream = engine.generate(ask.session, ask.token_ids, ask.sampling, ask.max_tokens)
+    async with left_cleanly(stream) as chunks:
+        async for chunk in chunks:
+            text, num_used = reader.feed(chunk.token_ids) if has_text or ask.stops else ("", len(chunk.token_ids))
+            finish_reason = None
+            if reader.has_stopped:
+                finish_reason = FINISH_REASONS[StopReason.END_OF_TURN]
+            elif chunk.stop_reason is not None:
+                finish_reason = FINISH_REASONS[chunk.stop_reason]
+                text += reader.finish()
+            yield Piece(choice, text, chunk.token_ids[:num_used], chunk.log_probs[:num_used], finish_reason)
+            if finish_reason is not None:
+                return
+    raise InfrastructureError("the engine ended an answer without saying why")
+
+
+async def merged(
+    engine: Engine, tokenizer: Tokenizer, asks: Sequence[Ask], *, has_text: bool = True
+) -> AsyncGenerator[Piece]:
+    """The pieces of all choices, each as soon as it is there. An error of one ends them all."""
+    if len(asks) == 1:
+        async with aclosing(pieces_of(engine, tokenizer, asks[0], has_text=has_text)) as pieces:
+            async for piece in pieces:
+                yield piece
+        return
+    arriving: asyncio.Queue[Piece | BaseException] = asyncio.Queue()
+
+    async def produce(choice: int, ask: Ask) -> None:
+        try:
+            async with aclosing(pieces_of(engine, tokenizer, ask, choice, has_text=has_text)) as pieces:
+                async for piece in pieces:
+                    arriving.put_nowait(piece)
+        except Exception as error:
+            arriving.put_nowait(error)
+
+    tasks = [asyncio.create_task(produce(choice, ask)) for choice, ask in enumerate(asks)]
+    try:
+        num_left = len(asks)
+        while num_left:
+            item = await arriving.get()
+            if isinstance(item, BaseException):
+                raise item
+            num_left -= item.finish_reason is not None
+            yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def collected(pieces: AsyncGenerator[Piece], num_choices: int) -> list[Answer]:
+    """All choices, when they are complete."""
+    answers = [Answer() for _ in range(num_choices)]
+    async with aclosing(pieces):
+        async for piece in pieces:
+            answer = answers[piece.choice]
+            answer.text += piece.text
+            answer.token_ids += piece.token_ids
+            answer.log_probs += piece.log_probs
+            answer.finish_reason = piece.finish_reason or answer.finish_reason
+    return answers
+
+
+def with_seed_of(sampling: Sampling, choice: int) -> Sampling:
+    """Choices of one request draw different numbers from one seed, as vLLM's do."""
+    return sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + choice)

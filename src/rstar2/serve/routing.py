@@ -1,0 +1,73 @@
+"""What every handler needs of HTTP: a body that was read and checked, and how failures are answered, those of a stream
+that began included."""
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from aiohttp import web
+from pydantic import TypeAdapter, ValidationError
+
+from rstar2.errors import InfrastructureError, UserError
+from rstar2.serve.errors import ApiError, unreadable
+from rstar2.serve.openapi import Handler
+from rstar2.serve.service import EventStream, Service, read_body
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+async def parsed_body(service: Service, request: web.Request, adapter: TypeAdapter[T]) -> T:
+    """ApiError if it is not what the route takes."""
+    data = await read_body(request, service.settings.transfer_timeout_s)
+    try:
+        return adapter.validate_json(data)
+    except ValidationError as error:
+        raise unreadable(error) from None
+
+
+@asynccontextmanager
+async def streamed(stream: EventStream) -> AsyncIterator[None]:
+    """A failure after the first event is sent as an event: the status was sent already."""
+    try:
+        yield
+    except (ApiError, UserError, InfrastructureError, TimeoutError) as error:
+        if not stream.has_begun:
+            raise
+        await stream.send(json.dumps(as_api_error(error).body).encode())
+
+
+async def answered(handler: Handler, request: web.Request) -> web.StreamResponse:
+    """The handler's answer, or its failure in OpenAI's form. ConnectionError if the caller is gone."""
+    try:
+        return await handler(request)
+    except (ApiError, UserError, InfrastructureError, TimeoutError) as error:
+        return as_api_error(error).response
+    except web.HTTPException as error:
+        return ApiError(error.status, _said(error)).response
+    except ConnectionError:
+        raise
+    except Exception:
+        logger.exception("a handler failed on %s %s", request.method, request.path)
+        return ApiError(500, "the server failed; its log says how", code="internal").response
+
+
+def _said(error: web.HTTPException) -> str:
+    if error.status == 404:
+        return "there is no such route; /openapi.json names those that there are"
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return "the body is too large: the operator's limit is --max-body"
+    return error.reason
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The answer to a failure that a handler expects."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, UserError):
+        return ApiError(400, str(error))
+    if isinstance(error, TimeoutError):
+        return ApiError(504, "the time of the request is up: ask for fewer tokens, or retry later", code="timeout")
+    return ApiError(503, str(error), code="engine_failed", retry_after_s=1.0)

@@ -1,0 +1,221 @@
+"""What all routes share: admission, the weights and the session of a request, its tokens, and what is counted."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from rstar2.engine.protocol import Sampling, ScoringEngine
+from rstar2.errors import UserError
+from rstar2.serve.admission import Admission
+from rstar2.serve.bodies import SamplingFields
+from rstar2.serve.errors import ApiError, unsupported
+from rstar2.serve.generation import Ask, Piece, merged, with_seed_of
+from rstar2.serve.metrics import ServeMetrics
+from rstar2.serve.prompts import PromptWriter
+from rstar2.serve.served_model import ServedModel
+from rstar2.serve.sessions import HEADER, Sessions
+from rstar2.serve.settings import ServeSettings
+from rstar2.serve.weights import BASE, WeightGate
+
+UNKNOWN_CONTEXT_TOKENS = 4096
+"""The most tokens of an answer where neither the caller nor the engine names a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of a request, and what the caller wants of it."""
+
+    token_ids: Sequence[int]
+    num_choices: int = 1
+
+
+@dataclass(slots=True)
+class Usage:
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+
+    @property
+    def body(self) -> dict[str, int]:
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_generated_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_generated_tokens,
+        }
+
+
+class Service:
+    def __init__(self, model: ServedModel, settings: ServeSettings) -> None:
+        self.model = model
+        self.settings = settings
+        self.prompts = PromptWriter(model.chat)
+        self.admission = Admission(settings)
+        self.sessions = Sessions(model.engine, settings.max_sessions, settings.session_idle_s)
+        self.gate = WeightGate(model.engine)
+        self.metrics = ServeMetrics(model.name)
+        self.started = int(time.time())
+        self._control_ids = model.control_ids()
+        self._running: set[str] = set()
+        """The engine's sessions that generate now."""
+
+    @property
+    def scoring(self) -> ScoringEngine:
+        if self.model.scoring is None:
+            raise unsupported("logprobs", "the engine of this server cannot score given tokens")
+        return self.model.scoring
+
+    def weights_named(self, model: str | None) -> str:
+        """The weights that a request names. ApiError if there are none of this name."""
+        if model is None or model == self.model.name:
+            return BASE
+        if model in self.gate.adapters:
+            return model
+        names = ", ".join([self.model.name, *self.gate.adapters])
+        message = f"model: there is no {model!r} here; there is {names}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+    @asynccontextmanager
+    async def begun(self, request: web.Request, model: str | None, num_sequences: int) -> AsyncIterator[list[str]]:
+        """A request that was admitted and has its weights, for as long as the block lasts. Gives the engine's sessions
+        of its sequences. TimeoutError when its time is up."""
+        weights = self.weights_named(model)
+        with self.admission.admitted(num_sequences):
+            async with asyncio.timeout(self.settings.request_timeout_s):
+                async with (
+                    self.gate.leased(weights),
+                    self.sessions.opened(request.headers.get(HEADER), num_sequences) as sessions,
+                ):
+                    yield sessions
+
+    def asks(
+        self,
+        prompts: Sequence[Prompt],
+        fields: SamplingFields,
+        max_tokens: int | None,
+        sessions: Sequence[str],
+        end_ids: Sequence[int],
+    ) -> list[Ask]:
+        """The sequences of a request: all choices of the first prompt, then those of the next."""
+        stop_ids = [*([] if fields.ignore_eos else end_ids), *(fields.stop_token_ids or ())]
+        sampling = Sampling(
+            temperature=1.0 if fields.temperature is None else fields.temperature,
+            top_p=1.0 if fields.top_p is None else fields.top_p,
+            top_k=max(fields.top_k or 0, 0),
+            seed=fields.seed,
+            stop_token_ids=tuple(dict.fromkeys(stop_ids)),
+        )
+        hidden_ids = self._control_ids if fields.skip_special_tokens else frozenset()
+        names = iter(sessions)
+        return [
+            Ask(
+                token_ids=prompt.token_ids,
+                sampling=with_seed_of(sampling, choice),
+                max_tokens=self.room_for(len(prompt.token_ids), max_tokens),
+                session=next(names),
+                stops=fields.stops,
+                keeps_stop=fields.include_stop_str_in_output,
+                hidden_ids=hidden_ids,
+            )
+            for prompt in prompts
+            for choice in range(prompt.num_choices)
+        ]
+
+    def room_for(self, num_prompt_tokens: int, asked: int | None) -> int:
+        """How many tokens may follow the prompt. ApiError if it does not fit, or if too many were asked for."""
+        most, context = self.settings.max_tokens, self.model.max_model_len
+        if context is not None and num_prompt_tokens >= context:
+            message = f"the prompt has {num_prompt_tokens} tokens, and the context holds {context}: shorten it"
+            raise ApiError(400, message, param="prompt", code="context_length_exceeded")
+        if most is not None and asked is not None and asked > most:
+            raise ApiError(400, f"max_tokens: at most {most} tokens are allowed here, not {asked}", param="max_tokens")
+        left = UNKNOWN_CONTEXT_TOKENS if context is None else context - num_prompt_tokens
+        if asked is not None and context is None:
+            left = asked
+        return min(limit for limit in (left, most, asked) if limit is not None)
+
+    async def pieces(self, asks: Sequence[Ask], usage: Usage, *, has_text: bool = True) -> AsyncGenerator[Piece]:
+        """The pieces of all choices, counted."""
+        started = time.perf_counter()
+        last = [started] * len(asks)
+        self._running.update(ask.session for ask in asks)
+        usage.num_prompt_tokens += sum({id(ask.token_ids): len(ask.token_ids) for ask in asks}.values())
+        self.metrics.num_prompt_tokens += sum(len(ask.token_ids) for ask in asks)
+        tokenizer = self.model.chat.tokenizer
+        try:
+            async with aclosing(merged(self.model.engine, tokenizer, asks, has_text=has_text)) as pieces:
+                async for piece in pieces:
+                    self._count(piece, last, started)
+                    usage.num_generated_tokens += len(piece.token_ids)
+                    yield piece
+        finally:
+            self._running.difference_update(ask.session for ask in asks)
+
+    def _count(self, piece: Piece, last: list[float], started: float) -> None:
+        metrics, now, num_tokens = self.metrics, time.perf_counter(), len(piece.token_ids)
+        metrics.num_generated_tokens += num_tokens
+        if num_tokens and last[piece.choice] == started:
+            metrics.first_token.observe(now - started)
+        elif num_tokens:
+            metrics.between_tokens.observe((now - last[piece.choice]) / num_tokens, num_tokens)
+        if num_tokens:
+            last[piece.choice] = now
+        if piece.finish_reason is not None:
+            metrics.finished[piece.finish_reason] += 1
+            metrics.full_request.observe(now - started)
+
+    async def cancel_all(self) -> None:
+        """Every running choice ends with the reason `abort`."""
+        for session in list(self._running):
+            await self.model.engine.cancel(session)
+
+    def require_exact(self, field: str) -> None:
+        """Refuses what needs the model's own ids where the server behind this one speaks only text."""
+        if not self.model.is_exact:
+            raise unsupported(field, "the server behind this one speaks text; start with --tokenizer for token ids")
+
+
+async def read_body(request: web.Request, timeout_s: float) -> bytes:
+    """The request's body, received in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await request.read()
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {timeout_s:g} s") from None
+    except web.RequestPayloadError as error:
+        raise UserError(f"the body cannot be read: {error}") from None
+
+
+@dataclass(slots=True)
+class EventStream:
+    """An answer as server-sent events. Nothing is sent before the first event, so that a failure has its own status."""
+
+    request: web.Request
+    timeout_s: float
+    _response: web.StreamResponse | None = field(default=None, init=False)
+
+    @property
+    def has_begun(self) -> bool:
+        return self._response is not None
+
+    async def send(self, data: bytes) -> None:
+        """ConnectionError if the caller does not read in time."""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                if self._response is None:
+                    headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"}
+                    self._response = web.StreamResponse(headers=headers)
+                    await self._response.prepare(self.request)
+                await self._response.write(b"data: " + data + b"\n\n")
+        except TimeoutError:
+            if self.request.transport is not None:
+                self.request.transport.abort()
+            raise ConnectionResetError("the caller does not read its answer") from None
+
+    async def end(self) -> web.StreamResponse:
+        await self.send(b"[DONE]")
+        assert self._response is not None
+        await self._response.write_eof()
+        return self._response

@@ -1,0 +1,59 @@
+"""Sessions of callers (`X-Session-ID`): the engine evicts their prefixes last, because they may continue.
+
+Requests without the header are sessions of their own that end with the request; their prefixes stay cached while there
+is room.
+"""
+
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from rstar2.engine.protocol import Engine
+from rstar2.serve.errors import ApiError
+
+HEADER = "X-Session-ID"
+MAX_NAME_CHARS = 256
+
+
+class Sessions:
+    def __init__(
+        self, engine: Engine, max_sessions: int, idle_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine = engine
+        self._max_sessions = max_sessions
+        self._idle_s = idle_s
+        self._clock = clock
+        self._used_at: OrderedDict[str, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._used_at)
+
+    @asynccontextmanager
+    async def opened(self, name: str | None, num_sequences: int) -> AsyncIterator[list[str]]:
+        """The engine's sessions for the sequences of one request."""
+        if name is not None and not 0 < len(name) <= MAX_NAME_CHARS:
+            raise ApiError(400, f"{HEADER}: it must have 1 to {MAX_NAME_CHARS} characters", param=HEADER)
+        stem = name or uuid.uuid4().hex
+        sessions = [stem, *(f"{stem}#{number}" for number in range(1, num_sequences))]
+        try:
+            yield sessions
+        finally:
+            if name is None:
+                for session in sessions:
+                    await self._engine.release(session)
+            else:
+                await self._keep(sessions)
+
+    async def _keep(self, sessions: list[str]) -> None:
+        now = self._clock()
+        for session in sessions:
+            self._used_at[session] = now
+            self._used_at.move_to_end(session)
+        while self._used_at:
+            oldest, used_at = next(iter(self._used_at.items()))
+            if len(self._used_at) <= self._max_sessions and now - used_at <= self._idle_s:
+                break
+            del self._used_at[oldest]
+            await self._engine.release(oldest)

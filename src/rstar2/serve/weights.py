@@ -1,0 +1,245 @@
+"""Whose weights the engine runs: the model's, or the model's with one adapter merged in; and when they may change.
+
+The engine runs one set of weights at a time. A request leases the weights that it names. While requests hold them,
+requests for other weights wait. When the last one ends, the engine switches to the weights of the request that waited
+longest, and all waiting requests for these weights start. So no answer mixes two adapters, and callers of several
+adapters take turns. A switch drops the prefix cache.
+
+A paused gate grants nothing. Weights are written only while the engine is paused.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rstar2.engine.protocol import Engine, UpdatableEngine
+from rstar2.errors import UserError
+from rstar2.models import AdaptedLayer, read_adapter
+from rstar2.serve.errors import ApiError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BASE = ""
+"""The name of the model's own weights at the gate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    name: str
+    path: str
+    layers: Mapping[str, AdaptedLayer]
+
+
+class WeightGate:
+    """Grants the weights to requests, one set at a time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine if isinstance(engine, UpdatableEngine) else None
+        self.adapters: dict[str, Adapter] = {}
+        self._original: dict[str, Tensor] = {}
+        """What the parameters that the merged adapter changed were before."""
+        self._active = BASE
+        self._num_leases = 0
+        self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._writing = asyncio.Lock()
+        self._pause: AbstractContextManager[None] | None = None
+        self._is_closed = False
+        self._switching: asyncio.Task[None] | None = None
+
+    @property
+    def is_paused(self) -> bool:
+        return self._is_closed
+
+    @property
+    def active(self) -> str:
+        return self._active
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @asynccontextmanager
+    async def leased(self, name: str) -> AsyncIterator[None]:
+        """The engine runs these weights inside."""
+        if self._is_closed or self._waiting or self._switching or name != self._active:
+            granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            entry = (name, granted)
+            self._waiting.append(entry)
+            self._advance()
+            try:
+                await granted
+            except BaseException:
+                if entry in self._waiting:
+                    self._waiting.remove(entry)
+                    self._advance()
+                elif granted.done() and not granted.cancelled() and granted.exception() is None:
+                    self._give_back()
+                raise
+        else:
+            self._take()
+        try:
+            yield
+        finally:
+            self._give_back()
+
+    def _take(self) -> None:
+        self._num_leases += 1
+        self._idle.clear()
+
+    def _give_back(self) -> None:
+        self._num_leases -= 1
+        if not self._num_leases:
+            self._idle.set()
+            self._advance()
+
+    def _advance(self) -> None:
+        """Grants what can be granted now; begins to switch where the oldest request needs other weights."""
+        while self._waiting and not self._is_closed and self._switching is None:
+            name = self._waiting[0][0]
+            if name == self._active:
+                self._grant(name)
+            elif not self._num_leases:
+                self._switching = asyncio.create_task(self._switch(name), name="switch weights")
+            else:
+                return
+
+    def _grant(self, name: str) -> None:
+        ready = [entry for entry in self._waiting if entry[0] == name]
+        for entry in ready:
+            self._waiting.remove(entry)
+            if not entry[1].done():
+                self._take()
+                entry[1].set_result(None)
+
+    async def _switch(self, name: str) -> None:
+        failure: Exception | None = None
+        try:
+            async with self._writing:
+                if name != BASE and name not in self.adapters:
+                    raise ApiError(404, f"model: the adapter {name!r} was unloaded", param="model")
+                await self._write(lambda: self._merge(name))
+        except Exception as error:
+            failure = error
+        self._switching = None
+        if failure is not None:
+            for entry in [entry for entry in self._waiting if entry[0] == name]:
+                self._waiting.remove(entry)
+                if not entry[1].done():
+                    entry[1].set_exception(failure)
+        self._advance()
+
+    async def _write(self, write: Callable[[], None]) -> None:
+        engine = self._updatable()
+        async with engine.paused_for_weight_sync(engine.policy_version + 1):
+            await asyncio.to_thread(write)
+
+    def _merge(self, name: str) -> None:
+        """The parameters as they were, then with this adapter."""
+        weights = self._updatable().named_weights()
+        for parameter, original in self._original.items():
+            weights[parameter].copy_(original)
+        self._original.clear()
+        self._active = BASE
+        if name == BASE:
+            return
+        for parameter, layer in self.adapters[name].layers.items():
+            self._original[parameter] = weights[parameter].clone()
+            weights[parameter].copy_(layer.added_to(weights[parameter]))
+        self._active = name
+
+    def _updatable(self) -> UpdatableEngine:
+        if self._engine is None:
+            raise ApiError(501, "the weights of this engine cannot be changed here: use the embedded engine")
+        return self._engine
+
+    # What a trainer does.
+
+    async def load_adapter(self, name: str, path: str, *, replaces: bool) -> None:
+        """From a folder that peft wrote. It is merged in when the first request names it."""
+        weights = self._updatable().named_weights()
+        if name in self.adapters and not replaces:
+            raise ApiError(400, f"lora_name: {name!r} is loaded already; unload it first, or set load_inplace")
+        layers = await asyncio.to_thread(lambda: read_adapter(Path(path).expanduser()))
+        for parameter, layer in layers.items():
+            shape = (layer.up.shape[0], layer.down.shape[1])
+            if parameter not in weights or weights[parameter].shape != shape:
+                raise UserError(
+                    f"lora_path: {path} adapts {parameter} of shape {shape}, which this model does not have"
+                )
+        async with self._writing:
+            self.adapters[name] = Adapter(name, path, layers)
+            if name == self._active:
+                await self._write(lambda: self._merge(name))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Requests that run with it continue; new ones get 404."""
+        if name not in self.adapters:
+            raise ApiError(404, f"lora_name: there is no adapter {name!r}", param="lora_name")
+        async with self._writing:
+            del self.adapters[name]
+
+    async def pause(self, wait: str, cancel_all: Callable[[], Awaitable[None]]) -> None:
+        """No token is made after it. `wait`: `keep` freezes running requests, `wait` lets them finish, `abort` ends
+        them. New requests wait."""
+        engine = self._updatable()
+        self._is_closed = True
+        if wait == "abort":
+            await cancel_all()
+        if wait in ("abort", "wait"):
+            await self._idle.wait()
+        async with self._writing:
+            if self._pause is None and self._is_closed:
+                pause = engine.paused()
+                await asyncio.to_thread(pause.__enter__)
+                self._pause = pause
+
+    async def resume(self) -> None:
+        async with self._writing:
+            pause, self._pause = self._pause, None
+            if pause is not None:
+                pause.__exit__(None, None, None)
+            self._is_closed = False
+        self._advance()
+
+    async def update_from(self, folder: Path) -> None:
+        """The model's own weights from a checkpoint folder; a merged adapter is merged into the new ones."""
+        self._updatable()
+        async with self._writing:
+            tensors = await asyncio.to_thread(self._read_checkpoint, folder)
+
+            def replace() -> None:
+                active = self._active
+                self._merge(BASE)
+                weights = self._updatable().named_weights()
+                for name, tensor in tensors.items():
+                    weights[name].copy_(tensor)
+                if active in self.adapters:
+                    self._merge(active)
+
+            await self._write(replace)
+
+    def _read_checkpoint(self, folder: Path) -> "dict[str, Tensor]":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        files = sorted(folder.expanduser().glob("*.safetensors"))
+        if not files:
+            raise UserError(f"weights_path: there are no weights (*.safetensors) in {folder}")
+        try:
+            tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"weights_path: {folder} cannot be read ({error})") from None
+        weights = self._updatable().named_weights()
+        if "lm_head.weight" not in weights:  # tied to the embedding
+            tensors.pop("lm_head.weight", None)
+        expected = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+        if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != expected:
+            raise UserError(f"weights_path: the weights in {folder} are not those of the model that is served")
+        return tensors

@@ -1,0 +1,1 @@
+"""How one GPU's memory is divided between weights, optimizer, activations and the engine's cache."""

@@ -1,0 +1,86 @@
+"""What the parts of a run take of one GPU: weights, optimizer, gradients, the engine's workspace. Pure."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from rstar2.config import Recipe
+from rstar2.engine.embedded.options import CUDA_BLOCK_SIZE
+from rstar2.train.memory.activations import GpuActivations
+from rstar2.train.memory.sizes import ModelSizes
+
+_MASTER_BYTES = 4
+"""Weights are updated, and gradients summed, in float32."""
+_MOMENT_BYTES = 8
+"""AdamW's two moments of each weight."""
+_UPDATE_BYTES = 4
+"""AdamW's temporary of each weight while it updates all of them."""
+_PROCESS_BYTES = 5 << 28
+"""Of a second process on the GPU: CUDA's context, libraries and compiled kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNeed:
+    """In bytes. What a part is when its size can be chosen is a method."""
+
+    weights: int
+    """The weights that are trained, or that adapters are trained beside."""
+    engine_weights: int
+    """Copies with the adapters merged in: one for the pass, one more for an engine that samples meanwhile."""
+    optimizer: int
+    gradients: int
+    reference: int
+    optimizer_step: int
+    """In addition during the optimizer's step, when activations are gone."""
+    engine_workspace: int
+    cache_token: int
+    """Of one token in the engine's cache."""
+    activations: GpuActivations
+
+    @classmethod
+    def of(cls, recipe: Recipe, config: Any, itemsize: int) -> Self:
+        """`config` is the model's, of `transformers`; `itemsize` is of the dtype that it computes in."""
+        sizes, lora = ModelSizes.of(config), recipe.model.lora
+        num_params = sizes.num_params
+        weights, copies, masters = num_params * itemsize, 0, 0 if itemsize == _MASTER_BYTES else _MASTER_BYTES
+        num_trained = num_params
+        if lora is not None:
+            num_trained, masters = sizes.num_adapted(lora.target_modules, lora.rank), 0
+            weights += num_trained * _MASTER_BYTES
+            copies = sizes.num_projected(lora.target_modules) * itemsize
+            copies += num_params * itemsize if recipe.train.max_staleness else 0
+        return cls(
+            weights=weights,
+            engine_weights=copies,
+            optimizer=num_trained * (_MOMENT_BYTES + masters),
+            gradients=num_trained * _MASTER_BYTES,
+            reference=num_trained * (itemsize if lora is None else _MASTER_BYTES) if recipe.algo.kl_coef else 0,
+            optimizer_step=num_trained * _UPDATE_BYTES,
+            engine_workspace=_PROCESS_BYTES + _workspace_bytes(recipe, sizes, itemsize),
+            cache_token=2 * sizes.layers * sizes.kv_heads * sizes.head_dim * itemsize,
+            activations=GpuActivations(
+                sizes,
+                itemsize,
+                is_checkpointed=False,
+                is_full=lora is None,
+                is_ours=itemsize < _MASTER_BYTES and (lora is None or not lora.dropout),
+            ),
+        )
+
+    @property
+    def fixed(self) -> int:
+        """What is there all the time."""
+        return self.weights + self.engine_weights + self.optimizer + self.reference + self.engine_workspace
+
+    def update(self, num_tokens: int, *, is_checkpointed: bool) -> int:
+        """What an update takes in addition, with micro-batches of that size."""
+        activations = replace(self.activations, is_checkpointed=is_checkpointed).measure(num_tokens).total
+        return self.gradients + max(activations, self.optimizer_step)
+
+
+def _workspace_bytes(recipe: Recipe, sizes: ModelSizes, itemsize: int) -> int:
+    """Activations of the engine's passes, which are recorded in pools that stay, and its tables of blocks."""
+    of_token = (4 * sizes.hidden + sizes.qkv + sizes.queries + 3 * sizes.intermediate) * itemsize
+    num_prefilled = 1 << (recipe.engine.prefill_chunk_tokens - 1).bit_length()
+    num_rows = recipe.engine.max_batch
+    tables = 3 * num_rows * -(-recipe.model.context_tokens // CUDA_BLOCK_SIZE) * 4
+    return num_prefilled * of_token + num_rows * (of_token + 2 * sizes.vocab * itemsize) + tables

@@ -1,0 +1,150 @@
+"""Rollouts that are trees, of a scripted model with a real notebook: what is shared, what is not, and what is left."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import pytest
+from rollout_leftovers import left_in_driver
+from train_rollouts import CHAT, answer
+
+from rstar2.agent import AgentLimits, JupyterTool, Tool
+from rstar2.engine import Sampling
+from rstar2.engine.scripted import ScriptedEngine, ScriptedPrompt
+from rstar2.environments.plain_episode import PlainEnvironment
+from rstar2.grading import Grader
+from rstar2.records import Problem, Trace
+from rstar2.records.branches import iterate_traces, stored
+from rstar2.records.record_file import RecordWriter
+from rstar2.rollout import make_policy
+from rstar2.rollout.driver import Driver
+from rstar2.rollout.judge import answer_judge
+from rstar2.rollout.request import RolloutRequest
+from rstar2.rollout.resume import ResumingRoller
+from rstar2.rollout.roller import Roller
+from rstar2.rollout.scheduler import EngineSpeed
+from rstar2.rollout.trees import TreeSettings
+from rstar2.sandbox import LocalExecutor
+from rstar2.sandbox.local import LocalConfig
+
+pytestmark = pytest.mark.integration
+
+LIMITS = AgentLimits(max_turns=4, max_response_tokens=1000, max_tool_output_tokens=64)
+PROBLEM = Problem("p", "compute", "42")
+
+
+@pytest.fixture
+async def executor() -> AsyncIterator[LocalExecutor]:
+    async with LocalExecutor(LocalConfig(num_young=2)) as executor:
+        yield executor
+
+
+def cell(code: str) -> str:
+    content = json.dumps({"name": JupyterTool.schema.name, "arguments": {"code": code}})
+    return f" run</reason>\n<tool_call>\n{content}\n</tool_call>"
+
+
+def says(prompt: ScriptedPrompt) -> str:
+    """Sets a variable, appends the rollout's own number to it, answers what it reads there."""
+    match prompt.text.count("<tool_response>"):
+        case 0:
+            return cell("x = [6]\nprint(x)")
+        case 1:
+            return cell(f"x.append({int(prompt.session[1:])})\nprint(x)")
+        case _:
+            return answer(prompt.text.rpartition("<tool_response>")[2].partition("]")[0].strip("\n[").replace(", ", ""))
+
+
+class Unforkable(JupyterTool):
+    fork = None  # type: ignore[assignment]
+
+
+def make_roller(
+    make_tools: Callable[[], Sequence[Tool]], executor: LocalExecutor, reply: Callable[[ScriptedPrompt], str] = says
+) -> Roller:
+    driver: Driver[Trace] = Driver(make_policy("kv-aware"))
+    engine = ScriptedEngine(reply, CHAT.tokenizer, CHAT.end_of_turn_id)
+    driver.add_engine("scripted", engine, EngineSpeed(1e-6, 1e-4, 1e-9), num_cache_tokens=1 << 20)
+    environment = PlainEnvironment(answer_judge(Grader(executor)).decide, make_tools)
+    return Roller(driver, CHAT, {"": environment}, "scripted")
+
+
+def requests(num: int, tree: TreeSettings | None) -> list[RolloutRequest]:
+    return [RolloutRequest(PROBLEM, f"t{n}", "g", n, 1, "first", seed=n, tree=tree) for n in range(num)]
+
+
+async def test_branches_share_turns_and_have_notebooks_of_their_own(executor: LocalExecutor, tmp_path: Path) -> None:
+    roller = make_roller(lambda: (JupyterTool(executor),), executor)
+    seen: list[Trace] = []
+    traces = await roller.run(requests(8, TreeSettings(2, num_rounds=2)), LIMITS, Sampling(), seen.append)
+    assert [trace.id for trace in traces] == [f"t{n}" for n in range(8)]
+    assert [trace.parent for trace in traces[:2]] == ["", ""] and all(trace.parent for trace in traces[2:])
+    by_id = {trace.id: trace for trace in traces}
+    for number, trace in enumerate(traces):
+        assert len(trace.turns) == 3
+        values = trace.results[1].text
+        if trace.num_shared_turns < 2:
+            assert values == f"[6, {number}]", "no other branch has written into its notebook"
+        if trace.parent:
+            parent = by_id[trace.parent]
+            assert trace.turns[: trace.num_shared_turns] == parent.turns[: trace.num_shared_turns]
+            assert trace.prompt_ids == parent.prompt_ids
+            assert seen.index(parent) < seen.index(trace)
+    assert left_in_driver(roller.driver) == []
+
+    path = tmp_path / "traces.jsonl"
+    with RecordWriter[Trace](path) as writer:
+        for trace in seen:
+            writer.append(stored(trace))
+    assert [trace for trace, _ in iterate_traces(path)] == seen
+    num_stored = sum(len(turn.token_ids) for trace in seen for turn in stored(trace).turns)
+    assert num_stored < sum(trace.num_sampled_tokens for trace in seen)
+    halfway = [end for _, end in iterate_traces(path)][3]
+    assert [trace for trace, _ in iterate_traces(path, halfway)] == seen[4:], "parents before the offset are found"
+
+
+@pytest.mark.parametrize("points", ["errors", "results"])
+async def test_where_nothing_can_be_forked_leaves_begin_at_the_prompt(executor: LocalExecutor, points: str) -> None:
+    tool = JupyterTool if points == "errors" else Unforkable
+    roller = make_roller(lambda: (tool(executor),), executor)
+    traces = await roller.run(requests(4, TreeSettings(1, points=points)), LIMITS, Sampling())
+    assert all(not trace.parent and len(trace.turns) == 3 for trace in traces)
+
+
+async def test_a_tree_of_roots_is_what_flat_rollouts_are(executor: LocalExecutor) -> None:
+    roller = make_roller(lambda: (JupyterTool(executor),), executor)
+    flat = await roller.run(requests(3, None), LIMITS, Sampling())
+    tree = await roller.run(requests(3, TreeSettings(3)), LIMITS, Sampling())
+    assert [trace.token_ids for trace in tree] == [trace.token_ids for trace in flat]
+    assert [(trace.reward, trace.parent) for trace in tree] == [(trace.reward, "") for trace in flat]
+
+
+async def test_a_tree_is_resumed_as_a_whole_or_sampled_again(executor: LocalExecutor) -> None:
+    roller = ResumingRoller(make_roller(lambda: (JupyterTool(executor),), executor), lambda: "w")
+    wanted = requests(6, TreeSettings(2))
+    first = await roller.run(wanted, LIMITS, Sampling())
+    roller.remember({trace.id: trace for trace in first})
+    assert await roller.run(wanted, LIMITS, Sampling()) == first, "as it was, with its times"
+    roller.remember({trace.id: trace for trace in first[:-1]})
+    again = await roller.run(wanted, LIMITS, Sampling())
+    assert all(new is not old for new, old in zip(again, first, strict=True))
+    assert [(trace.token_ids, trace.parent) for trace in again] == [(trace.token_ids, trace.parent) for trace in first]
+
+
+async def test_a_tree_that_is_given_up_leaves_nothing(executor: LocalExecutor) -> None:
+    begun = asyncio.Event()
+
+    def reply(prompt: ScriptedPrompt) -> str:
+        if prompt.session == "t3":
+            begun.set()
+            return cell("import time; time.sleep(1000)")
+        return says(prompt)
+
+    roller = make_roller(lambda: (JupyterTool(executor),), executor, reply)
+    run = asyncio.create_task(roller.run(requests(4, TreeSettings(2)), LIMITS, Sampling()))
+    await asyncio.wait_for(begun.wait(), 60)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert left_in_driver(roller.driver) == []

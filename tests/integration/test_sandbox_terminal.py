@@ -1,0 +1,52 @@
+"""A terminal gets no escape codes from programs; a pipe gets what they printed."""
+
+import io
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from rstar2.cli.output import printable
+
+pytestmark = pytest.mark.integration
+EVIL = "\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b31mred\r\x08\x7f"
+PROGRAM = f"import sys\nprint({EVIL!r})\nprint({EVIL!r}, file=sys.stderr)\nlast = {EVIL!r}\nlast"
+COMMAND = [sys.executable, "-m", "rstar2.cli.main", "sandbox", "run", "--unsafe", "-"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_is_shown_and_what_is_kept() -> None:
+    assert printable("a\tb\nπ \x1b[1m", Terminal()) == "a\tb\nπ \\x1b[1m"
+    assert printable(EVIL, io.StringIO()) == EVIL
+    assert printable(EVIL, Terminal()).isprintable()
+
+
+def test_a_terminal_gets_no_escape_codes() -> None:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        assert process.stdin is not None
+        process.stdin.write(PROGRAM.encode())
+        process.stdin.close()
+        seen = b""
+        try:
+            while piece := os.read(ours, 1 << 16):
+                seen += piece
+        except OSError:  # the other end is closed
+            pass
+        process.wait(60)
+    os.close(ours)
+    assert seen.count(b"\\x1b]52") == 3
+    assert not {b"\x1b", b"\x07", b"\x08", b"\x7f", "\x9b".encode()} & {bytes([one]) for one in seen}
+    assert "\x9b".encode() not in seen
+
+
+def test_a_pipe_gets_what_was_printed() -> None:
+    done = subprocess.run(COMMAND, input=PROGRAM.encode(), capture_output=True, check=True, timeout=60)
+    assert done.stdout.startswith(EVIL.encode())

@@ -1,0 +1,97 @@
+"""Training on trees: without forks it is training on flat rollouts, and a stopped run ends with the same bits."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from train_recipes import write_recipe
+
+from rstar2.algo.tree import paths_of
+from rstar2.config import Recipe, load_recipe
+from rstar2.records import Group, RunView, Selection, Trace
+from rstar2.train import Observers, prepare_new, prepare_resumed, train
+from rstar2.train.learning.update import kept_rollouts
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
+
+STEPS = (1, 2, 3)
+
+
+class StopError(Exception):
+    pass
+
+
+class StopAt(Observers):
+    """Ends the run when it has written down a step."""
+
+    def metrics(self, step: int, stage: str, _values: Mapping[str, float]) -> None:
+        if (step, stage) == (2, "first"):
+            raise StopError
+
+
+def recipe(folder: Path, sandbox_url: str, tree: str = "") -> Recipe:
+    folder.mkdir()
+    return load_recipe(
+        write_recipe(
+            folder,
+            ("num_slots = 1", f'base_url = "{sandbox_url}"'),
+            ("max_prompt_tokens = 48\n", f"max_prompt_tokens = 48\n{tree}"),
+            ("group_size = 2", "group_size = 4"),
+            ("checkpoint_every_steps = 1", "checkpoint_every_steps = 9"),
+            ("steps = 2\n\n[[", "steps = 3\n\n[["),
+        )
+    )
+
+
+def final(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "final" / "model.safetensors")
+
+
+def same(ours: Path, theirs: Path) -> bool:
+    return all(torch.equal(tensor, final(theirs)[name]) for name, tensor in final(ours).items())
+
+
+def step_of(run: Path, step: int) -> tuple[list[Group], dict[str, Trace]]:
+    view = RunView(run)
+    return list(view.groups(step)), {trace.id: trace for trace in view.traces(step)}
+
+
+@pytest.mark.parametrize("advantage", ["leaves", "siblings"])
+async def test_a_tree_without_forks_trains_to_the_same_bits_as_flat_rollouts(
+    tmp_path: Path, sandbox_url: str, advantage: str
+) -> None:
+    flat, tree = tmp_path / "flat", tmp_path / "tree"
+    tables = {"flat": "", "tree": f'[rollout.tree]\nnum_roots = 8\nadvantage = "{advantage}"\n'}
+    for run in (flat, tree):
+        await train(prepare_new(recipe(tmp_path / f"{run.name}-data", sandbox_url, tables[run.name]), run), Observers())
+    assert same(flat, tree)
+
+
+async def test_trees_are_learnt_from_and_a_stopped_run_ends_with_the_same_bits(
+    tmp_path: Path, sandbox_url: str
+) -> None:
+    settings = recipe(tmp_path / "data", sandbox_url, "[rollout.tree]\nnum_roots = 2\nnum_rounds = 2\n")
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    await train(prepare_new(settings, whole), Observers())
+    with pytest.raises(StopError):
+        await train(prepare_new(settings, stopped), StopAt())
+    await train(prepare_resumed(stopped), Observers())
+    assert same(stopped, whole)
+
+    num_branches = 0
+    for step in STEPS:
+        groups, traces = step_of(whole, step)
+        assert {trace_id: trace.token_ids for trace_id, trace in step_of(stopped, step)[1].items()} == {
+            trace_id: trace.token_ids for trace_id, trace in traces.items()
+        }
+        num_branches += sum(bool(trace.parent) for trace in traces.values())
+        for group in groups:
+            trained = sum(rollout.num_learnt for rollout in kept_rollouts(group, traces))
+            members = [traces[trace_id] for trace_id in group.trace_ids]
+            pairs = zip(paths_of(members), group.selections, strict=True)
+            segments = {segment for path, selection in pairs if selection is Selection.KEPT for segment in path}
+            sampled = sum(len(members[leaf].turns[turn].token_ids) for leaf, turn in segments)
+            assert trained == sampled, "each token that was sampled for a kept leaf, once"
+    assert num_branches > 0
