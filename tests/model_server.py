@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rstar2.models.tiny import TinySizes, build_tiny
 
-START_S = 120.0
-STOP_S = 60.0
+START_S = 240.0
+STOP_S = 240.0
 TEXTS = [
     "What is the sum of two numbers? The sum of 12 and 30 is 42. A function returns a value, and a loop repeats it.",
     "def add(a, b): return a + b  # one two three four five six seven eight nine ten",

@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 
 EXECUTABLE = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-START_TIMEOUT_S = 60.0
-WAIT_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 240.0
+WAIT_TIMEOUT_S = 240.0
 
 _FLAGS = (
     "--headless",

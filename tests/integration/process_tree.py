@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 async def until(condition: Callable[[], bool]) -> None:

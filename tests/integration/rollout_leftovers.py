@@ -84,7 +84,7 @@ async def left_in_embedded(engine: "EmbeddedEngine") -> list[str]:
 
 async def left_in_sandbox(executor: LocalExecutor) -> list[str]:
     """A spare session that is being made counts for a moment."""
-    names, give_up_s = ("queued", "running", "sessions", "sessions_live"), time.monotonic() + 20
+    names, give_up_s = ("queued", "running", "sessions", "sessions_live"), time.monotonic() + 120
     while True:
         left = [f"sandbox: {name} {count}" for name in names if (count := executor.status()[name])]
         if not left or time.monotonic() > give_up_s:

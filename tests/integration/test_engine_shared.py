@@ -77,7 +77,7 @@ async def test_whoever_waits_hears_of_its_death_and_learning_does_not_hang() -> 
             assert not waiting.done(), "it is paused"
             os.kill(shared.pid, signal.SIGKILL)
             with told():
-                await asyncio.wait_for(waiting, 60)
+                await asyncio.wait_for(waiting, 240)
     with told():
         async with shared.paused_for_weight_sync(2):
             raise AssertionError("nobody is there to pause")

@@ -27,7 +27,7 @@ from rstar2.records.codec import decode
 
 pytestmark = pytest.mark.integration
 
-DEADLINE_S = 30.0
+DEADLINE_S = 240.0
 EMBEDDING = "model.embed_tokens.weight"
 TIED = {EMBEDDING: torch.ones(4, 2), "model.norm.weight": torch.ones(2)}
 

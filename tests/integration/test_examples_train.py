@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def write_warm_up(name: str) -> None:
     """As the first lines of the example say: what it prints is its warm-up."""
-    made = subprocess.run([sys.executable, f"{name}.py"], check=True, timeout=60, stdout=subprocess.PIPE)
+    made = subprocess.run([sys.executable, f"{name}.py"], check=True, timeout=240, stdout=subprocess.PIPE)
     if made.stdout:
         Path(f"{name}_warmup.jsonl").write_bytes(made.stdout)
 

@@ -18,7 +18,7 @@ from rstar2.sandbox.unsafe.executor import UnsafeExecutor
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
-SLACK_S = 5.0
+SLACK_S = 60.0
 """For starting and ending processes on a machine that runs other tests too."""
 
 

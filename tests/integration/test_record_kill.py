@@ -41,7 +41,7 @@ def write_until_killed(path: Path, first_index: int, delay_s: float, inside_writ
 
 def wait_until_grown(path: Path) -> None:
     num_bytes = path.stat().st_size
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 120
     while path.stat().st_size <= num_bytes:
         assert time.monotonic() < deadline_s, "the writer stopped writing"
 

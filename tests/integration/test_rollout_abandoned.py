@@ -38,7 +38,7 @@ from rstar2.sandbox.local import LocalConfig
 pytestmark = pytest.mark.integration
 
 SPEED = EngineSpeed(prefill_token_s=1e-6, step_s=1e-4, cached_token_s=1e-9)
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 LIMITS = AgentLimits(max_turns=3, max_response_tokens=400, max_tool_output_tokens=64, max_fault_retries=1)
 
 

@@ -96,7 +96,7 @@ async def test_2000_rollouts_on_two_engines_of_which_one_dies_lose_none(policy: 
         calls[seat.spec.rollout] += 1
         return await two_turns(seat)
 
-    results = await asyncio.wait_for(driver.run(specs(2000), rollout), 120)
+    results = await asyncio.wait_for(driver.run(specs(2000), rollout), 240)
     assert all(result == EXPECTED for result in results)
     assert set(calls.values()) == {1} and len(calls) == 2000
     assert driver.recorder.counts.num_engines_lost == 1
@@ -117,7 +117,7 @@ async def test_an_engine_may_join_in_the_middle() -> None:
             driver.add_engine("second", second, SPEED)
         return tokens
 
-    results = await asyncio.wait_for(driver.run(specs(600), rollout), 60)
+    results = await asyncio.wait_for(driver.run(specs(600), rollout), 240)
     assert all(result == EXPECTED for result in results)
     assert second.num_generated > 0
 
@@ -132,7 +132,7 @@ async def test_a_rollout_that_raises_harms_no_other() -> None:
                 raise ValueError("in the middle of a turn")
         return await two_turns(seat)
 
-    results = await asyncio.wait_for(driver.run(specs(100), rollout), 60)
+    results = await asyncio.wait_for(driver.run(specs(100), rollout), 240)
     assert isinstance(results[3], ValueError)
     assert all(result == EXPECTED for number, result in enumerate(results) if number != 3)
 
@@ -140,7 +140,7 @@ async def test_a_rollout_that_raises_harms_no_other() -> None:
 async def test_losing_the_last_engine_ends_the_run_and_says_why() -> None:
     driver: Driver[list[int]] = Driver(make_policy("kv-aware"))
     driver.add_engine("only", CountingEngine(dies_after=500), SPEED)
-    results = await asyncio.wait_for(driver.run(specs(200), two_turns), 60)
+    results = await asyncio.wait_for(driver.run(specs(200), two_turns), 240)
     failed = [result for result in results if isinstance(result, InfrastructureError)]
     assert failed and "engine only was the last one" in str(failed[0])
     assert all(result == EXPECTED for result in results if not isinstance(result, BaseException))
@@ -159,7 +159,7 @@ async def test_rollouts_wait_for_the_engine_that_takes_the_place_of_the_last(pol
         driver.add_engine("second", second, SPEED)
 
     replacing = asyncio.create_task(replace())
-    results = await asyncio.wait_for(driver.run(specs(200), two_turns), 60)
+    results = await asyncio.wait_for(driver.run(specs(200), two_turns), 240)
     await replacing
     assert all(result == EXPECTED for result in results)
     assert second.num_generated == 200 * 12 - 500 and not second.sessions
@@ -183,7 +183,7 @@ async def test_no_more_are_in_flight_than_may_be_and_none_is_forgotten(policy: s
             num_running -= 1
 
     for _ in range(2):
-        results = await asyncio.wait_for(driver.run(specs(100), counted), 60)
+        results = await asyncio.wait_for(driver.run(specs(100), counted), 240)
         assert all(result == EXPECTED for result in results)
     assert min(limit, 40) <= most <= limit
 
@@ -207,7 +207,7 @@ async def test_a_run_that_is_cancelled_leaves_its_places_to_the_next(policy: str
     with pytest.raises(asyncio.CancelledError):
         await running
     assert left_in_driver(driver) == [] and not engine.sessions
-    assert await asyncio.wait_for(driver.run(specs(8), two_turns), 60) == [EXPECTED] * 8
+    assert await asyncio.wait_for(driver.run(specs(8), two_turns), 240) == [EXPECTED] * 8
 
 
 async def test_a_run_that_is_cancelled_before_it_began_leaves_nothing() -> None:
@@ -225,11 +225,11 @@ async def test_what_no_engine_has_room_for_is_said_and_keeps_nobody_waiting(poli
     driver: Driver[list[int]] = Driver(make_policy(policy), max_concurrent=2)
     driver.add_engine("only", CountingEngine(), SPEED)
     wanted = [*specs(4), RolloutSpec("large", "p", len(PROMPT), 1 << 20)]
-    results = await asyncio.wait_for(driver.run(wanted, two_turns), 60)
+    results = await asyncio.wait_for(driver.run(wanted, two_turns), 240)
     assert results[:3] == [EXPECTED] * 3
     assert isinstance(results[4], UserError) and "lower max_response_tokens" in str(results[4])
     assert left_in_driver(driver) == []
-    assert await asyncio.wait_for(driver.run(specs(4), two_turns), 60) == [EXPECTED] * 4
+    assert await asyncio.wait_for(driver.run(specs(4), two_turns), 240) == [EXPECTED] * 4
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -243,17 +243,17 @@ async def test_who_tries_again_after_the_last_engine_was_lost_hears_it_again(pol
         except InfrastructureError:
             return await two_turns(seat)
 
-    results = await asyncio.wait_for(driver.run(specs(20), stubborn), 60)
+    results = await asyncio.wait_for(driver.run(specs(20), stubborn), 240)
     assert any(isinstance(result, InfrastructureError) for result in results)
     driver.add_engine("another", CountingEngine(), SPEED)
     assert left_in_driver(driver) == []
-    assert await asyncio.wait_for(driver.run(specs(20), two_turns), 60) == [EXPECTED] * 20
+    assert await asyncio.wait_for(driver.run(specs(20), two_turns), 240) == [EXPECTED] * 20
 
 
 async def test_patience_has_an_end() -> None:
     driver: Driver[list[int]] = Driver(make_policy("kv-aware"), engine_timeout_s=0.05)
     driver.add_engine("only", CountingEngine(dies_after=500), SPEED)
-    results = await asyncio.wait_for(driver.run(specs(200), two_turns), 60)
+    results = await asyncio.wait_for(driver.run(specs(200), two_turns), 240)
     assert any(isinstance(result, InfrastructureError) for result in results)
     with pytest.raises(InfrastructureError, match="no engine"):
         await driver.run(specs(1), two_turns)
@@ -263,9 +263,9 @@ async def test_a_step_is_recorded_and_found_again_in_the_run_directory(tmp_path:
     driver: Driver[list[int]] = Driver(make_policy("kv-aware"), report_period_s=0.01)
     driver.add_engine("dying", CountingEngine(dies_after=3_000), SPEED)
     driver.add_engine("living", CountingEngine(), SPEED)
-    await asyncio.wait_for(driver.run(specs(20), two_turns), 60)
+    await asyncio.wait_for(driver.run(specs(20), two_turns), 240)
     driver.begin_step(7)
-    await asyncio.wait_for(driver.run(specs(600), two_turns), 60)
+    await asyncio.wait_for(driver.run(specs(600), two_turns), 240)
     record = driver.end_step()
     with RunDirectory.create(tmp_path / "run", verb="train", recipe_toml="") as run:
         run.write_step_record(record)

@@ -66,7 +66,7 @@ async def expect_loss(recipe: Recipe, folder: Path) -> None:
             os.kill(first.pid, signal.SIGKILL)
 
         with pytest.raises(InfrastructureError, match=f"rollout process {first.pid} has disconnected"):
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(240):
                 await bench.roller.run(requests, AgentLimits.of(recipe, recipe.stages[0]), Sampling(), kill)
 
     no_token = recipe.sandbox.model_copy(update={"base_url": "http://127.0.0.1:9", "token_env": "NOBODY_SETS_THIS"})

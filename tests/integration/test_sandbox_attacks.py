@@ -19,7 +19,7 @@ from rstar2.sandbox.slots import template_process
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")]
 RUNNER = Path(__file__).parent / "sandbox_attack_runner.py"
-MODE_DEADLINE_S = 600
+MODE_DEADLINE_S = 1500
 
 
 @cache

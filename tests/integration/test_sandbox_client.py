@@ -129,7 +129,7 @@ async def test_nobody_there_is_a_typed_result_by_the_deadline() -> None:
         assert result.status is ExecutionStatus.INFRASTRUCTURE and "127.0.0.1:9" in result.message
         found = [result.status async for _, result in remote.run_many([request] * 3)]
         assert found == [ExecutionStatus.INFRASTRUCTURE] * 3
-        assert 0.5 < time.monotonic() - started < 20
+        assert 0.5 < time.monotonic() - started < 120
 
 
 @asynccontextmanager

@@ -236,7 +236,7 @@ async def test_a_stream_of_a_reader_that_stops_reading_ends() -> None:
     async with service(settings=settings) as running, aiohttp.ClientSession() as http:
         async with http.post(f"{running.url}/v1/run/stream", json=body) as response:
             assert response.status == 200
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 await running.service.idle.wait()
         assert running.service.num_in_flight == 0
 
@@ -247,7 +247,7 @@ async def test_a_caller_that_leaves_ends_its_stream() -> None:
         async with http.post(f"{running.url}/v1/run/stream", json=body) as response:
             assert (await response.content.readline()) == b'{"stream":"stdout","text":"1\\n"}\n'
             response.close()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             await running.service.idle.wait()
 
 
@@ -297,7 +297,7 @@ async def test_an_ordinary_user_has_the_same() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, env=environment, stderr=asyncio.subprocess.PIPE
     )
-    _, errors = await asyncio.wait_for(process.communicate(), 120)
+    _, errors = await asyncio.wait_for(process.communicate(), 240)
     assert process.returncode == 0, errors.decode()
 
 

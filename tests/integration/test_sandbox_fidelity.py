@@ -52,7 +52,7 @@ def in_plain_interpreter(snippet: Snippet, folder: Path) -> Outcome:
         capture_output=True,
         cwd=scratch,
         env=environment,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     stderr = done.stderr.replace(SLOW_FONTS, b"")

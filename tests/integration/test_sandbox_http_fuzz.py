@@ -46,7 +46,7 @@ schema = schemathesis.openapi.from_dict(create_app(GateExecutor(), grader=Equali
 @schema.parametrize()
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_every_operation_as_documented(running: Running, case: schemathesis.Case[Any]) -> None:
-    response = case.call(base_url=running.url, timeout=30)
+    response = case.call(base_url=running.url, timeout=240)
     case.validate_response(response, checks=CHECKS)
 
 
@@ -66,7 +66,7 @@ def exchange(port: int, data: bytes, *, close_write: bool = True) -> bytes:
 
 
 def assert_unharmed(running: Running) -> None:
-    answer = requests.post(f"{running.url}/v1/run", json={"code": "print(1 + 1)"}, timeout=10)
+    answer = requests.post(f"{running.url}/v1/run", json={"code": "print(1 + 1)"}, timeout=240)
     assert answer.status_code == 200 and answer.json()["stdout"] == "2\n"
 
 
@@ -129,7 +129,7 @@ def test_random_bytes(running: Running) -> None:
 def test_a_compressed_bomb_is_refused(running: Running) -> None:
     bomb = gzip.compress(bytes(200 << 20), 9)
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
-    response = requests.post(f"{running.url}/v1/run", data=bomb, headers=headers, timeout=30)
+    response = requests.post(f"{running.url}/v1/run", data=bomb, headers=headers, timeout=240)
     assert response.status_code == 413
     assert_unharmed(running)
 

@@ -77,7 +77,7 @@ async def over_http(*flags: str) -> AsyncIterator[tuple[str, str, asyncio.subpro
 async def client_of(url: str, token: str, mode: str = "auto") -> AsyncIterator[Client]:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with (
-        httpx2.AsyncClient(headers=headers, trust_env=False, timeout=60) as http,
+        httpx2.AsyncClient(headers=headers, trust_env=False, timeout=240) as http,
         Client(streamable_http_client(url, http_client=http), mode=mode) as client,
     ):
         yield client
@@ -199,7 +199,7 @@ async def test_limits() -> None:
         refused = await client.call_tool("run_cell", {"code": "x = 1"})
         if refused.is_error:  # unless the first was idle for long enough meanwhile
             assert "2 sessions are open; close those that are done" in text_of(refused)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while (await client.call_tool("run_cell", {"code": "x = 1"})).is_error:  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
 
@@ -246,7 +246,7 @@ async def test_nothing_is_left_when_it_ends_while_a_cell_runs(end: str) -> None:
             child.stdin.close()
         else:
             child.send_signal(getattr(signal, end))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             code = await child.wait()
         assert code == (-signal.SIGKILL if end == "SIGKILL" else 0)
         await until(lambda: not any(map(is_running, processes)))
@@ -260,7 +260,7 @@ async def test_sigterm_ends_the_http_server() -> None:
             assert not (await client.call_tool("run_cell", {"code": "x = 1"})).is_error
         processes = descendants(child.pid)
         child.terminate()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             assert await child.wait() == 0
         await until(lambda: not any(map(is_running, processes)))
         assert child.stderr is not None

@@ -42,7 +42,7 @@ async def test_episodes_are_apart_and_bounded() -> None:
         await second.close()
         await third.reset({}, 60.0)  # its place is free now
         await asyncio.gather(first.close(), third.close())
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while await num_sessions(running, http):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
@@ -73,15 +73,15 @@ async def test_messages_that_are_wrong() -> None:
             ('{"type": "step", "data": {"code": "1", "timeout_s": -1}}', "VALIDATION_ERROR"),
         ):
             await socket.send_str(text)
-            answer = await socket.receive_json(timeout=60)
+            answer = await socket.receive_json(timeout=240)
             assert (answer["type"], answer["data"]["code"]) == ("error", code)
         await socket.send_json({"type": "state"})
         state = {"episode_id": None, "step_count": 0, "last_exit_code": 0}
-        assert await socket.receive_json(timeout=60) == {"type": "state", "data": state}
+        assert await socket.receive_json(timeout=240) == {"type": "state", "data": state}
         async with http.get(f"{url_of(running)}/schema") as response:
             assert (await response.json())["action"]["title"] == "CodeAction"
         await socket.send_json({"type": "close"})
-        assert (await socket.receive(timeout=60)).type is aiohttp.WSMsgType.CLOSE
+        assert (await socket.receive(timeout=240)).type is aiohttp.WSMsgType.CLOSE
 
 
 async def test_the_token_is_asked_for() -> None:

@@ -20,7 +20,7 @@ from rstar2.sandbox.slots.templates import OwnTemplates
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")]
 S = ExecutionStatus
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 def cold(**settings: Any) -> LocalExecutor:

@@ -38,7 +38,7 @@ def cold(**settings: Any) -> LocalExecutor:
 
 
 async def run(session: Session, code: str, stdin: str = "", **limits: Any) -> Execution:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         return await session.run(code, stdin, Limits(**limits))
 
 
@@ -412,7 +412,7 @@ made
 
 async def test_numbers_of_a_cell(session: Session) -> None:
     result = await run(session, "import time\ntime.sleep(0.2)")
-    assert 0.1 <= result.wall_s < 20, "its clock starts when the fork reports itself, at the latest a moment after"
+    assert 0.1 <= result.wall_s < 120, "its clock starts when the fork reports itself, at the latest a moment after"
     assert result.cpu_s < 0.2
     assert result.peak_memory_bytes > 0
 

@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def completed(root: str, body: dict[str, Any], **options: Any) -> Any:
-    response = requests.post(f"{root}/v1/completions", json=body, timeout=60, **options)
+    response = requests.post(f"{root}/v1/completions", json=body, timeout=240, **options)
     assert response.status_code == 200, response.text
     return response.json()["choices"][0]
 
@@ -35,7 +35,7 @@ def test_a_server_in_front_of_another_gives_the_same_tokens(folder: Path) -> Non
     environment = {**os.environ, "RSTAR2_SERVE_KEY": "secret"}
     with serving(str(folder), "--name", "behind", environment=environment) as behind:
         key = {"Authorization": "Bearer secret"}
-        assert requests.post(f"{behind.root}/v1/completions", json=BODY, timeout=60).status_code == 401
+        assert requests.post(f"{behind.root}/v1/completions", json=BODY, timeout=240).status_code == 401
         expected = completed(behind.root, BODY, headers=key)
         front = ("behind", "--base-url", f"{behind.root}/v1", "--api-key-env", "BEHIND_KEY")
         environment = {**os.environ, "BEHIND_KEY": "secret"}
@@ -43,14 +43,14 @@ def test_a_server_in_front_of_another_gives_the_same_tokens(folder: Path) -> Non
             found = completed(server.root, BODY)
             assert found["token_ids"] == expected["token_ids"]
             assert found["logprobs"]["token_logprobs"] == expected["logprobs"]["token_logprobs"]
-            scored = requests.post(f"{server.root}/v1/completions", json=BODY | {"echo": True}, timeout=60)
+            scored = requests.post(f"{server.root}/v1/completions", json=BODY | {"echo": True}, timeout=240)
             assert scored.status_code == 400 and "score" in scored.json()["error"]["message"]
         with serving(*front, environment=environment) as server:
             messages = [{"role": "user", "content": "one two"}]
             chat = {"messages": messages, "max_tokens": 5, "seed": 1}
-            answer = requests.post(f"{server.root}/v1/chat/completions", json=chat, timeout=60).json()
+            answer = requests.post(f"{server.root}/v1/chat/completions", json=chat, timeout=240).json()
             assert answer["choices"][0]["message"]["role"] == "assistant"
-            refused = requests.post(f"{server.root}/v1/completions", json=BODY, timeout=60)
+            refused = requests.post(f"{server.root}/v1/completions", json=BODY, timeout=240)
             assert refused.status_code == 400 and "--tokenizer" in refused.json()["error"]["message"]
 
 
@@ -62,7 +62,7 @@ def test_a_training_run_is_served_by_its_name_with_its_limits(tmp_path: Path) ->
     with RunDirectory.create(run, verb="train", recipe_toml=to_toml(parse_recipe(RECIPE)), seed=0):
         tiny_model(run / "final")
     with serving(str(run)) as server:
-        card = requests.get(f"{server.root}/v1/models", timeout=60).json()["data"][0]
+        card = requests.get(f"{server.root}/v1/models", timeout=240).json()["data"][0]
         assert (card["id"], card["max_model_len"]) == ("mine-1", 640)
         assert len(completed(server.root, BODY | {"model": "mine-1"})["token_ids"]) == 12
 
@@ -71,7 +71,7 @@ def test_sigterm_finishes_a_stream_that_runs(folder: Path) -> None:
     server = ModelServer(str(folder))
     try:
         body = {"prompt": [5, 9], "max_tokens": 400, "ignore_eos": True, "stream": True, "return_token_ids": True}
-        with requests.post(f"{server.root}/v1/completions", json=body, stream=True, timeout=60) as response:
+        with requests.post(f"{server.root}/v1/completions", json=body, stream=True, timeout=240) as response:
             lines = response.iter_lines()
             first = next(lines)
             stopping = threading.Thread(target=server.stop)
@@ -97,5 +97,5 @@ def test_sigterm_finishes_a_stream_that_runs(folder: Path) -> None:
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], message: str) -> None:
     command = [sys.executable, "-m", "rstar2.cli.main", "serve", *arguments, "--port", "0"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 2 and message in ended.stderr and "Traceback" not in ended.stderr

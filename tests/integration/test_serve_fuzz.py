@@ -62,5 +62,5 @@ def root() -> Iterator[str]:
 @schema.parametrize()
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_every_route_as_documented(root: str, case: schemathesis.Case[Any]) -> None:
-    response = case.call(base_url=root, timeout=30)
+    response = case.call(base_url=root, timeout=240)
     case.validate_response(response, checks=CHECKS)

@@ -81,7 +81,7 @@ async def test_a_stage_that_reaches_its_reward_leaves_what_runs_ahead_and_the_ne
         run, num_left = tmp_path / f"run-{num_workers}", 0
         settings = f'[rollout]\nnum_workers = {num_workers}\nscheduler = "{scheduler}"\n'
         recipe = parse_recipe(text.replace("[rollout]\n", settings))
-        async with asyncio.timeout(200):
+        async with asyncio.timeout(240):
             await train(prepare_new(recipe, run), Observers())
         assert num_left == 1, "the stage ended in the middle of a step that ran ahead"
         expect_two_stages(RunView(run))

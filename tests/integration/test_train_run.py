@@ -90,7 +90,7 @@ def test_the_command_line_trains_is_interrupted_goes_on_and_says_where_all_is(tm
                 assert process.poll() is None and time.monotonic() < deadline_s
                 time.sleep(0.02)
             os.killpg(process.pid, signal.SIGTERM)  # as systemd does: to its children as well
-            _, said = process.communicate(timeout=60)
+            _, said = process.communicate(timeout=240)
         finally:
             process.kill()
     assert process.returncode == 143, said

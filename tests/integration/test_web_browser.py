@@ -285,7 +285,7 @@ async def test_the_list_moves_by_keyboard_and_holds_few_elements(page: Page, tmp
         await page.ask("document.querySelector('.row a').focus()")
         await page.press("ArrowDown")
         assert "1" in await page.ask("document.activeElement.querySelector('.answer').textContent")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while await page.ask("document.activeElement.querySelector('.answer')?.textContent") != "1499":
                 await page.press("End")
                 await asyncio.sleep(0.05)

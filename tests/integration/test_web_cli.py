@@ -55,11 +55,11 @@ def test_the_demo_is_served_and_the_playground_solves() -> None:
         said = process.stderr.readline()
         url = re.search(r"http://127\.0\.0\.1:\d+/", said)
         assert url is not None, said
-        with urlopen(f"{url[0]}api/runs", timeout=60) as response:
+        with urlopen(f"{url[0]}api/runs", timeout=240) as response:
             listing = json.load(response)
         assert [run["key"] for run in listing["runs"]] == ["demo"]
         assert listing["models"] == ["solve_script.txt"]
-        client = openai.OpenAI(base_url=f"{url[0]}v1", api_key="none", max_retries=0, timeout=120)
+        client = openai.OpenAI(base_url=f"{url[0]}v1", api_key="none", max_retries=0, timeout=240)
         question: Any = {"role": "user", "content": "What is 7^2025 modulo 1000?"}
         answer = client.chat.completions.create(model="solve_script.txt", messages=[question])
         assert answer.choices[0].message.content == r"\boxed{807}"
@@ -67,4 +67,4 @@ def test_the_demo_is_served_and_the_playground_solves() -> None:
             client.chat.completions.create(model="other", messages=[question])
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=240) == 0

@@ -38,7 +38,7 @@ UPDATE = UpdateSettings(
     LossSettings(), temperature=1.0, micro_batch_tokens=40, optimizer_steps_per_batch=1, max_grad_norm=1.0
 )
 LR = 3e-3
-GRACE_S = 120.0
+GRACE_S = 240.0
 
 Values = list[dict[str, float]]
 

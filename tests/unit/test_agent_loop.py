@@ -122,7 +122,7 @@ def test_all_calls_of_a_turn_run_at_the_same_time_and_answer_in_order() -> None:
         # Nobody gets through before all three are there.
         tool = FakeTool(gate=asyncio.Barrier(3))
         agent = Agent(scripted(calling("a", "b", "c"), ANSWER), CHAT)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             return await agent.rollout(QUESTION, [tool])
 
     trace = asyncio.run(main())

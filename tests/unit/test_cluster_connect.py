@@ -7,7 +7,7 @@ import pytest
 from rstar2.cluster.connect import connected
 from rstar2.errors import UserError
 
-pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.unit, pytest.mark.timeout(300)]
 
 
 def closed_port() -> int:

@@ -20,7 +20,7 @@ from rstar2.engine import EngineLoad
 from rstar2.engine.embedded import EmbeddedOptions
 from rstar2.rollout import EngineSpeed
 
-pytestmark = [pytest.mark.unit, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.unit, pytest.mark.timeout(300)]
 
 LOAD = EngineLoad(16, 8, 8, 0, 0, 0, 0, 0, 0, 0)
 
@@ -125,7 +125,7 @@ async def make_fleet(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0)
 

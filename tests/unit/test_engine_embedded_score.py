@@ -51,7 +51,7 @@ async def test_scores_are_those_of_the_model_however_the_prompt_is_chunked(folde
 
 async def all_blocks_are_free(engine: EmbeddedEngine) -> None:
     """The engine's thread reports its load after the step whose result the caller has."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         while engine.load().num_free_blocks != engine.load().num_blocks:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

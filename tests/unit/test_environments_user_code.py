@@ -203,5 +203,5 @@ def test_a_hung_function_does_not_hold_up_the_end_of_the_process() -> None:
         "except EnvironmentCodeError as error:\n"
         "    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout == "it: no answer within 0.1 s\n"

@@ -171,11 +171,11 @@ def test_an_interrupt_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
             "PIP_INDEX_URL": f"http://127.0.0.1:{silent_index.getsockname()[1]}/simple",
         }
         process = subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True)
-        silent_index.settimeout(60)
+        silent_index.settimeout(240)
         connection, _ = silent_index.accept()
         with connection:
             assert len(list(models.glob(f".{NAME}.*.partial"))) == 1
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=240)
     assert "KeyboardInterrupt" in errors
     assert list(models.iterdir()) == []

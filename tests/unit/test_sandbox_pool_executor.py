@@ -16,7 +16,7 @@ from rstar2.sandbox.pool.executor import MAX_TRIES
 pytestmark = pytest.mark.unit
 FAULT = Execution(ExecutionStatus.INFRASTRUCTURE, message="a worker was lost")
 FAST = HealthConfig(period_s=0.01, deadline_s=0.05, num_failures_to_lose=2, forget_after_s=0.2)
-LONG_S = 20.0
+LONG_S = 240.0
 
 
 class ScriptedNode:
