@@ -71,6 +71,41 @@ def test_a_cut_run_resumes_and_is_graded_again(folder: Path) -> None:
     assert json.loads(run("--regrade", "here", "--json"))["results"]["aime24"]["accuracy"] == 0.25
 
 
+TREES = ("--script", "script.txt", "--data-dir", "data", "--bench", "aime24", "--problems", "2", "--run", "here")
+
+
+def script_of_calls(folder: Path) -> None:
+    """A call and an answer; for the script a branch is a new conversation, so it calls once more."""
+    call = json.dumps({"name": "execute_python_code_with_standard_io", "arguments": {"code": "print(7)", "input": ""}})
+    (folder / "script.txt").write_text(f"</reason><tool_call>{call}</tool_call>\n===\n<answer>\\boxed{{7}}</answer>")
+
+
+def test_trees_spend_their_tokens_and_a_torn_one_is_sampled_again(folder: Path) -> None:
+    script_of_calls(folder)
+    flat = json.loads(run(*TREES, "--samples", "2", "--json"))
+    num_generated = flat["results"]["aime24"]["mean_generated_tokens"]
+    (folder / "here").rename(folder / "flat")
+    trace, *_ = RunView(folder / "flat").traces(0)
+    budget = round(num_generated) + 2 * len(trace.turns[1].token_ids)
+    said = json.loads(run(*TREES, "--tree", "8", "--tree-tokens", str(budget), "--json"))
+    result, protocol = said["results"]["aime24"], said["protocol"]
+    assert (result["num_missing"], result["num_undecided"], result["num_faults"]) == (0, 0, 0)
+    assert result["num_scored"] == 2 * (2 + 2), "the roots of each problem, and two leaves that were expected to fit"
+    assert result["majority_at_k"] is not None
+    assert result["mean_generated_tokens"] == 2 * num_generated, "the script says as much again in a branch"
+    assert (protocol["num_samples"], protocol["tree"]["num_roots"]) == (8, 2)
+    assert any("trees" in deviation for deviation in said["deviations"])
+
+    traces = folder / "here/traces/step-000000.jsonl"
+    lines = traces.read_text().splitlines(keepends=True)
+    assert len(lines) == 16, "those beyond the budget included"
+    traces.write_text("".join(lines[:5]))
+    resumed = json.loads(run("--resume", "here", "--json"))["results"]["aime24"]
+    assert {**resumed, "seconds": 0, "mean_rollout_seconds": 0} == {**result, "seconds": 0, "mean_rollout_seconds": 0}
+    regraded = json.loads(run("--regrade", "here", "--json"))["results"]["aime24"]
+    assert (regraded["num_scored"], regraded["accuracy"]) == (result["num_scored"], result["accuracy"])
+
+
 @pytest.mark.usefixtures("folder")
 def test_the_tables_stand_beside_the_report() -> None:
     shown = run(*COMMON, "--run", "here", "--problems", "4")
@@ -89,6 +124,8 @@ def test_the_tables_stand_beside_the_report() -> None:
         (("--resume", "data"), "not a run directory"),
         ((*COMMON, "--no-tools", "--tool", "jupyter_code"), "exclude each other"),
         ((*COMMON, "--judge-url", "http://x"), "belong together"),
+        ((*COMMON, "--tree", "4"), "exclude each other"),
+        ((*COMMON, "--tree-tokens", "4"), "needs --tree"),
     ],
 )
 def test_mistakes_are_sentences_and_leave_no_run(arguments: tuple[str, ...], said: str, folder: Path) -> None:

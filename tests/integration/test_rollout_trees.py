@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rollout_leftovers import left_in_driver
 from train_rollouts import CHAT, answer
@@ -14,7 +15,7 @@ from rstar2.engine import Sampling
 from rstar2.engine.scripted import ScriptedEngine, ScriptedPrompt
 from rstar2.environments.plain_episode import PlainEnvironment
 from rstar2.grading import Grader
-from rstar2.records import Problem, Trace
+from rstar2.records import Outcome, Problem, Trace
 from rstar2.records.branches import iterate_traces, stored
 from rstar2.records.record_file import RecordWriter
 from rstar2.rollout import make_policy
@@ -24,7 +25,7 @@ from rstar2.rollout.request import RolloutRequest
 from rstar2.rollout.resume import ResumingRoller
 from rstar2.rollout.roller import Roller
 from rstar2.rollout.scheduler import EngineSpeed
-from rstar2.rollout.trees import TreeSettings
+from rstar2.rollout.trees import ForkFacts, Leaf, TreeSettings, policies
 from rstar2.sandbox import LocalExecutor
 from rstar2.sandbox.local import LocalConfig
 
@@ -112,12 +113,66 @@ async def test_where_nothing_can_be_forked_leaves_begin_at_the_prompt(executor: 
     assert all(not trace.parent and len(trace.turns) == 3 for trace in traces)
 
 
+async def test_forks_at_errors_come_after_calls_that_failed(executor: LocalExecutor) -> None:
+    def reply(prompt: ScriptedPrompt) -> str:
+        match prompt.text.count("<tool_response>"):
+            case 0:
+                return cell("x = 1")
+            case 1:
+                return cell("nosuch")
+            case _:
+                return answer("42")
+
+    roller = make_roller(lambda: (JupyterTool(executor),), executor, reply)
+    traces = await roller.run(requests(4, TreeSettings(1, points="errors")), LIMITS, Sampling())
+    assert [(trace.parent, trace.num_shared_turns) for trace in traces] == [("", 0), *[("t0", 2)] * 3]
+
+
 async def test_a_tree_of_roots_is_what_flat_rollouts_are(executor: LocalExecutor) -> None:
     roller = make_roller(lambda: (JupyterTool(executor),), executor)
     flat = await roller.run(requests(3, None), LIMITS, Sampling())
     tree = await roller.run(requests(3, TreeSettings(3)), LIMITS, Sampling())
     assert [trace.token_ids for trace in tree] == [trace.token_ids for trace in flat]
     assert [(trace.reward, trace.parent) for trace in tree] == [(trace.reward, "") for trace in flat]
+
+
+async def test_a_budget_of_tokens_ends_a_tree_and_the_rest_comes_back_unsampled(executor: LocalExecutor) -> None:
+    roller = make_roller(lambda: (JupyterTool(executor),), executor)
+    whole = await roller.run(requests(8, TreeSettings(2)), LIMITS, Sampling())
+    roots, branches = whole[:2], whole[2:]
+    budget = sum(trace.num_generated_tokens for trace in roots) + 2 * max(
+        trace.num_generated_tokens for trace in branches
+    )
+    seen: list[Trace] = []
+    resuming = ResumingRoller(roller, lambda: "w")
+    wanted = requests(8, TreeSettings(2, max_generated_tokens=budget))
+    traces = await resuming.run(wanted, LIMITS, Sampling(), seen.append)
+    num_sampled = sum(trace.outcome is not Outcome.BEYOND_BUDGET for trace in traces)
+    assert 4 <= num_sampled < 8
+    assert [trace.token_ids for trace in traces[:num_sampled]] == [trace.token_ids for trace in whole[:num_sampled]]
+    assert all(trace.turns == () and trace.reward is None for trace in traces[num_sampled:])
+    assert sorted(trace.id for trace in seen) == [f"t{n}" for n in range(8)]
+    assert sum(trace.num_generated_tokens for trace in traces) <= budget
+    resuming.remember({trace.id: trace for trace in traces})
+    assert await resuming.run(wanted, LIMITS, Sampling()) == traces, "a tree that its budget ended is complete"
+
+
+async def test_policies_do_not_know_rewards_at_test_time(
+    executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Leaf] = []
+
+    def listen(facts: ForkFacts, num_leaves: int, _rng: np.random.Generator) -> list[int]:
+        told.extend(facts.leaves)
+        return [0] * num_leaves
+
+    monkeypatch.setattr(policies, "uniform", listen)
+    roller = make_roller(lambda: (JupyterTool(executor),), executor)
+    await roller.run(requests(4, TreeSettings.for_search(4)), LIMITS, Sampling())
+    assert told and all(leaf.reward is None and not leaf.is_right for leaf in told)
+    told.clear()
+    await roller.run(requests(4, TreeSettings(1)), LIMITS, Sampling())
+    assert told and all(leaf.reward is not None for leaf in told)
 
 
 async def test_a_tree_is_resumed_as_a_whole_or_sampled_again(executor: LocalExecutor) -> None:

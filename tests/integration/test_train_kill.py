@@ -89,8 +89,8 @@ def rows(run: Path) -> list[tuple[int, str, dict[str, float | None]]]:
 
 
 def groups(run: Path) -> list[Group]:
-    view = RunView(run)
-    return [group for step in range(1, 5) for group in iterate(Group, segment(view.layout.groups, step))]
+    files = [segment(RunView(run).layout.groups, step) for step in range(1, 5)]
+    return [group for file in files if file.exists() for group in iterate(Group, file)]
 
 
 def sampled(run: Path) -> dict[str, tuple[int, ...]]:
@@ -131,6 +131,47 @@ def test_a_run_killed_at_random_moments_ends_as_one_never_killed(tmp_path: Path)
     last = max(path.name for path in (whole / "checkpoints").iterdir())
     assert json.loads((whole / "checkpoints" / last / "state.json").read_text())["state"]["step"] == 4
     assert not list((killed / "checkpoints").glob(".*")), "nothing unfinished is left"
+
+
+TREE = "max_prompt_tokens = 48\n[rollout.tree]\nnum_roots = 2\nnum_rounds = 2\n"
+NUM_LEAVES, NUM_TREES = 8, 2
+
+
+def test_a_run_of_trees_killed_inside_steps_ends_as_one_never_killed(tmp_path: Path) -> None:
+    """Each time one leaf is missing from one of the step's trees, and the others are written."""
+    with service_on_thread() as sandbox:
+        recipe = write_recipe(
+            tmp_path,
+            ("num_slots = 1", f'base_url = "{sandbox.url}"'),
+            ("max_prompt_tokens = 48\n", TREE),
+            ("group_size = 2", "group_size = 4"),
+            ("every_steps = 1\n", "every_steps = 9\n"),
+        )
+        first, _, second = recipe.read_text().partition('[[stages]]\nname = "second"')
+        recipe.write_text(first + "[eval]" + second.partition("[eval]")[2])
+        with attempts_at(recipe) as attempts:
+            whole, killed = tmp_path / "whole", tmp_path / "killed"
+            assert attempts.make(whole)["signal"] is None
+            num_before = 0
+            for step in (1, 2):
+                moment = f"written {num_before + NUM_TREES * NUM_LEAVES - 1} of first"
+                assert attempts.make(killed, moment)["signal"] == signal.SIGKILL
+                trees = trees_of(killed, step)
+                assert sorted(map(len, trees)) == [NUM_LEAVES - 1, NUM_LEAVES], moment
+                assert any(trace.parent for tree in trees for trace in tree), moment
+                num_before += sum(map(len, trees_of(whole, step)))
+            said = attempts.make(killed)
+            assert said.get("error") is None and said["signal"] is None
+    assert_same_run(killed, whole)
+
+
+def trees_of(run: Path, step: int) -> list[list[Trace]]:
+    """The leaves of each tree that are recorded."""
+    trees: dict[str, list[Trace]] = {}
+    for trace in RunView(run).traces(step):
+        if trace.id.startswith("s"):
+            trees.setdefault(trace.group_id, []).append(trace)
+    return list(trees.values())
 
 
 def assert_same_run(run: Path, whole: Path) -> None:

@@ -10,7 +10,7 @@ from train_recipes import write_recipe
 
 from rstar2.algo.tree import paths_of
 from rstar2.config import Recipe, load_recipe
-from rstar2.records import Group, RunView, Selection, Trace
+from rstar2.records import Group, Outcome, RunView, Selection, Trace
 from rstar2.train import Observers, prepare_new, prepare_resumed, train
 from rstar2.train.learning.update import kept_rollouts
 
@@ -67,6 +67,28 @@ async def test_a_tree_without_forks_trains_to_the_same_bits_as_flat_rollouts(
     for run in (flat, tree):
         await train(prepare_new(recipe(tmp_path / f"{run.name}-data", sandbox_url, tables[run.name]), run), Observers())
     assert same(flat, tree)
+
+
+async def test_a_budget_of_tokens_leaves_leaves_out_and_is_not_made_up_for(tmp_path: Path, sandbox_url: str) -> None:
+    tree = "[rollout.tree]\nnum_roots = 4\nmax_generated_tokens = 200\n"
+    settings = recipe(tmp_path / "data", sandbox_url, tree)
+    run = tmp_path / "run"
+    await train(prepare_new(settings, run), Observers())
+    num_unsampled = 0
+    for step in STEPS:
+        groups, traces = step_of(run, step)
+        for group in groups:
+            leaves = [traces[trace_id] for trace_id in group.trace_ids]
+            assert len(leaves) == 8, "a leaf beyond the budget is not asked for again"
+            sampled = [leaf for leaf in leaves if leaf.outcome is not Outcome.BEYOND_BUDGET]
+            assert len(sampled) >= 4
+            assert all(leaf.reward is None for leaf in leaves if leaf not in sampled)
+            num_unsampled += 8 - len(sampled)
+    assert num_unsampled > 0
+    rows = [row.values for row in RunView(run).metrics() if row.stage == "first"]
+    assert sum(row["num_rollouts"] or 0 for row in rows) + num_unsampled == sum(
+        len(group.trace_ids) for step in STEPS for group in step_of(run, step)[0]
+    )
 
 
 async def test_trees_are_learnt_from_and_a_stopped_run_ends_with_the_same_bits(

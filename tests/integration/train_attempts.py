@@ -4,16 +4,21 @@ Forking from a process that has imported everything makes an attempt cheap. An a
 directory and what it tells its observer; at the number that it is given it is killed, or some time after it, in the
 middle of whatever that is: a step, an evaluation, a checkpoint that is being written, a rename. The kernel does it, and
 nothing of Python's runs any more. Or it sends itself, at a moment that has a name, a signal that it can answer.
+
+`rollout 5 of first` is the moment when the fifth rollout of a phase has ended, and `written 5 of first` when the files
+of training hold five.
 """
 
 import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+WRITING_DEADLINE_S = 120.0
 FILE_EVENTS = ("open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "shutil.rmtree")
 
 
@@ -59,9 +64,24 @@ class Counter:
     def rollouts(self, num_ended: int) -> None:
         self._num_rollouts += num_ended
         self._count(f"rollout {self._num_rollouts} of {self._phase}")
+        moment = f"written {self._num_rollouts} of {self._phase}"
+        if self._kill_at == moment:
+            self._wait_until_written(self._num_rollouts)
+            self._count(moment)
 
     def say(self, _message: str) -> None:
         self._count()
+
+    def _wait_until_written(self, num_rollouts: int) -> None:
+        """A thread writes them. The rollouts before training are those of step 0."""
+        deadline_s = time.monotonic() + WRITING_DEADLINE_S
+        while self._num_written() < num_rollouts:
+            assert time.monotonic() < deadline_s, "the rollouts are not written"
+            time.sleep(0.01)
+
+    def _num_written(self) -> int:
+        files = (Path(self._run) / "traces").glob("step-*.jsonl")
+        return sum(file.read_bytes().count(b"\n") for file in files if file.stem != "step-000000")
 
 
 def attempt(recipe: Path, run: Path, kill_at: int | str | None, delay_s: float, number: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ RIGHT = Sample(
     weight=1.0,
     details={},
     num_response_tokens=100,
+    num_generated_tokens=80,
     num_turns=2,
     num_tool_calls=1,
     num_own_calls=1,
@@ -23,6 +24,10 @@ RIGHT = Sample(
 )
 UNDECIDED = replace(RIGHT, verdict=Verdict.UNDECIDED, score=None)
 LOST = replace(RIGHT, outcome=Outcome.INFRASTRUCTURE_FAULT, verdict=None, score=None, num_response_tokens=3)
+BEYOND_BUDGET = replace(
+    RIGHT, outcome=Outcome.BEYOND_BUDGET, verdict=None, answer=None, score=None, num_response_tokens=0,
+    num_generated_tokens=0,
+)  # fmt: skip
 TRUNCATED = replace(RIGHT, outcome=Outcome.TRUNCATED, verdict=None, answer=None, score=0.0)
 
 

@@ -51,9 +51,23 @@ def test_the_table_names_the_bound_and_the_chart_is_written(tmp_path: Path) -> N
     assert (tmp_path / "picture.svg").read_text().startswith("<svg")
 
 
+def test_trees_generate_fewer_tokens_under_every_policy() -> None:
+    def generated(*more: str) -> dict[str, int]:
+        result = CliRunner().invoke(app, ["--json", "--workload", "default", *SMALL, *more])
+        assert result.exit_code == 0, result.output
+        workload = json.loads(result.stdout)["workloads"]["default"]
+        assert all(policy["makespan_s"] >= workload["lower_bound_s"] for policy in workload["policies"].values())
+        return {name: policy["generated_tokens"] for name, policy in workload["policies"].items()}
+
+    flat, trees = generated(), generated("--roots", "2")
+    assert len(set(trees.values())) == 1
+    assert all(trees[policy] < flat[policy] for policy in POLICIES)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["--roots", "2", "--informed"], "--roots and --informed exclude each other"),
         (["--workload", "tall"], "there is no workload 'tall'"),
         (["--policy", "fair"], "--policy fair: must be the name of a scheduling policy"),
         (["--hardware", "abacus"], "--hardware abacus: known are mi300x, h100, h200"),

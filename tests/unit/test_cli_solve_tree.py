@@ -18,14 +18,26 @@ TURN = Turn((1, 2, 3), (-1.0,) * 3, "text", StopReason.END_OF_TURN)
 ROOT = Trace("a", "p", (1,), "", (TURN, TURN), Outcome.ANSWERED, answer="7")
 
 
-def test_the_most_frequent_answer_wins_and_the_first_of_equals() -> None:
+async def test_the_most_frequent_answer_wins_and_the_first_of_equals() -> None:
     other = replace(ROOT, id="b", answer="8")
     branch = replace(ROOT, id="c", answer="8", parent="a", num_shared_turns=1)
-    chosen = vote([ROOT, other, branch])
+    chosen = await vote([ROOT, other, branch], None)
     assert (chosen.trace, chosen.num_votes, chosen.num_generated, chosen.num_shared) == (other, 2, 15, 3)
-    assert vote([ROOT, other]).trace is ROOT
+    assert (await vote([ROOT, other], None)).trace is ROOT
     silent = replace(ROOT, answer=None)
-    assert (vote([silent]).trace, vote([silent]).num_votes) == (silent, 0)
+    chosen = await vote([silent], None)
+    assert (chosen.trace, chosen.num_votes) == (silent, 0)
+
+
+async def test_spellings_of_one_answer_are_one_vote() -> None:
+    half, other = replace(ROOT, id="b", answer="0.5"), replace(ROOT, id="c", answer=r"\frac{1}{2}")
+
+    async def never(_answer: str, _gold: str) -> bool:
+        return False
+
+    chosen = await vote([ROOT, half, other], never)
+    assert (chosen.trace, chosen.num_votes) == (half, 2)
+    assert (await vote([ROOT, half, other], None)).trace is ROOT
 
 
 def test_solve_prints_each_attempt_and_the_vote() -> None:
@@ -35,3 +47,12 @@ def test_solve_prints_each_attempt_and_the_vote() -> None:
     assert [leaf.parent for leaf in leaves] == ["", "asked-000", "asked-000", "asked-000"]
     assert {leaf.answer for leaf in leaves} == {"807"}
     assert "4 of 4 attempts agree" in result.stderr
+
+
+def test_solve_spends_no_more_tokens_than_it_may() -> None:
+    command = ["solve", "7^2025 mod 1000?", "--script", str(SCRIPT), "--tree", "4"]
+    result = CliRunner().invoke(app, [*command, "--tree-tokens", "1", "--json"])
+    assert result.exit_code == 0, result.output
+    assert "1 of 1 attempts agree" in result.stderr, "the roots are sampled in any case"
+    refused = CliRunner().invoke(app, [*command[:-2], "--tree-tokens", "1"])
+    assert refused.exit_code != 0

@@ -10,6 +10,7 @@ from rstar2.evals import EvalSettings, History, evaluate
 from rstar2.evals.evaluate import NUM_FAULT_ROUNDS
 from rstar2.records import Outcome, Problem, StopReason, Trace, Turn, Verdict
 from rstar2.rollout.request import RolloutRequest
+from rstar2.rollout.trees import TreeSettings
 
 pytestmark = pytest.mark.unit
 
@@ -55,6 +56,23 @@ class Roller:
             verdict=None if is_lost else Verdict.RIGHT,
             reward=None if is_lost else 1.0,
         )
+
+
+async def test_a_tree_of_which_samples_are_missing_is_asked_for_again_as_a_whole() -> None:
+    tree = TreeSettings(1)
+    settings = EvalSettings(num_samples=2, tree=tree)
+    first = Roller()
+    history, seen = History(), list[Trace]()
+    await evaluate(first, PROBLEMS, settings, on_trace=seen.append)
+    for trace in seen:
+        if trace.id != "eval/0/small/q/1":
+            history.add(trace)
+    second = Roller()
+    results = await evaluate(second, PROBLEMS, settings, history=history)
+    asked = [request for requests in second.calls for request in requests]
+    assert [request.trace_id for request in asked] == ["eval/0/small/q/0/retry-1", "eval/0/small/q/1"]
+    assert all(request.tree is tree for request in asked)
+    assert [result.num_scored for result in results.values()] == [4, 2]
 
 
 async def test_each_sample_of_each_problem_is_asked_for_once_by_the_protocol() -> None:

@@ -6,7 +6,7 @@ from itertools import combinations
 from statistics import fmean
 
 import pytest
-from eval_samples import LOST, RIGHT, TRUNCATED, UNDECIDED, of_problem, wrong
+from eval_samples import BEYOND_BUDGET, LOST, RIGHT, TRUNCATED, UNDECIDED, of_problem, wrong
 
 from rstar2.evals.interval import clustered_interval, wilson
 from rstar2.evals.metrics import measure, pass_at
@@ -68,6 +68,17 @@ def test_what_could_not_be_judged_is_counted_and_in_no_score() -> None:
     assert result.accuracy_undecided_wrong == 1 / 3, "the undecided one is wrong; what was lost is nobody's answer"
     assert result.mean_response_tokens == 100, "a lost rollout says nothing of a response's length"
     assert not result.is_complete
+
+
+def test_a_leaf_beyond_the_budget_is_no_sample_and_shared_tokens_count_once() -> None:
+    branch = replace(RIGHT, num_generated_tokens=20)
+    samples = of_problem("a", RIGHT, branch, BEYOND_BUDGET) + of_problem("b", wrong("1"), LOST, branch)
+
+    result = measure(samples, num_problems=2, num_samples=3, seconds=0.0)
+
+    assert (result.num_scored, result.num_undecided, result.num_faults, result.num_missing) == (4, 0, 1, 0)
+    assert (result.accuracy, result.mean_response_tokens) == (0.75, 100)
+    assert result.mean_generated_tokens == (80 + 20 + 80 + 80 + 20) / 2, "what was lost had been generated, too"
 
 
 def test_what_was_left_out_stands_beside_the_score() -> None:

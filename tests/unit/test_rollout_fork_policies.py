@@ -5,15 +5,16 @@ import pytest
 
 from rstar2.extensions import FORK_POLICIES
 from rstar2.rollout.trees import ForkFacts, Leaf, Point, TreeSettings
+from rstar2.rollout.trees.policies import num_affordable
 
 pytestmark = pytest.mark.unit
 
 RIGHT_AND_WRONG = ForkFacts(
     leaves=(
-        Leaf(1.0, True, ((0, 0), (0, 1), (0, 2))),
-        Leaf(1.0, True, ((0, 0), (1, 1))),
-        Leaf(0.0, False, ((2, 0), (2, 1))),
-        Leaf(1.0, True, ((2, 0), (3, 1))),
+        Leaf(1.0, True, ((0, 0), (0, 1), (0, 2)), (10, 10, 30)),
+        Leaf(1.0, True, ((0, 0), (1, 1)), (10, 20)),
+        Leaf(0.0, False, ((2, 0), (2, 1)), (20, 50)),
+        Leaf(1.0, True, ((2, 0), (3, 1)), (20, 70)),
     ),
     points=(
         Point(0, 0, has_failed=False, next_entropies=(0.1, 0.1)),
@@ -62,3 +63,19 @@ def test_points_that_are_admitted() -> None:
     assert not TreeSettings(1, points="first-result").admits(1, has_failed=True)
     assert TreeSettings(1, points="errors").admits(1, has_failed=True)
     assert not TreeSettings(1, points="errors").admits(0, has_failed=False)
+
+
+def test_tokens_pay_for_leaves_by_what_those_below_their_points_cost() -> None:
+    first, second, third = RIGHT_AND_WRONG.points  # 30, 30 and 60 tokens follow them on average; all leaves have 60
+
+    def paid(num_tokens: int, *starts: Point | None) -> int:
+        return num_affordable(RIGHT_AND_WRONG, starts, num_tokens)
+
+    assert [paid(num, first, second, third) for num in (-5, 29, 30, 59, 60, 119, 120)] == [0, 0, 1, 1, 2, 2, 3]
+    assert [paid(num, None, None) for num in (59, 60, 120, 1000)] == [0, 1, 2, 2], "from the prompt"
+    assert paid(100, third, third, first) == 1, "in their order: a cheaper one does not jump the queue"
+
+
+def test_a_leaf_costs_a_token_at_least() -> None:
+    lost = ForkFacts((Leaf(None, False, ()),), ())
+    assert num_affordable(lost, [None] * 9, 4) == 4

@@ -1,6 +1,7 @@
 """The simulated engine against arithmetic done by hand."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from rstar2.rollout.simulator import (
     PlannedTurn,
     SimulationResult,
     Workload,
+    as_trees,
     generate,
     lower_bound_s,
     read_measured,
@@ -178,6 +180,52 @@ def test_recorded_traces_are_replayed_as_they_were(tmp_path: Path) -> None:
     assert workload.rollouts[0].turns == (PlannedTurn(3, 2, 0.7), PlannedTurn(1))
     with pytest.raises(UserError, match="no traces of step 9"):
         replay(tmp_path / "run", step=9)
+
+
+def test_recorded_branches_are_replayed_after_their_parents(tmp_path: Path) -> None:
+    tool_turn = Turn((1, 2, 3), (), "abc", StopReason.END_OF_TURN, appended_ids=(4, 5), tool_s=0.7)
+    last_turn = Turn((6,), (), "d", StopReason.END_OF_TURN)
+    root = Trace("t0", "p", (7, 8), "?", (tool_turn, last_turn), Outcome.ANSWERED, "g", 0, step=3)
+    branch = replace(root, id="t1", sample_index=1, parent="t0", num_shared_turns=1)
+    unsampled = replace(root, id="t2", sample_index=2, turns=(), outcome=Outcome.BEYOND_BUDGET)
+    with RunDirectory.create(tmp_path / "run", verb="train", recipe_toml="") as directory:
+        for trace in (root, branch, unsampled):
+            directory.write_trace(trace)
+    first, second = replay(tmp_path / "run").rollouts
+    assert (first.spec, first.after) == (RolloutSpec("t0", "g", 2, 6), ())
+    assert (second.spec, second.after) == (RolloutSpec("t1", "t0/0", 2 + 5, 6 - 5, "/branches"), ("t0",))
+    assert second.turns == (PlannedTurn(1),)
+
+
+def test_branches_begin_when_the_roots_have_ended_and_share_what_is_before_them() -> None:
+    flat = [rollout(name, PlannedTurn(20, 10, 1.0), PlannedTurn(30), problem="p") for name in "abcd"]
+    tree = as_trees(Workload("test", tuple(flat)), num_roots=2)
+    branches = tree.rollouts[2:]
+    assert tree.rollouts[:2] == tuple(flat[:2])
+    assert [(branch.spec.problem, branch.after) for branch in branches] == [("a/0", ("a", "b")), ("b/0", ("a", "b"))]
+    assert {(branch.spec.num_prompt_tokens, branch.spec.max_response_tokens) for branch in branches} == {(40, 870)}
+    result = run(*tree.rollouts)
+    assert result.generated_tokens == 2 * 50 + 2 * 30, "shared turns are generated once"
+    roots = run(*tree.rollouts[:2])
+    # The two prefixes of 40 tokens are computed in one step, and 29 more steps follow.
+    assert result.makespan_s == pytest.approx(roots.makespan_s + 0.080 + 29 * 0.010)
+    assert roots.makespan_s < lower_bound_s(tree, PLAIN, 1) <= result.makespan_s
+
+    both = as_trees(Workload("test", (flat[0], *flat[2:])), num_roots=1).rollouts
+    assert [branch.spec.problem for branch in both] == ["p", "a/0", "a/0"]
+    assert run(*both).makespan_s == pytest.approx(run(flat[0]).makespan_s + 0.041 + 29 * 0.010), (
+        "the second branch of a point finds its prefix in the cache"
+    )
+
+
+def test_branches_keep_to_the_limit_and_nothing_is_forked_without_tools() -> None:
+    long = rollout("a", PlannedTurn(400, 100, 1.0), PlannedTurn(300), problem="p")
+    other = rollout("b", PlannedTurn(10, 5), PlannedTurn(300, 50, 1.0), PlannedTurn(200), problem="p")
+    _, branch = as_trees(Workload("test", (long, other)), num_roots=1).rollouts
+    assert branch.spec.max_response_tokens == 400
+    assert branch.turns == (PlannedTurn(300, 50, 1.0), PlannedTurn(50))
+    silent = Workload("test", tuple(rollout(name, PlannedTurn(20), problem="p") for name in "abc"))
+    assert as_trees(silent, num_roots=1) == silent
 
 
 def test_reports_go_only_to_policies_that_want_them() -> None:

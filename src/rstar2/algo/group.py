@@ -95,7 +95,7 @@ def decide_group(
     group_id: str,
     step: int,
 ) -> Group:
-    """A trace without a reward, with an infrastructure fault or with an undecided verdict is left out, and has neither
+    """A trace that has no reward, was lost or not sampled, or has an undecided verdict is left out, and has neither
     reward nor penalties in the group; its number of answer blocks is not read."""
     problem_ids = {trace.problem_id for trace in traces}
     if len(problem_ids) != 1:
@@ -150,7 +150,7 @@ def _turn_advantages(
 
 
 def _scored_reward(trace: Trace) -> float | None:
-    if trace.outcome is Outcome.INFRASTRUCTURE_FAULT:
+    if not trace.outcome.is_scored:
         return None
     if trace.verdict is Verdict.UNDECIDED and trace.outcome is not Outcome.TRUNCATED:
         return None

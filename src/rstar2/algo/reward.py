@@ -8,8 +8,8 @@ from rstar2.records import Outcome, Verdict
 
 
 def rollout_reward(outcome: Outcome, verdict: Verdict | None) -> float | None:
-    """None for an infrastructure fault and for an undecided verdict. A truncated rollout is 0, graded or not."""
-    if outcome is Outcome.INFRASTRUCTURE_FAULT:
+    """None for what was lost or not sampled, and for an undecided verdict. A truncated rollout is 0, graded or not."""
+    if not outcome.is_scored:
         return None
     if outcome is Outcome.TRUNCATED:
         return 0.0

@@ -1,7 +1,7 @@
 """`rstar2 eval`: a model on benchmarks, by the report's protocol; resumable, and graded again at will."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rstar2.config import Recipe
     from rstar2.evals import BenchmarkResult, EvalPlan, EvalSettings
     from rstar2.records import RunDirectory, RunView
+    from rstar2.rollout.trees import TreeSettings
 
 VERB = "eval"
 _ALONGSIDE_A_RUN = ("as_json", "markdown", "sandbox", "num_threads")
@@ -57,6 +58,26 @@ def eval_command(
     ] = "",
     samples: Annotated[
         int | None, _measure(metavar="N", min=1, help="Rollouts of each problem; by default 16.")
+    ] = None,
+    num_leaves: Annotated[
+        int | None,
+        _measure(
+            "--tree",
+            metavar="LEAVES",
+            min=1,
+            help="In place of --samples: so many rollouts of each problem as a tree. A quarter begin at the prompt, "
+            "the others fork after a tool result. maj@k is the choice of the search.",
+        ),
+    ] = None,
+    num_tokens: Annotated[
+        int | None,
+        _measure(
+            "--tree-tokens",
+            metavar="TOKENS",
+            min=1,
+            help="With trees: begin no further rollout of a problem that is expected to go beyond so many generated "
+            "tokens.",
+        ),
     ] = None,
     num_problems: Annotated[
         int | None,
@@ -102,13 +123,15 @@ def eval_command(
             else _evaluate(plan, asked, judge, lambda: RunDirectory.resume(path, verb=VERB))
         )
     else:
-        recipe = asked_recipe(flags, samples=samples)
+        if samples is not None and num_leaves is not None:
+            raise UserError("--tree and --samples exclude each other: both say how many rollouts a problem has")
+        recipe = asked_recipe(flags, samples=samples or num_leaves)
         benchmarks = _split(bench) if bench else recipe.eval.benchmarks
         if not benchmarks:
             raise UserError("--bench is needed: which benchmarks? (`rstar2 data list` shows them)")
         plan = EvalPlan(
             benchmarks=tuple(dict.fromkeys(benchmarks)),
-            settings=_settings(recipe, has_tools=has_tools, entropies=entropies),
+            settings=_settings(recipe, _tree(recipe, num_leaves, num_tokens), has_tools=has_tools, entropies=entropies),
             seed=recipe.seed,
             num_generated=num_problems or 100,
             max_problems=num_problems,
@@ -132,7 +155,20 @@ def eval_command(
         raise typer.Exit(ExitCode.NO)
 
 
-def _settings(recipe: "Recipe", *, has_tools: bool, entropies: bool) -> "EvalSettings":
+def _tree(recipe: "Recipe", num_leaves: int | None, num_tokens: int | None) -> "TreeSettings | None":
+    from rstar2.rollout.trees import TreeSettings
+
+    if num_leaves is not None:
+        return TreeSettings.for_search(num_leaves, num_tokens)
+    tree = TreeSettings.of_evaluation(recipe.eval.tree)
+    if num_tokens is None:
+        return tree
+    if tree is None:
+        raise UserError("--tree-tokens needs --tree, or a recipe with [eval.tree]")
+    return replace(tree, max_generated_tokens=num_tokens)
+
+
+def _settings(recipe: "Recipe", tree: "TreeSettings | None", *, has_tools: bool, entropies: bool) -> "EvalSettings":
     from rstar2.evals import EvalSettings
 
     return EvalSettings(
@@ -144,6 +180,7 @@ def _settings(recipe: "Recipe", *, has_tools: bool, entropies: bool) -> "EvalSet
         entropies=entropies,
         max_tool_output_tokens=recipe.agent.max_tool_output_tokens,
         max_fault_retries=recipe.rollout.max_fault_retries,
+        tree=tree,
     )
 
 

@@ -34,6 +34,15 @@ def simulate_command(
     engines: Annotated[int, typer.Option("--engines", min=1, help="Number of engines.")] = 64,
     problems: Annotated[int, typer.Option("--problems", min=1, help="Problems of a drawn workload.")] = 512,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Rollouts of each problem.")] = 32,
+    roots: Annotated[
+        int | None,
+        typer.Option(
+            "--roots",
+            min=1,
+            help="Trees: so many rollouts of a problem begin at the prompt. When they have ended, the others continue "
+            "one of them from a tool result.",
+        ),
+    ] = None,
     hardware: Annotated[str, typer.Option("--hardware", help="mi300x, h100 or h200, each running a 14B.")] = "mi300x",
     memory_fraction: Annotated[
         float,
@@ -62,7 +71,7 @@ def simulate_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Simulate a step of rollouts under several scheduling policies. No GPU is needed."""
-    from rstar2.rollout.simulator import SHAPES, Fleet, generate, replay
+    from rstar2.rollout.simulator import SHAPES, Fleet, as_trees, generate, replay
     from rstar2.rollout.simulator.compare import compare
 
     if run is not None and workload:
@@ -71,6 +80,8 @@ def simulate_command(
         raise UserError("--step needs --replay")
     if run is not None and informed:
         raise UserError("--informed needs workloads whose distribution is known: leave out --replay")
+    if roots is not None and (run is not None or informed):
+        raise UserError(f"--roots and {'--replay' if run is not None else '--informed'} exclude each other")
     policies = policy or list(POLICIES)
     for name in policies:
         try:
@@ -83,6 +94,8 @@ def simulate_command(
     names = workload or list(SHAPES)
     with waiting("reading the run" if run is not None else "drawing the workloads"):
         workloads = [replay(run, step)] if run is not None else [generate(n, seed, problems, samples) for n in names]
+        if roots is not None:
+            workloads = [as_trees(drawn, roots) for drawn in workloads]
     with counted("simulating", len(workloads) * len(policies)) as on_done:
         comparisons = compare(
             workloads,

@@ -9,7 +9,7 @@ import typer
 from rstar2.cli.agent_flags import BRIEF, AgentFlags, asked_recipe
 from rstar2.cli.flag_groups import with_flags
 from rstar2.cli.output import ExitCode, note
-from rstar2.cli.solve_tree import solve_tree, vote
+from rstar2.cli.solve_tree import Vote, solve_tree, vote
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,6 +38,15 @@ def solve_command(
             "tool result. The answer is the one that most attempts give. With --json there is a line for each attempt.",
         ),
     ] = None,
+    num_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--tree-tokens",
+            metavar="TOKENS",
+            min=1,
+            help="With --tree: begin no further attempt that is expected to go beyond so many generated tokens.",
+        ),
+    ] = None,
 ) -> None:
     """Solve a problem: reason, call tools, read the result, answer. Exit code 0 if there is an answer, 1 if the model
     gave none, 3 if something failed that is not its doing."""
@@ -50,16 +59,18 @@ def solve_command(
     question = (sys.stdin.read() if problem == "-" else problem).strip()
     if not question:
         raise UserError("the problem is empty: write what is to be solved")
+    if num_tokens is not None and num_leaves is None:
+        raise UserError("--tree-tokens needs --tree: how many attempts are there at most?")
     asked = Asked(asked_recipe(flags, BRIEF), flags.num_threads)
-    leaves = asyncio.run(_solve(question, asked, is_shown=not as_json, num_leaves=num_leaves))
+    solving = _solve(question, asked, is_shown=not as_json, num_leaves=num_leaves, num_tokens=num_tokens)
+    leaves, chosen = asyncio.run(solving)
     if as_json:
         for leaf in leaves:
             typer.echo(encode(leaf))
-    chosen = vote(leaves)
     trace = chosen.trace
     if num_leaves is not None:
         note(
-            f"{chosen.num_votes} of {num_leaves} attempts agree; {chosen.num_generated} tokens generated, "
+            f"{chosen.num_votes} of {chosen.num_leaves} attempts agree; {chosen.num_generated} tokens generated, "
             f"{chosen.num_shared} shared"
         )
     if trace.outcome is Outcome.INFRASTRUCTURE_FAULT:
@@ -76,13 +87,18 @@ def solve_command(
         raise typer.Exit(ExitCode.NO)
 
 
-async def _solve(question: str, asked: "Asked", *, is_shown: bool, num_leaves: int | None) -> "list[Trace]":
+async def _solve(
+    question: str, asked: "Asked", *, is_shown: bool, num_leaves: int | None, num_tokens: int | None
+) -> "tuple[list[Trace], Vote]":
     from rich.console import Console
 
     from rstar2.agent.events import ignore_event
     from rstar2.cli.agent_display import AgentDisplay
     from rstar2.cli.agent_setup import ready_agent
     from rstar2.environments.begin import asked_problem
+    from rstar2.evals.votes import graders_equality
+    from rstar2.grading import Grader
+    from rstar2.rollout.trees import TreeSettings
 
     problem = asked_problem(question)
     async with ready_agent(asked, Console(stderr=True)) as ready, ready.environment() as environment:
@@ -93,8 +109,11 @@ async def _solve(question: str, asked: "Asked", *, is_shown: bool, num_leaves: i
         if num_leaves is None:
             leaves = [await ready.solve(environment, problem, observer, is_scored=is_scored)]
         else:
-            leaves = await solve_tree(ready, environment, problem, num_leaves)
-    return [_with_answer(leaf, is_math=is_math) for leaf in leaves]
+            tree = TreeSettings.for_search(num_leaves, num_tokens)
+            leaves = await solve_tree(ready, environment, problem, num_leaves, tree)
+        leaves = [_with_answer(leaf, is_math=is_math) for leaf in leaves]
+        same = graders_equality(Grader(ready.services.executor)) if is_math else None
+        return leaves, await vote(leaves, same)
 
 
 def _with_answer(trace: "Trace", *, is_math: bool) -> "Trace":

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rstar2.cli.agent_setup import ReadyAgent
     from rstar2.environments import Environment
+    from rstar2.evals.votes import Same
     from rstar2.records import Problem, Trace
-
-ROOT_SHARE = 4
-"""One leaf in so many begins at the prompt."""
+    from rstar2.rollout.trees import TreeSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,34 +18,40 @@ class Vote:
     trace: "Trace"
     """The first leaf with the chosen answer; the first leaf, if none has an answer."""
     num_votes: int
+    num_leaves: int
     num_generated: int
     num_shared: int
     """Tokens of leaves that were generated for another one."""
 
 
-def vote(leaves: "Sequence[Trace]") -> Vote:
-    """The most frequent answer; of equally frequent ones the first."""
+async def vote(leaves: "Sequence[Trace]", same: "Same | None") -> Vote:
+    """The most frequent answer; of equally frequent ones the first. `same` says which answers are one; without it,
+    those that are written alike."""
+    from rstar2.evals.votes import pooled
+
     counts = Counter(leaf.answer for leaf in leaves if leaf.answer is not None)
-    chosen, num_votes = counts.most_common(1)[0] if counts else (None, 0)
-    num_generated = sum(len(turn.token_ids) for leaf in leaves for turn in leaf.own_turns)
+    sizes = counts if same is None else await pooled(counts, same)
+    assert sizes is not None
+    chosen = max(sizes, key=sizes.__getitem__, default=None)
+    num_generated = sum(leaf.num_generated_tokens for leaf in leaves)
     return Vote(
         next(leaf for leaf in leaves if leaf.answer == chosen),
-        num_votes,
+        0 if chosen is None else sizes[chosen],
+        len(leaves),
         num_generated,
         sum(leaf.num_sampled_tokens for leaf in leaves) - num_generated,
     )
 
 
 async def solve_tree(
-    ready: "ReadyAgent", environment: "Environment", problem: "Problem", num_leaves: int
+    ready: "ReadyAgent", environment: "Environment", problem: "Problem", num_leaves: int, tree: "TreeSettings"
 ) -> "list[Trace]":
-    """The leaves, in the order in which they were sampled."""
+    """The leaves that the tree's budget paid for, in the order in which they were sampled."""
+    from rstar2.records import Outcome
     from rstar2.rollout.request import RolloutRequest
     from rstar2.rollout.roller import Roller
     from rstar2.rollout.setup import driver_on
-    from rstar2.rollout.trees import TreeSettings
 
-    tree = TreeSettings(num_roots=max(1, num_leaves // ROOT_SHARE))
     seed = ready.agent.sampling.seed
     requests = [
         RolloutRequest(
@@ -61,4 +66,5 @@ async def solve_tree(
     ]
     driver = driver_on(ready.model.engine, ready.services.recipe)
     roller = Roller(driver, ready.agent.chat, {"": environment}, ready.model.name)
-    return await roller.run(requests, ready.agent.limits, ready.agent.sampling)
+    leaves = await roller.run(requests, ready.agent.limits, ready.agent.sampling)
+    return [leaf for leaf in leaves if leaf.outcome is not Outcome.BEYOND_BUDGET]

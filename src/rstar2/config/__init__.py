@@ -15,6 +15,7 @@ from rstar2.config.load import RecipeReading, examine_recipe, load_recipe, parse
 from rstar2.config.model import Lora, ModelSection, Tiny
 from rstar2.config.recipe import Recipe
 from rstar2.config.shipped import ShippedRecipe, shipped_recipes
+from rstar2.config.trees import ForkSection, TreeSection
 
 __all__ = [
     "AgentSection",
@@ -25,6 +26,7 @@ __all__ = [
     "EngineSection",
     "EnvironmentSection",
     "EvalSection",
+    "ForkSection",
     "Lora",
     "McpServer",
     "ModelSection",
@@ -38,6 +40,7 @@ __all__ = [
     "StageSection",
     "Tiny",
     "TrainSection",
+    "TreeSection",
     "examine_recipe",
     "load_recipe",
     "parse_recipe",

@@ -5,6 +5,7 @@ import re
 from pydantic import Field, field_validator
 
 from rstar2.config.section import Section
+from rstar2.config.trees import ForkSection
 from rstar2.extensions import BENCHMARKS
 
 _SOURCES = {
@@ -128,4 +129,7 @@ class EvalSection(Section):
     max_turns: int = Field(30, ge=1, description="Assistant turns of one rollout. The report's 30.")
     every_steps: int | None = Field(
         None, ge=1, description="Evaluate after every N training steps too. Left out, only after warm-up and stages."
+    )
+    tree: ForkSection | None = Field(
+        None, description="The samples of a problem as a tree. If left out, every sample begins at the prompt."
     )

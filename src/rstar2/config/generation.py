@@ -5,8 +5,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from rstar2.config.section import EngineName, ForkPolicyName, PolicyName, Section, TreeAdvantageName
-from rstar2.extensions import ENGINES, FORK_POLICIES, POLICIES, TREE_ADVANTAGES
+from rstar2.config.section import EngineName, PolicyName, Section
+from rstar2.config.trees import TreeSection
+from rstar2.extensions import ENGINES, POLICIES
 
 
 class EngineSection(Section):
@@ -91,34 +92,6 @@ class AgentSection(Section):
         ge=16,
         description="Tokens of one tool result that the model reads; of longer ones head and tail are kept. 1024 shows "
         "a complete traceback, and leaves the budget to reasoning.",
-    )
-
-
-class TreeSection(Section):
-    """`[rollout.tree]`: the rollouts of a problem as a tree, forked after tool results. If left out, they share nothing
-    but the prompt."""
-
-    num_roots: int = Field(
-        ge=1,
-        examples=[8],
-        description="Rollouts of a problem that begin at the prompt. The others, up to group_size times "
-        "oversample_factor, continue one that has ended from one of its tool results. A quarter to a half is common.",
-    )
-    num_rounds: int = Field(
-        1,
-        ge=1,
-        description="Rounds in which the other rollouts are sampled. In each the policy knows what all earlier ones "
-        "came to, and waits for them: more rounds choose better, and leave engines idle for longer.",
-    )
-    policy: ForkPolicyName = Field("uniform", description=f"Where rollouts fork. {FORK_POLICIES.describe()}")
-    points: Literal["results", "first-result", "errors"] = Field(
-        "results",
-        description="Which tool results may be forked at. results: all. first-result: the first of each rollout. "
-        "errors: those of failed calls. Where a problem's rollouts have none, further ones begin at the prompt.",
-    )
-    advantage: TreeAdvantageName = Field(
-        "leaves",
-        description=f"The advantage of a turn. {TREE_ADVANTAGES.describe()} Both use algo.advantage to compare.",
     )
 
 

@@ -50,6 +50,8 @@ async def evaluate(
     that are retried. `history` is what an interrupted evaluation already knows: its samples count and are not repeated.
     `same` compares votes by computer algebra; without it there may be no majority."""
     history = History() if history is None else history
+    if settings.tree is not None:
+        history.forget_torn_trees(problems_by_benchmark, settings.num_samples)
     results = {}
     for name, problems in problems_by_benchmark.items():
         assert len({problem.id for problem in problems}) == len(problems), f"{name}: problem ids must be unique"
@@ -71,7 +73,8 @@ async def evaluate(
             open_keys = [(key, problem) for key, problem in keys if history.is_open(key)]
             if open_keys:
                 requests = [
-                    _request(key, problem, step, stage, seed, history.num_attempts[key]) for key, problem in open_keys
+                    replace(_request(key, problem, step, stage, seed, history.num_attempts[key]), tree=settings.tree)
+                    for key, problem in open_keys
                 ]
                 await roller.run(requests, settings.limits, settings.sampling, hand_on)
         seconds = time.monotonic() - started_s
@@ -109,6 +112,15 @@ class History:
     def is_open(self, key: SampleKey) -> bool:
         sample = self.samples.get(key)
         return sample is None or sample.is_fault
+
+    def forget_torn_trees(self, problems_by_benchmark: Mapping[str, Sequence[Problem]], num_samples: int) -> None:
+        """Where a tree forks follows from its other leaves: it is complete, or it is sampled again."""
+        for name, problems in problems_by_benchmark.items():
+            for problem in problems:
+                keys = [SampleKey(name, problem.id, index) for index in range(num_samples)]
+                if any(key not in self.samples for key in keys):
+                    for key in keys:
+                        self.samples.pop(key, None)
 
     def of_benchmark(self, name: str, problems: Sequence[Problem], num_samples: int) -> list[Sample]:
         """The samples of a benchmark that are there."""

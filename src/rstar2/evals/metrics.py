@@ -19,7 +19,7 @@ class BenchmarkResult:
 
     num_problems: int
     num_samples: int
-    """Samples asked for of each problem: the k of avg@k."""
+    """Samples asked for of each problem: the k of avg@k. Trees with a budget of tokens may have fewer."""
     num_scored: int
     """Samples that have a score."""
     num_undecided: int
@@ -42,6 +42,8 @@ class BenchmarkResult:
     pass_at: dict[int, float]
     """Unbiased pass@n for n = 1, 2, 4, ... up to `num_samples`."""
     mean_response_tokens: float
+    mean_generated_tokens: float
+    """Tokens that were sampled for a problem, on average; those that the leaves of a tree share count once."""
     mean_turns: float
     mean_tool_calls: float
     tool_error_share: float
@@ -65,7 +67,8 @@ def measure(
 ) -> BenchmarkResult:
     """`samples` has at most one for each problem and index."""
     everything = list(samples)
-    ended = [sample for sample in everything if not sample.is_fault]
+    sampled = [sample for sample in everything if not sample.is_beyond_budget]
+    ended = [sample for sample in sampled if not sample.is_fault]
     undecided = [sample for sample in ended if sample.is_undecided]
     groups = scored_groups(ended)
     scored = [sample for group in groups for sample in group]
@@ -79,7 +82,7 @@ def measure(
         num_samples=num_samples,
         num_scored=len(scored),
         num_undecided=len(undecided),
-        num_faults=len(everything) - len(ended),
+        num_faults=len(sampled) - len(ended),
         num_missing=num_problems * num_samples - len(everything),
         accuracy=_weighted_mean(scores),
         accuracy_low=low,
@@ -89,6 +92,7 @@ def measure(
         majority_at_k=majority_at_k,
         pass_at={k: _mean([_pass_at(group, k) for group in groups]) for k in powers},
         mean_response_tokens=_mean([sample.num_response_tokens for sample in ended]),
+        mean_generated_tokens=sum(sample.num_generated_tokens for sample in sampled) / max(1, num_problems),
         mean_turns=_mean([sample.num_turns for sample in ended]),
         mean_tool_calls=_mean([sample.num_tool_calls for sample in ended]),
         tool_error_share=sum(sample.num_tool_errors for sample in ended) / num_own_calls if num_own_calls else 0.0,

@@ -14,6 +14,7 @@ from rstar2.evals.bfcl import is_answerable
 from rstar2.evals.settings import REPORT, EvalSettings
 from rstar2.grading import AnswerPlace
 from rstar2.records import Problem
+from rstar2.rollout.trees import TreeSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,10 @@ class EvalPlan:
         folder = Path(self.data_dir) if self.data_dir else None
         problems = own or load_any_problems(name, folder, num_generated=self.num_generated, seed=self.seed)
         grading, num_all = _own_grading(own) if own else grading_of(name), len(problems)
+        if self.settings.tree is not None and grading not in (Grading.ANSWER, Grading.ENVIRONMENT):
+            raise UserError(
+                f"{name} is asked without the agent and its tools, so it has no trees: leave it or --tree out"
+            )
         if grading is Grading.CALLS:
             problems = tuple(problem for problem in problems if is_answerable(FunctionCallTask.of(problem)))
         elif grading is Grading.MULTI_TURN_CALLS:
@@ -83,7 +88,10 @@ class EvalPlan:
     def to_toml(self, sections: Mapping[str, Mapping[str, Any]]) -> str:
         """The plan as TOML, followed by `sections`, which hold what else the run must remember."""
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "settings"}
-        tables = {"evaluation": own, "protocol": asdict(self.settings), **sections}
+        protocol = asdict(self.settings)
+        tree = protocol.pop("tree")
+        trees = {} if tree is None else {"protocol.tree": tree}
+        tables = {"evaluation": own, "protocol": protocol, **trees, **sections}
         return "\n".join(f"[{name}]\n{_lines(values)}" for name, values in tables.items())
 
 
@@ -97,7 +105,9 @@ def read_plan(toml: str) -> tuple[EvalPlan, dict[str, dict[str, Any]]]:
     try:
         sections = tomllib.loads(toml)
         own = sections.pop("evaluation")
-        settings = EvalSettings(**sections.pop("protocol"))
+        protocol = sections.pop("protocol")
+        tree = protocol.pop("tree", None)
+        settings = EvalSettings(**protocol, tree=None if tree is None else TreeSettings(**tree))
         place = AnswerPlace(own.pop("answer_place"))
         plan = EvalPlan(tuple(own.pop("benchmarks")), settings, answer_place=place, **own)
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:

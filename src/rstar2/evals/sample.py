@@ -20,11 +20,14 @@ class Sample:
     verdict: Verdict | None
     answer: str | None
     score: float | None
-    """None for a sample that was lost through our fault or could not be decided: it is left out and counted."""
+    """None for a sample that was lost through our fault or could not be decided: it is left out and counted. None, too,
+    for one that its tree's budget did not pay for, which is no sample."""
     weight: float
     details: Mapping[str, tuple[float, float]]
     """Further scores by name, each with what it counts in its mean."""
     num_response_tokens: int
+    num_generated_tokens: int
+    """Tokens that were sampled for this rollout: those that it shares with another were not."""
     num_turns: int
     num_tool_calls: int
     """Calls that the model wrote."""
@@ -50,6 +53,7 @@ class Sample:
                 for name, value in trace.score_parts.items()
             },
             num_response_tokens=trace.num_response_tokens,
+            num_generated_tokens=trace.num_generated_tokens,
             num_turns=len(trace.turns),
             num_tool_calls=trace.num_tool_calls,
             num_own_calls=num_own_calls,
@@ -69,5 +73,9 @@ class Sample:
         return self.outcome is Outcome.INFRASTRUCTURE_FAULT
 
     @property
+    def is_beyond_budget(self) -> bool:
+        return self.outcome is Outcome.BEYOND_BUDGET
+
+    @property
     def is_undecided(self) -> bool:
-        return self.score is None and not self.is_fault
+        return self.score is None and self.outcome.is_scored

@@ -7,6 +7,7 @@ from rstar2.agent import AgentLimits
 from rstar2.config import Recipe
 from rstar2.engine import Sampling
 from rstar2.errors import UserError
+from rstar2.rollout.trees import TreeSettings
 from rstar2.settings import pick
 
 
@@ -23,11 +24,14 @@ class EvalSettings:
     max_tool_output_tokens: int = 1024
     max_fault_retries: int = 2
     """How often a call or a turn that failed through our fault is retried."""
+    tree: TreeSettings | None = None
+    """If set, the samples of a problem are the leaves of a tree."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
         """The settings with which a recipe evaluates during training."""
-        return pick(cls, recipe.eval, recipe.agent, recipe.rollout, has_tools=True, entropies=False)
+        tree = TreeSettings.of_evaluation(recipe.eval.tree)
+        return pick(cls, recipe.eval, recipe.agent, recipe.rollout, has_tools=True, entropies=False, tree=tree)
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
@@ -57,6 +61,8 @@ class EvalSettings:
             value, reported = getattr(self, name), getattr(REPORT, name)
             if value != reported:
                 found.append("no tools" if name == "has_tools" else f"{label} {value:,} (report: {reported:,})")
+        if self.tree is not None:
+            found.append(f"trees: {self.tree.num_roots:,} samples of a problem begin at its prompt")
         return tuple(found)
 
 

@@ -69,7 +69,7 @@ def score_table(results: Results) -> ResultTable:
 
 
 def cost_table(results: Results) -> ResultTable:
-    columns = ("benchmark", "tokens", "turns", "calls", "tool errors", "truncated", "no answer", "time")
+    columns = ("benchmark", "tokens", "turns", "calls", "tool errors", "truncated", "no answer", "time", "generated")
     return ResultTable("per sample", columns, tuple(_cost_row(name, result) for name, result in results.items()))
 
 
@@ -182,6 +182,7 @@ def _cost_row(name: str, result: BenchmarkResult) -> tuple[str, ...]:
         f"{percent(result.truncated_share)}%",
         f"{percent(result.no_answer_share)}%",
         f"{result.mean_rollout_seconds:.1f} s",
+        f"{result.mean_generated_tokens:,.0f} a problem",
     )
 
 

@@ -61,15 +61,17 @@ async def majority(samples: Sequence[Sample], same: Same | None) -> float | None
     wrong = Counter(sample.answer for sample in samples if not sample.is_success and sample.answer is not None)
     if not num_right or num_right > wrong.total():
         return float(num_right > 0)
-    sizes = await _pooled(wrong, same)
-    if sizes is None:
+    pools = await pooled(wrong, same)
+    if pools is None:
         return None
+    sizes = list(pools.values())
     most = max(sizes)
     return 0.0 if num_right < most else 1.0 / (1 + sizes.count(num_right))
 
 
-async def _pooled(counts: Counter[str], same: Same | None) -> list[int] | None:
-    """How often each answer was given, all its spellings together."""
+async def pooled(counts: Counter[str], same: Same | None) -> dict[str, int] | None:
+    """How often each answer was given, all its spellings together under the first of them. None if that depends on
+    computer algebra and `same` is None."""
     pools: dict[str, int] = {}
     for answer, count in counts.items():
         equal = next((known for known in pools if _decided(answer, known)), answer)
@@ -86,7 +88,7 @@ async def _pooled(counts: Counter[str], same: Same | None) -> list[int] | None:
                 break
         else:
             sizes[answer] = size
-    return list(sizes.values())
+    return sizes
 
 
 def _decided(answer: str, other: str) -> bool | None:

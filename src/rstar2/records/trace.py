@@ -32,6 +32,13 @@ class Outcome(StrEnum):
     """The model still asked for tools when its turns were used up."""
     INFRASTRUCTURE_FAULT = "infrastructure_fault"
     """Something of ours failed for good. Never scored."""
+    BEYOND_BUDGET = "beyond_budget"
+    """Not sampled: its tree had spent its budget of generated tokens. It has no turns, and is never scored."""
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether a rollout that ended so can have a reward."""
+        return self not in (Outcome.INFRASTRUCTURE_FAULT, Outcome.BEYOND_BUDGET)
 
 
 class Verdict(StrEnum):
@@ -223,6 +230,11 @@ class Trace:
     def own_turns(self) -> tuple[Turn, ...]:
         """The turns that this rollout sampled itself: all, unless it was forked."""
         return self.turns[self.num_shared_turns :]
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens that were sampled for this rollout: those that it shares with its parent were not."""
+        return sum(len(turn.token_ids) for turn in self.own_turns)
 
     @property
     def results(self) -> tuple[ToolResult, ...]:

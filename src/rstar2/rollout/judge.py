@@ -1,7 +1,7 @@
 """What a judge says of a finished rollout, and how that becomes the score in its trace.
 
-Invariant: an infrastructure fault has no score. A truncated rollout scores 0. A judge that keeps failing leaves the
-rollout undecided: it is left out and counted, never scored 0.
+Invariant: an infrastructure fault, or a rollout that was not sampled, has no score. A truncated rollout scores 0. A
+judge that keeps failing leaves the rollout undecided: it is left out and counted, never scored 0.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -53,7 +53,7 @@ def judge_of(environment: Environment, episode: Episode, end_of_turn: str) -> Ju
 
 async def judged(judge: Judge, problem: Problem, trace: Trace) -> Trace:
     """The trace with its score, which replaces any score that it had."""
-    if trace.outcome is Outcome.INFRASTRUCTURE_FAULT:
+    if not trace.outcome.is_scored:
         return trace
     weights = judge.detail_weights(problem)
     if trace.outcome is Outcome.TRUNCATED and not judge.scores_truncated:

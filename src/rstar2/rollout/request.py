@@ -32,7 +32,8 @@ class Rolls(Protocol):
     """Rolls problems out.
 
     Invariant: one trace comes back for each request, in the order of the requests, whatever happened to it; a rollout
-    that was lost through our fault comes back as that, and never with a reward.
+    that was lost through our fault, or that its tree's budget did not pay for, comes back as that, and never with a
+    reward.
     """
 
     async def run(

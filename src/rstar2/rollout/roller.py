@@ -79,8 +79,17 @@ class Roller:
                 trees.setdefault(request.group_id, []).append(request)
         if not trees:
             return await roll_round(flat)
-        growing = [grow(leaves, leaves[0].tree, roll_round) for leaves in trees.values() if leaves[0].tree is not None]
-        traces = await _gathered([roll_round(flat), *growing])
+
+        async def grown(leaves: Sequence[RolloutRequest]) -> list[Trace]:
+            assert leaves[0].tree is not None
+            traces = await grow(leaves, leaves[0].tree, roll_round)
+            for request in leaves[len(traces) :]:
+                start = starts[request.problem.id]
+                traces.append(self._labelled(request, _empty(request, start, Outcome.BEYOND_BUDGET)))
+                on_trace(traces[-1])
+            return traces
+
+        traces = await _gathered([roll_round(flat), *map(grown, trees.values())])
         by_id = {trace.id: trace for several in traces for trace in several}
         return [by_id[request.trace_id] for request in requests]
 
@@ -126,7 +135,8 @@ class Roller:
         try:
             episode = await self._begin(leaf)
         except InfrastructureError as error:
-            return self._labelled(request, _lost(request, start, f"its episode could not begin: {error}"))
+            note = f"its episode could not begin: {error}"
+            return self._labelled(request, _empty(request, start, Outcome.INFRASTRUCTURE_FAULT, note))
         try:
             if plays_itself(player := innermost(episode)):
                 trace = await player.play(agent, request.trace_id)
@@ -218,14 +228,15 @@ async def _close(episode: Episode) -> str:
     return ""
 
 
-def _lost(request: RolloutRequest, start: Transcript, note: str) -> Trace:
+def _empty(request: RolloutRequest, start: Transcript, outcome: Outcome, note: str = "") -> Trace:
+    """The trace of a rollout of which nothing was sampled."""
     return Trace(
         id=request.trace_id,
         problem_id=request.problem.id,
         prompt_ids=start.prompt_ids,
         prompt_text=start.prompt_text,
         turns=(),
-        outcome=Outcome.INFRASTRUCTURE_FAULT,
+        outcome=outcome,
         note=note,
     )
 

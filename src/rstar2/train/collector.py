@@ -20,7 +20,7 @@ from rstar2.algo import RocSettings, decide_group, is_trainable, num_missing_gro
 from rstar2.config import Recipe, StageSection
 from rstar2.engine import Sampling
 from rstar2.grading import count_answer_blocks, count_balanced_answer_blocks
-from rstar2.records import Group, Problem, StepRecord, Trace
+from rstar2.records import Group, Outcome, Problem, StepRecord, Trace
 from rstar2.rollout.request import RolloutRequest, Rolls, RollsInSteps
 from rstar2.rollout.trees import TreeSettings
 from rstar2.settings import pick
@@ -234,7 +234,8 @@ def _num_missing(groups: Mapping[str, _OpenGroup], settings: CollectSettings) ->
 
 
 def _num_lost(group: _OpenGroup, settings: CollectSettings) -> int:
-    return num_missing_rollouts([trace.reward for trace in group.traces], settings.num_sampled)
+    num_beyond_budget = sum(trace.outcome is Outcome.BEYOND_BUDGET for trace in group.traces)
+    return num_missing_rollouts([trace.reward for trace in group.traces], settings.num_sampled - num_beyond_budget)
 
 
 def _requests(group: _OpenGroup, step: int, settings: CollectSettings) -> list[RolloutRequest]:

@@ -216,7 +216,7 @@ class Trainer:
         values = await self._learn_from(batch)
         collector.sample_ahead()
         await self._records.settled()
-        num_sampled = sum(len(turn.token_ids) for trace in batch.traces for turn in trace.own_turns)
+        num_sampled = sum(trace.num_generated_tokens for trace in batch.traces)
         values |= {
             "num_refills": batch.num_refills,
             "generate_s": batch.duration_s,

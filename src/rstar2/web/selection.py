@@ -13,7 +13,10 @@ def penalty_of(group: Group, index: int) -> float | None:
 def why(group: Group, index: int) -> str:
     selection = group.selections[index]
     if selection is Selection.UNSCORED:
-        return "Not scored: our own machinery failed, or the grader could not decide. Nothing can be learnt from it."
+        return (
+            "Not scored: our own machinery failed, the grader could not decide, or its tree had no tokens left for it. "
+            "Nothing can be learnt from it."
+        )
     if selection is Selection.EQUAL_REWARDS:
         return (
             f"Dropped with all of its group: every kept rollout has the reward {group.rewards[index]:g}, "

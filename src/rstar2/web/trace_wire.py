@@ -130,7 +130,7 @@ def _head_json(start: int, trace: Trace, place: tuple[Group, int] | None) -> dic
         ],
         "parent": trace.parent,
         "num_shared_turns": trace.num_shared_turns,
-        "num_own_tokens": sum(len(turn.token_ids) for turn in trace.own_turns),
+        "num_own_tokens": trace.num_generated_tokens,
         "num_tokens": trace.num_sampled_tokens,
         "num_calls": trace.num_tool_calls,
         "num_errors": trace.num_tool_errors,

@@ -8,6 +8,7 @@ from rstar2.rollout.simulator.fit import fit_run
 from rstar2.rollout.simulator.hardware import HARDWARE, QWEN3_14B, EngineModel, read_measured, roofline, write_measured
 from rstar2.rollout.simulator.measure import MeasurePlan, measure
 from rstar2.rollout.simulator.simulate import Fleet, SimulationResult, simulate
+from rstar2.rollout.simulator.tree_workload import as_trees
 from rstar2.rollout.simulator.workload import SHAPES, PlannedRollout, PlannedTurn, Workload, generate, replay
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "PlannedTurn",
     "SimulationResult",
     "Workload",
+    "as_trees",
     "fit_run",
     "generate",
     "informed_bound_s",

@@ -4,7 +4,7 @@ Any schedule: max(total work / capacity, longest rollout). Total work: every sam
 cache once, and every token goes through the linear layers once. The weights are read once a step; an engine whose cache
 holds C tokens serves at most C tokens of context a step, so the contexts of all steps together, divided by C, bound the
 number of steps from below (prompts, which siblings share, are left out of that count). Longest rollout: alone on an
-engine, with its prompt in the cache, and its tools.
+engine, with its prompt in the cache, and its tools; a branch of a tree begins when those that it waits for have ended.
 
 The informed bound: the first one takes the caches as full from the first step to the last. Yet every rollout begins
 with nothing, its length shows only when it ends, and no step is over before its last rollout is. This bound keeps all
@@ -26,8 +26,11 @@ from rstar2.rollout.simulator.workload import PlannedRollout, Workload, Workload
 
 
 def lower_bound_s(workload: Workload, engine: EngineModel, num_engines: int) -> float:
-    longest_s = max(alone_s(rollout, engine) for rollout in workload.rollouts)
-    return max(work_s(workload, engine) / num_engines, longest_s)
+    ends_s: dict[str, float] = {}
+    for rollout in workload.rollouts:
+        begin_s = max((ends_s[name] for name in rollout.after), default=0.0)
+        ends_s[rollout.spec.rollout] = begin_s + alone_s(rollout, engine)
+    return max(work_s(workload, engine) / num_engines, *ends_s.values())
 
 
 def alone_s(rollout: PlannedRollout, engine: EngineModel) -> float:
@@ -44,7 +47,8 @@ def work_s(workload: Workload, engine: EngineModel) -> float:
     num_read, num_held, num_sampled, num_appended = 0, 0, 0, 0
     prompts: dict[str, int] = {}
     for rollout in workload.rollouts:
-        prompts[rollout.spec.problem] = rollout.spec.num_prompt_tokens
+        if not rollout.after:  # what is before a branch may be cached
+            prompts[rollout.spec.problem] = rollout.spec.num_prompt_tokens
         response = 0
         for turn in rollout.turns:
             # The first token of a turn comes out of its prefill; the others read response, response + 1, … tokens.

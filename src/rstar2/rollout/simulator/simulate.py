@@ -131,7 +131,13 @@ class _Simulation:
         self.timelines: list[EngineTimeline] = []
         self.lifetimes_s: list[list[float]] = []
         self.retired: list[SimulatedEngine] = []
-        self.specs = tuple(plan.spec for plan in workload.rollouts)
+        self.specs = tuple(plan.spec for plan in workload.rollouts if not plan.after)
+        self.num_awaited = {plan.spec.rollout: len(plan.after) for plan in workload.rollouts if plan.after}
+        """For each rollout that is not submitted yet, how many of those before it have not ended."""
+        self.waiting_for: dict[str, list[str]] = {}
+        for plan in workload.rollouts:
+            for earlier in plan.after:
+                self.waiting_for.setdefault(earlier, []).append(plan.spec.rollout)
         self.rollouts = {plan.spec.rollout: _Rollout(plan) for plan in workload.rollouts}
         self.num_ended = 0
         self.num_cancelled = 0
@@ -236,9 +242,19 @@ class _Simulation:
             self.num_ended += 1
             self.makespan_s = self.now_s
             self._tell(RolloutEnded(self.now_s, sequence.rollout, rollout.num_tokens))
+            self._submit_after(sequence.rollout)
             return
         self._tell(ToolCalled(self.now_s, sequence.rollout))
         self._at(self.now_s + turn.tool_s, lambda: self._return_tool(rollout, turn.num_appended_tokens))
+
+    def _submit_after(self, ended: str) -> None:
+        """Those that waited for this rollout, and now for no other."""
+        waiting = self.waiting_for.pop(ended, ())
+        for rollout in waiting:
+            self.num_awaited[rollout] -= 1
+        specs = tuple(self.rollouts[rollout].plan.spec for rollout in waiting if not self.num_awaited[rollout])
+        if specs:
+            self._tell(RolloutsSubmitted(self.now_s, specs))
 
     def _return_tool(self, rollout: _Rollout, num_appended_tokens: int) -> None:
         rollout.num_own += num_appended_tokens

@@ -6,7 +6,7 @@ within, cut at the response limit. Lengths and tool calls go together, as more t
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from rstar2.errors import UserError
-from rstar2.records import RunView, Trace
+from rstar2.records import RunView, Trace, Turn
 from rstar2.rollout.scheduler import RolloutSpec
 
 MIN_RESPONSE_TOKENS = 32
@@ -33,6 +33,9 @@ class PlannedTurn:
 class PlannedRollout:
     spec: RolloutSpec
     turns: tuple[PlannedTurn, ...]
+    after: tuple[str, ...] = ()
+    """The rollouts that have to have ended before this one is submitted, as for a branch of a tree. They come before it
+    in a workload."""
 
     def __post_init__(self) -> None:
         if not self.turns or any(turn.num_sampled_tokens < 1 for turn in self.turns):
@@ -79,6 +82,18 @@ SHAPES = {
     # Tools that take ten seconds on average, and one in fifty runs into its timeout.
     "slow-tools": WorkloadShape(5_200, 0.5, 0.5, 12_288, mean_tool_s=10.0, tool_spread=1.2),
 }
+
+
+def branch_spec(spec: RolloutSpec, parent: str, turn: int, num_shared_tokens: int) -> RolloutSpec:
+    """The rollout as a branch of a tree: its prompt is everything up to the result of a turn of its parent's, and the
+    branches of that point share it."""
+    return RolloutSpec(
+        spec.rollout,
+        f"{parent}/{turn}",
+        spec.num_prompt_tokens + num_shared_tokens,
+        spec.max_response_tokens - num_shared_tokens,
+        f"{spec.stage}/branches",
+    )
 
 
 def generate(name: str, seed: int, num_problems: int = 512, num_rollouts_each: int = 32) -> Workload:
@@ -133,22 +148,31 @@ def replay(run: Path, step: int | None = None) -> Workload:
     if not steps:
         raise UserError(f"{run} has no traces to replay")
     chosen = steps[-1] if step is None else step
-    traces = [trace for trace in view.traces(chosen) if any(turn.token_ids for turn in trace.turns)]
+    traces = [trace for trace in view.traces(chosen) if trace.num_generated_tokens]
     if not traces:
         raise UserError(f"{run} has no trace with sampled tokens in step {chosen}")
     traces.sort(key=lambda trace: (trace.group_id or trace.problem_id, trace.sample_index, trace.id))
     # The limit is not in the traces; the longest response is what the run needed.
     max_response_tokens = max(trace.num_response_tokens for trace in traces)
-    return Workload(f"{run.name}-step-{chosen}", tuple(_planned(trace, max_response_tokens) for trace in traces))
+    ids = {trace.id for trace in traces}
+    return Workload(f"{run.name}-step-{chosen}", tuple(_planned(trace, ids, max_response_tokens) for trace in traces))
 
 
-def _planned(trace: Trace, max_response_tokens: int) -> PlannedRollout:
+def _planned(trace: Trace, known: Collection[str], max_response_tokens: int) -> PlannedRollout:
     spec = RolloutSpec(trace.id, trace.group_id or trace.problem_id, len(trace.prompt_ids), max_response_tokens)
-    sampled = [turn for turn in trace.turns if turn.token_ids]
-    turns = [
+    if trace.parent in known:
+        shared = trace.turns[: trace.num_shared_turns]
+        num_shared_tokens = sum(len(turn.token_ids) + len(turn.appended_ids) for turn in shared)
+        spec = branch_spec(spec, trace.parent, len(shared) - 1, num_shared_tokens)
+        return PlannedRollout(spec, _planned_turns(trace.own_turns), (trace.parent,))
+    return PlannedRollout(spec, _planned_turns(trace.turns))
+
+
+def _planned_turns(turns: Sequence[Turn]) -> tuple[PlannedTurn, ...]:
+    sampled = [turn for turn in turns if turn.token_ids]
+    return tuple(
         PlannedTurn(len(turn.token_ids), len(turn.appended_ids), turn.tool_s)
         if turn is not sampled[-1]
         else PlannedTurn(len(turn.token_ids))
         for turn in sampled
-    ]
-    return PlannedRollout(spec, tuple(turns))
+    )

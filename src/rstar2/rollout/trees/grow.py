@@ -1,6 +1,7 @@
 """A tree of rollouts as it grows: round by round, each leaf from the prompt or from a tool result of an earlier leaf.
 
-Invariant: one trace comes back for each request, in their order. Where leaves fork follows from what the earlier rounds
+Invariant: the first requests have a trace each, in their order; the rest were beyond the tree's budget of tokens, and
+without one there is no rest. Where leaves fork follows from what the earlier rounds
 came to, never from timing. A parent has ended before a branch of it begins. Every copy of an episode that was kept is
 closed when the tree is complete, or given up.
 """
@@ -19,7 +20,7 @@ from rstar2.errors import InfrastructureError
 from rstar2.extensions import FORK_POLICIES
 from rstar2.records import Fault, Trace, Turn
 from rstar2.rollout.request import RolloutRequest
-from rstar2.rollout.trees.policies import ForkFacts, Leaf, Point
+from rstar2.rollout.trees.policies import ForkFacts, Leaf, Point, num_affordable
 from rstar2.rollout.trees.settings import TreeSettings
 
 
@@ -77,15 +78,19 @@ RollRound = Callable[[Sequence[LeafRequest]], Awaitable[Sequence[Trace]]]
 async def grow(requests: Sequence[RolloutRequest], settings: TreeSettings, roll_round: RollRound) -> list[Trace]:
     traces = list[Trace]()
     points = list[ForkPoint]()
-    rounds = settings.rounds(len(requests))
+    sizes = iter(settings.rounds(len(requests)))
     try:
-        for number, num_leaves in enumerate(rounds):
+        while len(traces) < len(requests):
+            # A budget of tokens cuts rounds short; what they leave of it is spent in further ones.
+            num_leaves = next(sizes, len(requests) - len(traces))
             asked = requests[len(traces) : len(traces) + num_leaves]
-            starts = _choose(traces, points, settings, asked) if number else [None] * num_leaves
-            is_last = number == len(rounds) - 1
+            starts = _choose(traces, points, settings, asked) if traces else [None] * num_leaves
+            if not starts:
+                break
+            is_last = len(traces) + len(starts) == len(requests)
             leaves = [
                 LeafRequest(request, start, None if is_last else [])
-                for request, start in zip(asked, starts, strict=True)
+                for request, start in zip(asked, starts, strict=False)
             ]
             try:
                 traces += await roll_round(leaves)
@@ -101,18 +106,29 @@ async def grow(requests: Sequence[RolloutRequest], settings: TreeSettings, roll_
 def _choose(
     traces: Sequence[Trace], points: Sequence[ForkPoint], settings: TreeSettings, asked: Sequence[RolloutRequest]
 ) -> list[ForkPoint | None]:
-    """Where each of the requests begins."""
+    """Where each of the requests begins; fewer than there are, if the budget of tokens does not pay for all."""
     numbers = {trace.id: number for number, trace in enumerate(traces)}
     usable = [point for point in points if point.turn + 1 < len(traces[numbers[point.rollout]].turns)]
-    if not usable:
-        return [None] * len(asked)
     paths = paths_of(traces)
     facts = ForkFacts(
-        tuple(Leaf(trace.reward, bool(trace.is_right), path) for trace, path in zip(traces, paths, strict=True)),
+        tuple(_leaf(trace, path, settings) for trace, path in zip(traces, paths, strict=True)),
         tuple(_point(numbers[point.rollout], point, traces, paths) for point in usable),
     )
-    rng = np.random.default_rng(asked[0].seed)
-    return [usable[index] for index in FORK_POLICIES.load(settings.policy)(facts, len(asked), rng)]
+    chosen: Sequence[int | None] = [None] * len(asked)
+    if usable:
+        chosen = FORK_POLICIES.load(settings.policy)(facts, len(asked), np.random.default_rng(asked[0].seed))
+    if settings.max_generated_tokens is not None:
+        num_left = settings.max_generated_tokens - sum(trace.num_generated_tokens for trace in traces)
+        starts = [None if index is None else facts.points[index] for index in chosen]
+        chosen = chosen[: num_affordable(facts, starts, num_left)]
+    return [None if index is None else usable[index] for index in chosen]
+
+
+def _leaf(trace: Trace, path: Path, settings: TreeSettings) -> Leaf:
+    turn_tokens = tuple(len(turn.token_ids) for turn in trace.turns)
+    if not settings.knows_rewards:
+        return Leaf(None, False, path, turn_tokens)
+    return Leaf(trace.reward, bool(trace.is_right), path, turn_tokens)
 
 
 def _point(number: int, point: ForkPoint, traces: Sequence[Trace], paths: Sequence[Path]) -> Point:

@@ -3,6 +3,8 @@
 A policy gets the leaves that have ended and the points where they can be forked, and returns one point for each leaf
 that is to be sampled; a point may be returned several times. It is not asked where there is no point.
 
+A budget in tokens is spent on these choices, in their order, as long as they are expected to fit.
+
 Invariant: points are in the order of their leaves and turns, and random choices draw from the generator that is passed
 in, so the same leaves are continued in the same way whatever the timing was.
 """
@@ -23,6 +25,8 @@ class Leaf:
     is_right: bool
     path: tuple[tuple[int, int], ...]
     """Its turns, each as the leaf that sampled it and the number of the turn."""
+    turn_tokens: tuple[int, ...] = ()
+    """How many tokens were sampled in each of its turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,25 @@ class ForkFacts:
 
 ForkPolicy: TypeAlias = Callable[[ForkFacts, int, np.random.Generator], Sequence[int]]
 """From the facts, the number of leaves to place and a generator: the index of a point for each of these leaves."""
+
+
+def num_affordable(facts: ForkFacts, starts: Sequence[Point | None], num_tokens: int) -> int:
+    """How many of the leaves that are to begin at `starts` (None: the prompt) so many tokens are expected to pay for. A
+    leaf is expected to cost what the leaves below its point have sampled after it, on average."""
+    num_left = float(num_tokens)
+    for number, start in enumerate(starts):
+        num_left -= max(1.0, _expected_tokens(facts, start))
+        if num_left < 0:
+            return number
+    return len(starts)
+
+
+def _expected_tokens(facts: ForkFacts, start: Point | None) -> float:
+    if start is None:
+        return fmean(sum(leaf.turn_tokens) for leaf in facts.leaves)
+    return fmean(sum(leaf.turn_tokens[start.turn + 1 :]) for leaf in facts.below(start))
+
+
 FIRST_TOKENS = 8
 """Tokens after a tool result whose mean entropy says how open the continuation is."""
 

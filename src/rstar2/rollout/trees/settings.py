@@ -1,4 +1,4 @@
-"""How the leaves of a tree are spent: how many begin at the prompt, and in which rounds the others follow. Pure."""
+"""How a tree's budget is spent: how many leaves begin at the prompt, and in which rounds the others follow. Pure."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Self
 from rstar2.settings import pick
 
 if TYPE_CHECKING:
-    from rstar2.config import Recipe
+    from rstar2.config import ForkSection, Recipe
+
+ROOT_SHARE = 4
+"""One leaf in so many begins at the prompt where nobody says how many do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +20,26 @@ class TreeSettings:
     policy: str = "uniform"
     points: str = "results"
     """`results`, `first-result` or `errors`."""
+    max_generated_tokens: int | None = None
+    """Once the roots have ended, a leaf is begun only if these tokens are expected to pay for it."""
+    knows_rewards: bool = True
+    """Whether the policy is told the rewards of leaves. At test time nobody knows them."""
 
     @classmethod
     def of(cls, recipe: "Recipe") -> Self | None:
+        """Of training."""
         tree = recipe.rollout.tree
-        return None if tree is None else pick(cls, tree)
+        return None if tree is None else pick(cls, tree, knows_rewards=True)
+
+    @classmethod
+    def of_evaluation(cls, section: "ForkSection | None") -> Self | None:
+        return None if section is None else pick(cls, section, knows_rewards=False)
+
+    @classmethod
+    def for_search(cls, num_leaves: int, max_generated_tokens: int | None = None) -> Self:
+        """At test time, by the number of leaves alone."""
+        num_roots = max(1, num_leaves // ROOT_SHARE)
+        return cls(num_roots, max_generated_tokens=max_generated_tokens, knows_rewards=False)
 
     def rounds(self, num_leaves: int) -> list[int]:
         """How many leaves each round samples. The first round's begin at the prompt; the others are as equal as can

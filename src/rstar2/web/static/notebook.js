@@ -113,11 +113,11 @@ export function gradeOf(row) {
 /** Verdict or reward, outcome, environment and selection as small labelled signs. */
 export function badges(row) {
   const grade = gradeOf(row);
-  const isFault = row.outcome === "infrastructure_fault";
+  const isUnscored = row.outcome === "infrastructure_fault" || row.outcome === "beyond_budget";
   const isReward = row.verdict === null && row.reward !== null;
   const selection = row.selection === "downsampled" ? "left out" : words(row.selection);
   return h("span", { class: "badges" },
-    !(isFault && grade === "ungraded") &&
+    !(isUnscored && grade === "ungraded") &&
       h("span", { class: `badge verdict-${grade}` }, isReward ? `reward ${number(row.reward)}` : words(grade)),
     row.outcome !== "answered" && h("span", { class: "badge outcome" }, words(row.outcome)),
     row.environment && h("span", { class: "badge environment" }, row.environment),

@@ -66,7 +66,8 @@ export async function groupView(context) {
 }
 
 /** Rollouts that were forked from one another, each below its parent: where it forked, and what it came to. */
-export function treeOutline(run, step, rollouts) {
+export function treeOutline(run, step, all) {
+  const rollouts = all.filter((rollout) => rollout.outcome !== "beyond_budget");
   if (!rollouts.some((rollout) => rollout.parent)) return null;
   const known = new Set(rollouts.map((rollout) => rollout.id));
   const children = (id) => rollouts.filter((rollout) => (known.has(rollout.parent) ? rollout.parent : "") === id);

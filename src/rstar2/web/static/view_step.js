@@ -9,7 +9,7 @@ import { chosenStep, stepper } from "./stepper.js";
 
 const FLAGS = [
   "right", "wrong", "no_answer", "tool_error", "no_tool", "truncated", "turn_limit", "undecided", "infrastructure_fault",
-  "kept", "downsampled", "evaluation",
+  "beyond_budget", "kept", "downsampled", "evaluation",
 ];
 const ENVIRONMENT = "environment:";
 const TABS = [["problems", "Problems"], ["rollouts", "Rollouts"]];
