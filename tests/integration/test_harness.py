@@ -18,6 +18,7 @@ from rstar2.environments import Services
 from rstar2.environments.open import open_environment
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import Outcome, Problem, Trace
+from rstar2.records.codec import decode, encode
 from rstar2.rollout import EngineSpeed, make_policy
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.request import RolloutRequest
@@ -76,7 +77,7 @@ def silent(row):
 
 
 def reward(row, trace):
-    return {"right": float("fine" in trace.answer)}
+    return {"right": float("fine" in trace.answer), "long": 0.25 * ("long" in trace.answer)}
 
 
 if __name__ == "__main__":
@@ -97,7 +98,7 @@ def programs(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def rolling(
-    folder: Path, settings: dict[str, Any], says: Says, deadline_s: float = 30.0
+    folder: Path, settings: dict[str, Any], says: Says, deadline_s: float = 30.0, success_threshold: float = 1.0
 ) -> AsyncIterator[Callable[[str], Any]]:
     section = EnvironmentSection(
         source="harness", reward=f"file:{folder}/programs.py:reward", settings=settings, deadline_s=deadline_s
@@ -107,7 +108,7 @@ async def rolling(
     engine = ScriptedEngine(says, CHAT.tokenizer, CHAT.end_of_turn_id)
     driver.add_engine("scripted", engine, EngineSpeed(1e-6, 1e-4, 1e-9), num_cache_tokens=1 << 20)
     async with open_environment(section, services) as environment:
-        roller = Roller(driver, CHAT, {"": environment}, "scripted")
+        roller = Roller(driver, CHAT, {"": environment}, "scripted", success_threshold=success_threshold)
 
         async def roll(*prompts: str) -> list[Trace]:
             problems = [Problem(f"p{n}", "", "", row={"prompt": prompt}) for n, prompt in enumerate(prompts)]
@@ -143,6 +144,17 @@ async def test_a_conversation_that_was_cut_is_two_segments_and_ends_at_its_stop(
         assert first.turn_texts == (f"</reason>long{CHAT.end_of_turn}",)
         assert second.turn_texts == ("</reason>fine STOP",), "what was sampled after the stop is not learnt from"
         assert "In short" in second.prompt_text and sum(map(len, (first.token_ids, second.token_ids)))
+
+
+@pytest.mark.parametrize(("threshold", "succeeds"), [(1.0, False), (0.25, True)])
+async def test_a_reward_that_reaches_the_threshold_is_a_success(
+    programs: Path, threshold: float, succeeds: bool
+) -> None:
+    settings = {"agent": f"file:{programs}:talks"}
+    async with rolling(programs.parent, settings, lambda _: "</reason>long", success_threshold=threshold) as roll:
+        (trace,) = await roll("a")
+    assert (trace.verdict, trace.reward, trace.is_right) == (None, 0.25, succeeds)
+    assert decode(Trace, encode(trace)).is_right is succeeds, "whoever reads the stored trace sees the same"
 
 
 async def test_a_command_gets_the_row_and_the_address(programs: Path) -> None:

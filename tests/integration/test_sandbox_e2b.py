@@ -73,6 +73,23 @@ def test_contexts_are_separate_notebooks(sandbox: Sandbox) -> None:
         sandbox.run_code("1", context=context)
 
 
+def test_files_of_a_context_go_in_and_out_by_the_native_api(sandbox: Sandbox, url: str) -> None:
+    context = sandbox.create_code_context()
+    root = f"{url.replace(f':{TOKEN}@', '')}/v1/sessions/{context.id}/files"
+
+    async def put_and_read() -> dict[str, str]:
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+            async with http.post(root, json={"path": "data/in.txt", "content": "aGk="}) as response:
+                assert response.status == 200
+            sandbox.run_code("open('out.txt', 'w').write(open('data/in.txt').read() * 2)", context=context)
+            async with http.post(f"{root}/read", json={"path": "out.txt"}) as response:
+                found: dict[str, str] = await response.json()
+                return found
+
+    assert asyncio.run(put_and_read())["content"] == "aGloaQ=="
+    sandbox.remove_code_context(context)
+
+
 def test_variables_are_set_for_one_execution(sandbox: Sandbox) -> None:
     assert sandbox.run_code("import os\nos.environ['A']", envs={"A": "b"}).text == "'b'"
     assert sandbox.run_code("import os\nos.environ.get('A', 'none')").text == "'none'"

@@ -243,6 +243,7 @@ async def test_a_sandbox_that_is_killed_is_never_the_models_failure(chat: ChatFo
             with pytest.raises(openai.InternalServerError) as refused:
                 await found.ask("?")
             assert (refused.value.status_code, refused.value.code) == (503, "agent_failed")
+            assert refused.value.response.headers["Retry-After"] == "1"
             assert found.service.admission.num_in_flight == 0
         await executor.close()
     finally:

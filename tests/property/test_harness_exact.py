@@ -149,11 +149,10 @@ async def _played(family: str, seed: int, moves: Sequence[str]) -> tuple[Trace, 
     door = Door("model", 60.0)
     await door.open(chat)
     try:
-        async with aiohttp.ClientSession() as http:
-            with door.lent(recording) as address:
-                program = Program(http, address, rng)
-                for move in moves:
-                    await program.move(move)
+        async with aiohttp.ClientSession() as http, door.lent(recording) as address:
+            program = Program(http, address, rng)
+            for move in moves:
+                await program.move(move)
     finally:
         await door.close()
     trace = trace_of(recording.calls, chat, Problem("p", "p", ""), "t", Outcome.ANSWERED, "", "")

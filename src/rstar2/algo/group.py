@@ -38,8 +38,6 @@ class RocSettings:
     """If not, a group of equal rewards stays, with advantages of 0."""
     tree_advantage: str | None = None
     """How the turns that leaves of a tree share get advantages. None: rollouts share no turns."""
-    success_threshold: float | None = None
-    """The least reward of a success. If None, the verdict decides, and without one any reward above 0."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
@@ -68,7 +66,7 @@ def choose_rollouts(
     rng: np.random.Generator,
     is_success: ArrayLike | None = None,
 ) -> Choice:
-    """Choose from one reward (NaN: none) and one penalty for each rollout. A reward above 0 is a success, unless
+    """Choose from one reward (NaN: none) and one penalty for each rollout. A full reward is a success, unless
     `is_success` says which are."""
     scores = np.asarray(rewards, dtype=np.float64)
     kept = resample(
@@ -105,16 +103,13 @@ def decide_group(
         None if reward is None else trace_penalty(trace, blocks)
         for trace, blocks, reward in zip(traces, num_answer_blocks, rewards, strict=True)
     ]
-    is_success = tuple(
-        reward is not None and _is_success(trace, reward, settings.success_threshold)
-        for trace, reward in zip(traces, rewards, strict=True)
-    )
+    is_right = tuple(reward is not None and bool(trace.is_right) for trace, reward in zip(traces, rewards, strict=True))
     choice = choose_rollouts(
         [np.nan if reward is None else reward for reward in rewards],
         [np.nan if penalty is None else settings.penalty.of(penalty) for penalty in penalties],
         settings,
         rng,
-        is_success,
+        is_right,
     )
     return Group(
         id=group_id,
@@ -127,10 +122,8 @@ def decide_group(
         penalty=settings.penalty,
         advantages=tuple(None if np.isnan(advantage) else float(advantage) for advantage in choice.advantages),
         selections=_selections(rewards, choice),
-        is_right=tuple(
-            reward is not None and bool(trace.is_right) for trace, reward in zip(traces, rewards, strict=True)
-        ),
-        is_success=is_success,
+        is_right=is_right,
+        is_success=is_right,
         turn_advantages=_turn_advantages(traces, rewards, choice, settings),
     )
 
@@ -155,12 +148,6 @@ def _scored_reward(trace: Trace) -> float | None:
     if trace.verdict is Verdict.UNDECIDED and trace.outcome is not Outcome.TRUNCATED:
         return None
     return trace.reward
-
-
-def _is_success(trace: Trace, reward: float, threshold: float | None) -> bool:
-    if threshold is not None:
-        return reward >= threshold
-    return reward > 0 if trace.verdict is None else trace.verdict is Verdict.RIGHT
 
 
 def _selections(rewards: Sequence[float | None], choice: Choice) -> tuple[Selection, ...]:

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rstar2.errors import UserError
 from rstar2.extensions import SELECTIONS
+from rstar2.records.trace import FULL_REWARD
 
 MIN_OF_A_CLASS = 2
 """Successes, and failures, that are kept if there are as many: the release's floor, so that a rare class is seen."""
@@ -102,8 +103,8 @@ def resample(
     epsilon: float = DEFAULT_EPSILON,
     is_success: ArrayLike | None = None,
 ) -> NDArray[np.bool_]:
-    """True for each rollout that is kept. NaN is no reward. A reward above 0 is a success, unless `is_success` says
-    which are.
+    """True for each rollout that is kept. NaN is no reward. A full reward is a success, unless `is_success` says which
+    are.
 
     With faults and undecided verdicts fewer than planned are scored. Then still `num_kept` are kept as long as there
     are that many, so that the group weighs the same in its batch, and all of them if there are fewer.
@@ -116,7 +117,7 @@ def resample(
         np.asarray(penalties, dtype=np.float64),
         num_kept,
         epsilon,
-        scores > 0 if is_success is None else np.asarray(is_success, dtype=np.bool_),
+        scores >= FULL_REWARD if is_success is None else np.asarray(is_success, dtype=np.bool_),
     )
     _check(candidates, rule)
     scored = np.flatnonzero(~np.isnan(candidates.rewards))

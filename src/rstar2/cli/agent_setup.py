@@ -99,12 +99,15 @@ async def served_agent(
 ) -> "AsyncIterator[tuple[ServedModel, ServedAgent]]":
     """A ready agent for any number of requests. Without a seed their answers differ: a training run's own seed is not
     used."""
+    from rstar2.sandbox.local import LocalExecutor
     from rstar2.serve import ServedAgent, ServedModel
 
     async with ready_agent(asked, progress) as ready, ready.environment() as environment:
         opened, sampling = ready.model, replace(ready.agent.sampling, seed=seed)
         model = ServedModel(opened.engine, opened.chat, name or opened.name, opened.context_tokens)
-        yield model, ServedAgent(environment, ready.agent.limits, sampling)
+        executor = ready.services.executor
+        status = executor.status if isinstance(executor, LocalExecutor) else dict
+        yield model, ServedAgent(environment, ready.agent.limits, sampling, status)
 
 
 @asynccontextmanager

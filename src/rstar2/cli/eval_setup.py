@@ -59,7 +59,9 @@ async def open_bench(
         if any(benchmark.grading is Grading.ENVIRONMENT for benchmark in benchmarks):
             environments = await stack.enter_async_context(open_environments(recipe, ready.services.executor))
         driver = driver_on(RetryingEngine(ready.agent.engine), recipe)
-        yield Bench(driver, ready.agent.chat, environments, math, judges, ready.model.name), ready.model
+        threshold = recipe.algo.success_threshold
+        bench = Bench(driver, ready.agent.chat, environments, math, judges, ready.model.name, threshold)
+        yield bench, ready.model
 
 
 def with_services(recipe: "Recipe", benchmarks: "Sequence[Benchmark]") -> "Recipe":

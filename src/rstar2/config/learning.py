@@ -39,10 +39,11 @@ class AlgoSection(Section):
         description="A success is kept with weight 1 / (penalty + this). At 0.1 a clean trace is six times as likely "
         "as one whose calls fail half the time; near 0 the choice is all but deterministic.",
     )
-    success_threshold: float | None = Field(
-        None,
-        description="The least reward of a rollout that counts as a success in selection. If left out, the "
-        "environment's verdict decides, and where it gives none every reward above 0 is a success.",
+    success_threshold: float = Field(
+        1.0,
+        gt=0,
+        description="The least reward of a success, where the environment gives a reward without a verdict; a verdict "
+        "always decides itself. Selection, accuracy, pass@k and the difficulty filter all count successes so.",
     )
     clip_low: float = Field(
         0.2,

@@ -15,6 +15,7 @@ from rstar2.evals.plain_roller import PlainRoller, plain_question
 from rstar2.evals.plan import Benchmark
 from rstar2.grading import AnswerPlace, Grader
 from rstar2.records import Trace
+from rstar2.records.trace import FULL_REWARD
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.judge import Judge, answer_judge
 from rstar2.rollout.request import Rolls
@@ -72,12 +73,15 @@ class Bench:
     """For problems with an answer."""
     judges: Judges
     model: str
+    success_threshold: float = FULL_REWARD
+    """The least reward of a success where an environment gives no verdict."""
 
     def roller(self, grading: Grading) -> Rolls:
         """Problems with an answer, and those of a recipe's environments, go to the agent and its tools. All others are
         asked as the benchmark states them."""
         if grading is Grading.ENVIRONMENT:
-            return Roller(self.driver, self.chat, self.environments, self.model)
+            threshold = self.success_threshold
+            return Roller(self.driver, self.chat, self.environments, self.model, success_threshold=threshold)
         if grading is Grading.ANSWER:
             return Roller(self.driver, self.chat, dict.fromkeys(self.environments, self.math), self.model)
         judge = self.judges.of(grading)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from rstar2.records import Outcome, Trace, Verdict
+from rstar2.records.trace import FULL_REWARD, is_success
 from rstar2.rollout.judge import DETAIL_WEIGHT_PREFIX, WEIGHT_KEY
 
 BENCHMARK_KEY = "benchmark"
@@ -35,6 +36,7 @@ class Sample:
     """Calls that came back and did not fail through our fault. `num_tool_errors` counts among these."""
     num_tool_errors: int
     seconds: float
+    success_threshold: float = FULL_REWARD
 
     @classmethod
     def of(cls, trace: Trace) -> Self:
@@ -59,14 +61,13 @@ class Sample:
             num_own_calls=num_own_calls,
             num_tool_errors=num_tool_errors,
             seconds=sum(turn.queue_s + turn.generate_s + turn.tool_s for turn in trace.turns),
+            success_threshold=trace.success_threshold,
         )
 
     @property
     def is_success(self) -> bool:
-        """What the verdict says; without one, whether the score is full."""
-        if self.score is None:
-            return False
-        return self.score >= 1.0 if self.verdict is None else self.verdict is Verdict.RIGHT
+        """What selection counts as a success; never one without a score."""
+        return self.score is not None and bool(is_success(self.verdict, self.score, self.success_threshold))
 
     @property
     def is_fault(self) -> bool:

@@ -3,8 +3,8 @@
 import asyncio
 import secrets
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -52,15 +52,18 @@ class Door:
             await server.start([listener])
             self._server = server
 
-    @contextmanager
-    def lent(self, recording: Recording) -> Iterator[Address]:
-        """The address and the key of one episode, for as long as the block lasts."""
+    @asynccontextmanager
+    async def lent(self, recording: Recording) -> AsyncIterator[Address]:
+        """The address and the key of one episode, for as long as the block lasts. After it nothing that the episode
+        asked for is generated any more, whether or not its program still waits: a function in a thread cannot be
+        ended."""
         key = secrets.token_urlsafe(24)
         self._recordings[key] = recording
         try:
             yield Address(f"http://{HOST}:{self._port}/v1", key, self._model)
         finally:
             del self._recordings[key]
+            await recording.end()
 
     async def close(self) -> None:
         if self._server is not None:

@@ -81,7 +81,7 @@ class HarnessEnvironment:
         async with self.gate:
             await self.door.open(agent.chat)
             recording = Recording(trace_id, agent, self.max_prompt_tokens + agent.limits.max_response_tokens)
-            with self.door.lent(recording) as address:
+            async with self.door.lent(recording) as address:
                 answer, failure = await self._run(problem, address, recording)
         outcome, note = self._ending(recording, failure)
         return trace_of(recording.calls, agent.chat, problem, trace_id, outcome, note, answer)

@@ -18,6 +18,8 @@ from rstar2.records import Outcome, StopReason
 from rstar2.serve.errors import ApiError
 from rstar2.serve.generation import Ask, Piece
 
+END_S = 10.0
+"""Seconds that a request gets to leave when its episode is over."""
 CURRENT: contextvars.ContextVar["Recording"] = contextvars.ContextVar("rstar2_recording")
 """The episode whose request is being answered."""
 
@@ -63,23 +65,33 @@ class Recording:
         self._num_asks = 0
         self._turn = asyncio.Lock()
         self._sampled: dict[str, _Sampled] = {}
-        self._num_open = 0
+        self._open: set[asyncio.Task[None]] = set()
+        """The requests that are not answered yet."""
         self._quiet_since = time.monotonic()
 
     @contextmanager
     def answering(self) -> Iterator[None]:
         """A request is here, and not answered yet."""
-        self._num_open += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
         try:
             yield
         finally:
-            self._num_open -= 1
+            self._open.discard(task)
             self._quiet_since = time.monotonic()
+
+    async def end(self) -> None:
+        """Cancels the requests that are not answered yet, and waits for their end."""
+        for task in self._open:
+            task.cancel()
+        if self._open:
+            await asyncio.wait(set(self._open), timeout=END_S)
 
     @property
     def quiet_s(self) -> float:
         """How long the program has asked nothing."""
-        return 0.0 if self._num_open else time.monotonic() - self._quiet_since
+        return 0.0 if self._open else time.monotonic() - self._quiet_since
 
     def admitted(self, asks: Sequence[Ask]) -> list[Ask]:
         """The sequences of a request, sampled as the run samples: at its temperature, with seeds of its own. ApiError

@@ -99,6 +99,9 @@ GOLD_KEY = "gold"
 """The key of the gold answer in a trace's metadata, for people who read the trace."""
 END_OF_TURN_KEY = "end_of_turn"
 """The key of the control token at the end of the last turn in a trace's metadata: it is not part of what is said."""
+THRESHOLD_KEY = "success_threshold"
+"""The key of the least reward of a success in a trace's metadata, where it is not the full reward."""
+FULL_REWARD = 1.0
 SCORE_PREFIX = "score/"
 """How the keys of the named parts of the reward begin in a trace's metadata."""
 
@@ -202,11 +205,14 @@ class Trace:
         return "".join(self.turn_texts)
 
     @property
+    def success_threshold(self) -> float:
+        """`algo.success_threshold` of the recipe that the rollout was judged with."""
+        return float(self.metadata.get(THRESHOLD_KEY, FULL_REWARD))
+
+    @property
     def is_right(self) -> bool | None:
-        """As the verdict says; without a verdict, whether the reward is full. None if the trace was not judged."""
-        if self.verdict is None or self.verdict is Verdict.UNDECIDED:
-            return None if self.reward is None else self.reward >= 1
-        return self.verdict is Verdict.RIGHT
+        """Whether it is a success, for selection, accuracy and pass@k alike. None if the trace was not judged."""
+        return is_success(self.verdict, self.reward, self.success_threshold)
 
     @property
     def score_parts(self) -> dict[str, float]:
@@ -254,6 +260,13 @@ class Trace:
     def num_tool_errors(self) -> int:
         """Calls that failed through the policy's fault."""
         return self.own_calls[1]
+
+
+def is_success(verdict: Verdict | None, reward: float | None, threshold: float = FULL_REWARD) -> bool | None:
+    """The environment's verdict; where it gives none, whether the reward reaches the threshold. None without either."""
+    if verdict is None or verdict is Verdict.UNDECIDED:
+        return None if reward is None else reward >= threshold
+    return verdict is Verdict.RIGHT
 
 
 def after_thought(said: str) -> str:

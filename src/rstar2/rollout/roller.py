@@ -15,7 +15,7 @@ from rstar2.environments.protocol import fork_of, plays_itself
 from rstar2.environments.wrapped import innermost
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import Outcome, Problem, StepRecord, Trace
-from rstar2.records.trace import GOLD_KEY
+from rstar2.records.trace import FULL_REWARD, GOLD_KEY, THRESHOLD_KEY
 from rstar2.rollout.driver import Driver
 from rstar2.rollout.judge import judge_of, judged
 from rstar2.rollout.placed_rollout import PlacedRollout
@@ -36,13 +36,16 @@ class Roller:
         environments: Mapping[str, Environment],
         model: str = "",
         max_prompt_tokens: int | None = None,
+        success_threshold: float = FULL_REWARD,
     ) -> None:
-        """`max_prompt_tokens` bounds a prompt that an observation of its episode has made longer."""
+        """`max_prompt_tokens` bounds a prompt that an observation of its episode has made longer; `success_threshold`
+        is the least reward of a success where an environment gives no verdict."""
         self.driver = driver
         self.chat = chat
         self._environments = environments
         self._model = model
         self._max_prompt_tokens = max_prompt_tokens
+        self._success_threshold = success_threshold
 
     def begin_step(self, step: int) -> None:
         self.driver.begin_step(step)
@@ -178,6 +181,9 @@ class Roller:
         return start
 
     def _labelled(self, request: RolloutRequest, trace: Trace) -> Trace:
+        metadata = {**trace.metadata, GOLD_KEY: request.problem.answer}
+        if self._success_threshold != FULL_REWARD:
+            metadata[THRESHOLD_KEY] = repr(self._success_threshold)
         return replace(
             trace,
             group_id=request.group_id,
@@ -185,7 +191,7 @@ class Roller:
             step=request.step,
             model=self._model,
             environment=request.problem.environment,
-            metadata={**trace.metadata, GOLD_KEY: request.problem.answer},
+            metadata=metadata,
         )
 
 

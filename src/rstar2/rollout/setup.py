@@ -85,7 +85,14 @@ async def open_roller_on(
 ) -> AsyncIterator[Roller]:
     """The recipe's environments, with programs in the sandbox, on the driver's engines."""
     async with open_environments(recipe, executor) as environments:
-        yield Roller(driver, chat, environments, recipe.model.name, recipe.rollout.max_prompt_tokens)
+        yield Roller(
+            driver,
+            chat,
+            environments,
+            recipe.model.name,
+            recipe.rollout.max_prompt_tokens,
+            recipe.algo.success_threshold,
+        )
 
 
 async def require_working(executor: Executor) -> None:

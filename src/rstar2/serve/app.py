@@ -57,7 +57,7 @@ def create_app(
     this model and these settings."""
     settings = settings or ServeSettings()
     service = service or Service(model, settings)
-    system = SystemApi(service)
+    system = SystemApi(service, agent)
     routes = [
         *_answering(service, agent),
         *_describing(system),

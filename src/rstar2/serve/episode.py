@@ -5,9 +5,10 @@ error of the server, whoever's code it came from; it never becomes an answer.
 """
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rstar2.agent import Agent, AgentLimits, Observer
 from rstar2.engine import Chunk, EngineLoad, Sampling
@@ -32,6 +33,8 @@ class ServedAgent:
     limits: AgentLimits = field(default_factory=AgentLimits)
     sampling: Sampling = field(default_factory=Sampling)
     """How tokens are drawn where a request does not say."""
+    sandbox_status: Callable[[], Mapping[str, Any]] = dict
+    """Levels of a sandbox on this machine, as `LocalExecutor.status` has them; nothing for a service elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from rstar2.engine.protocol import EngineLoad
 
@@ -30,6 +31,14 @@ class Histogram:
         yield f"{name}_count{{{label}}} {total}"
 
 
+class Level(NamedTuple):
+    """A gauge of our own."""
+
+    name: str
+    meaning: str
+    value: float
+
+
 class ServeMetrics:
     def __init__(self, model_name: str) -> None:
         escaped = model_name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
@@ -40,9 +49,9 @@ class ServeMetrics:
         self.responses: Counter[int] = Counter()
         self.first_token, self.between_tokens, self.full_request = Histogram(), Histogram(), Histogram()
 
-    def render(self, load: EngineLoad, num_waiting: int) -> str:
+    def render(self, load: EngineLoad, num_waiting: int, levels: Sequence[Level] = ()) -> str:
         """The metrics page. `num_waiting` requests wait for weights or for the end of a pause."""
-        return "\n".join((*self._lines(load, num_waiting), ""))
+        return "\n".join((*self._lines(load, num_waiting), *_level_lines(levels), ""))
 
     def _lines(self, load: EngineLoad, num_waiting: int) -> Iterator[str]:
         label = self._label
@@ -81,6 +90,12 @@ class ServeMetrics:
     def _num_cached(self, load: EngineLoad) -> int:
         """The engine counts what it computed; the rest of the prompts was cached."""
         return max(0, self.num_prompt_tokens - load.num_prefill_tokens) if load.num_blocks else 0
+
+
+def _level_lines(levels: Sequence[Level]) -> Iterator[str]:
+    for name, meaning, value in levels:
+        yield from _head(name, meaning, "gauge")
+        yield f"{name} {value:g}"
 
 
 def _head(name: str, meaning: str, kind: str) -> Iterator[str]:

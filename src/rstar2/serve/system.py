@@ -1,17 +1,21 @@
 """What every server has: its models, its health, its metrics and its OpenAPI document."""
 
+import asyncio
 from typing import Any
 
 from aiohttp import web
 
 from rstar2.engine.protocol import FallibleEngine
+from rstar2.serve.episode import ServedAgent
 from rstar2.serve.errors import ApiError
+from rstar2.serve.metrics import Level
 from rstar2.serve.service import Service
 
 
 class SystemApi:
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, agent: ServedAgent | None = None) -> None:
         self._service = service
+        self._agent = agent
         self._document: dict[str, Any] = {}
 
     def publish(self, document: dict[str, Any]) -> None:
@@ -55,8 +59,24 @@ class SystemApi:
 
     async def metrics(self, _: web.Request) -> web.Response:
         service = self._service
-        page = service.metrics.render(service.model.engine.load(), service.gate.num_waiting)
+        page = service.metrics.render(service.model.engine.load(), service.gate.num_waiting, self._levels())
         return web.Response(text=page, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    def _levels(self) -> list[Level]:
+        in_flight = self._service.admission.num_in_flight
+        levels = [
+            Level("rstar2_serve_in_flight", "Sequences, or an agent's episodes, that are not answered yet.", in_flight),
+            Level("rstar2_serve_tasks", "Tasks of the server's event loop.", len(asyncio.all_tasks())),
+        ]
+        sandbox = {} if self._agent is None else self._agent.sandbox_status()
+        if sandbox.get("started"):
+            running, waiting = sandbox["running"], sandbox["queued"]
+            levels += [
+                Level("rstar2_serve_sandbox_running", "Programs that run in the agent's sandbox.", running),
+                Level("rstar2_serve_sandbox_waiting", "Programs that wait for a slot there.", waiting),
+                Level("rstar2_serve_sandbox_sessions", "Notebook sessions there.", sandbox["sessions"]),
+            ]
+        return levels
 
     async def openapi(self, _: web.Request) -> web.Response:
         return web.json_response(self._document)

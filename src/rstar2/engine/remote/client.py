@@ -50,6 +50,11 @@ class Peer:
         """Whether the other end is alive, as far as this end knows."""
         return self._end is None
 
+    @property
+    def failure(self) -> InfrastructureError | None:
+        """Why it was lost; None while it is alive."""
+        return self._end
+
     async def lost(self) -> InfrastructureError:
         """Waits until it is lost, and returns why."""
         await asyncio.wait([self._listener])
@@ -129,7 +134,7 @@ class Peer:
 
 
 class RemoteEngine(Peer):
-    """Satisfies `Engine`."""
+    """Satisfies `Engine` and `FallibleEngine`."""
 
     def __init__(self, channel: Channel, load: EngineLoad, name: str, silence_s: float = SILENCE_S) -> None:
         self._load = load
