@@ -31,7 +31,11 @@ _PROPORTIONAL = re.compile(rb"^(?:Pss|SwapPss):\s+(\d+) kB", re.MULTILINE)
 _NUM_THREADS = re.compile(rb"^Threads:\s+(\d+)", re.MULTILINE)
 _INNERMOST_PID = re.compile(rb"^NSpid:.*\s(\d+)$", re.MULTILINE)
 _PENDING = re.compile(rb"^(?:SigPnd|ShdPnd):\s+([0-9a-f]+)$", re.MULTILINE)
-_SIGNAL_OF_CHILDREN = 1 << signal.SIGCHLD - 1
+_MEANINGLESS = sum(
+    1 << number - 1 for number in (signal.SIGCHLD, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+)
+"""Signals of which a parked state may have some: its children end with their cell, and it was stopped more than once,
+which is forgotten when it continues."""
 _OPEN_FLAGS = re.compile(rb"^flags:\s+([0-7]+)$", re.MULTILINE)
 _SETTABLE_FLAGS = os.O_NONBLOCK | os.O_APPEND | getattr(os, "O_ASYNC", 0) | getattr(os, "O_DIRECT", 0)
 
@@ -190,7 +194,7 @@ def shares_nothing(pid: int, inner_pid: int, given_inodes: frozenset[int], harml
             and int(num_threads[1]) == 1
             and known_inside_as is not None
             and int(known_inside_as[1]) == inner_pid
-            and not any(int(pending, 16) & ~_SIGNAL_OF_CHILDREN for pending in _PENDING.findall(status))
+            and not any(int(pending, 16) & ~_MEANINGLESS for pending in _PENDING.findall(status))
             and _has_only(folder, given_inodes)
             and shared_mappings(pid) <= harmless
         )
