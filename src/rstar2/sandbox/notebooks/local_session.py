@@ -229,7 +229,8 @@ class _Tree:
                 self.own_mappings = processes.shared_mappings(self.pid)
         except OSError:
             return False
-        return processes.shares_nothing(pid, inner_pid, self.given_inodes.get(state, frozenset()), self.own_mappings)
+        inodes, is_newest = self.given_inodes.get(state, frozenset()), state == self.newest
+        return processes.shares_nothing(pid, inner_pid, inodes, self.own_mappings, is_newest=is_newest)
 
     def is_as_left(self, state: int) -> bool:
         """Whether a state is as its own cell left it. What ran in the tree since then must not have reached it."""

@@ -180,11 +180,13 @@ def shared_mappings(pid: int) -> frozenset[bytes]:
     return frozenset(_SHARED_MAPPING.findall((PROC / str(pid) / "maps").read_bytes()))
 
 
-def shares_nothing(pid: int, inner_pid: int, given_inodes: frozenset[int], harmless: frozenset[bytes]) -> bool:
+def shares_nothing(
+    pid: int, inner_pid: int, given_inodes: frozenset[int], harmless: frozenset[bytes], *, is_newest: bool
+) -> bool:
     """Whether two forks of this parked process would be independent: no memory is mapped as shared but the harmless
     mappings that it started with, no descriptor is open but those that it was given, no thread could open some later,
     and no signal waits for it, which another process would have sent. False if it cannot be seen, or is another one.
-    """
+    `is_newest`: nothing has run since it was parked that could have changed its descriptors."""
     folder = PROC / str(pid)
     try:
         status = (folder / "status").read_bytes()
@@ -196,6 +198,7 @@ def shares_nothing(pid: int, inner_pid: int, given_inodes: frozenset[int], harml
             and int(known_inside_as[1]) == inner_pid
             and not any(int(pending, 16) & ~_MEANINGLESS for pending in _PENDING.findall(status))
             and _has_only(folder, given_inodes)
+            and (is_newest or _has_plain_flags(folder))
             and shared_mappings(pid) <= harmless
         )
     except OSError:
@@ -203,13 +206,16 @@ def shares_nothing(pid: int, inner_pid: int, given_inodes: frozenset[int], harml
 
 
 def _has_only(folder: Path, inodes: frozenset[int]) -> bool:
-    """Whether all descriptors are of these pipes and sockets, as they were given: flags of an open pipe are seen by all
-    that have it."""
+    """Whether all descriptors are of these pipes and sockets."""
     known = {f"{kind}:[{inode}]" for kind in ("pipe", "socket") for inode in inodes}
-    for name in os.listdir(folder / "fd"):  # noqa: PTH208 - half the cost
-        if os.readlink(f"{folder}/fd/{name}") not in known:  # noqa: PTH115 - half the cost
-            return False
-        flags = _OPEN_FLAGS.search((folder / "fdinfo" / name).read_bytes())
+    names = os.listdir(folder / "fd")  # noqa: PTH208 - half the cost
+    return all(os.readlink(f"{folder}/fd/{name}") in known for name in names)  # noqa: PTH115 - half the cost
+
+
+def _has_plain_flags(folder: Path) -> bool:
+    """Whether the descriptors are as they were given: the flags of an open pipe are seen by all that have it."""
+    for path in (folder / "fdinfo").iterdir():
+        flags = _OPEN_FLAGS.search(path.read_bytes())
         if flags is None or int(flags[1], 8) & _SETTABLE_FLAGS:
             return False
     return True
