@@ -542,8 +542,6 @@ class LocalSession:
                 continue
             if state is not None:
                 self._cells = (*self._cells, replace(cell, state=state, fingerprint=tree.fingerprint))
-            elif not (tree.channel.is_open and tree.is_separable(self.head_state)):
-                self._leave_tree()  # the cell may have changed what it shares with the state before it
             return replace(execution, num_attempts=num_lost + 1)
 
     async def _run_on_head(self, cell: _Cell, relay: OutputRelay | None = None) -> tuple[Execution, int | None, _Tree]:
@@ -632,8 +630,6 @@ class LocalSession:
             kept = self._cells[: len(self._cells) - num_cells]
             forgotten = self._cells[len(kept) :]
             self._cells = kept
-            if self.tree is not None and forgotten and not self.tree.is_separable(self.head_state):
-                self._leave_tree()  # the forgotten cells may have changed what this state shares with them
             if self.tree is not None:
                 wanted = {cell.state for session in self.tree.sessions for cell in session._cells}
                 for cell in forgotten:
