@@ -17,6 +17,7 @@ from pathlib import Path
 from sandbox_attack_canary import Canary
 from sandbox_attack_scenarios import SCENARIOS, Scenario
 from sandbox_attacks import SECRET, AnyAttack, Attack, Cell, Duet, Expected, Mode, S, SessionAttack
+from sandbox_attacks_branches import BRANCHES
 from sandbox_attacks_files import FILES
 from sandbox_attacks_leaks import LEAKS
 from sandbox_attacks_processes import PROCESSES
@@ -29,7 +30,9 @@ from rstar2.sandbox import Execution, Limits, Request, Session
 from rstar2.sandbox.local import LocalConfig, LocalExecutor
 from rstar2.sandbox.slots.slot_factory import SlotConfig
 
-ALL: tuple[AnyAttack, ...] = (*SESSIONS, *PROCESSES, *MEMORY, *LEAKS, *STREAMS, *FILES, *SYSCALLS, *SHARED)
+ALL: tuple[AnyAttack, ...] = (
+    *(*SESSIONS, *BRANCHES, *PROCESSES, *MEMORY, *LEAKS, *STREAMS, *FILES, *SYSCALLS, *SHARED),
+)
 ATTACKS = {attack.name: attack for attack in ALL}
 NUM_LANES = 3
 UNPRIVILEGED_UID = 65534

@@ -161,7 +161,23 @@ async def process_ids_as_letters(mode: Mode) -> list[str]:
     return [] if seen == ["2\n", "2\n"] else [f"it saw the process ids {seen}"]
 
 
+async def branches_at_the_same_time(mode: Mode) -> list[str]:
+    """A cell that waits for its turn does not find the files of the branch that had it."""
+    async with _executor(mode) as executor:
+        notebook = await executor.session()
+        await notebook.run("import os, time")
+        branch = await notebook.fork()
+        letter = "open('letter', 'w').close()\nprint('written', flush=True)\ntime.sleep(0.3)"
+        is_written = asyncio.Event()
+        writing = asyncio.create_task(branch.run(letter, on_output=lambda *_: is_written.set()))
+        await is_written.wait()
+        seen = await notebook.run("os.listdir('.')")
+        await writing
+    return [] if seen.value == "[]" else [f"it saw {seen}"]
+
+
 SCENARIOS: dict[str, Scenario] = {
+    "branches of a notebook at the same time": branches_at_the_same_time,
     "process ids as letters": process_ids_as_letters,
     "random system calls": random_system_calls,
     "a pool filled with sleepers and endless loops": pool_of_sleepers,

@@ -28,6 +28,33 @@ for at in range(0, 2 << 30, 4096):
     memory[at] = 1
 print("all of it")
 """
+SOCKETS = """
+import mmap, os, socket, time
+box = mmap.mmap(-1, 4096)
+counts = memoryview(box).cast("Q")
+children = {}
+for number in range(16):
+    pid = os.fork()
+    if pid == 0:
+        kept = []
+        for _ in range(110):
+            kept.append(socket.socketpair())
+            for end in kept[-1]:
+                end.setblocking(False)
+                try:
+                    while True:
+                        counts[number] += end.send(bytes(1 << 16))
+                except OSError:
+                    pass
+        time.sleep(30)
+        os._exit(0)
+    children[pid] = number
+last = None
+while last != (last := bytes(box)):  # until nothing more fits anywhere
+    time.sleep(1)
+total = sum(counts[number] for pid, number in children.items() if os.waitpid(pid, os.WNOHANG) == (0, 0))
+assert total < 128 << 20, total
+"""
 SHARED_900 = SHARED.replace("2 << 30", "900 << 20")
 TOGETHER = """
 import os, time
@@ -143,6 +170,7 @@ MEMORY = (
         "2 GB of shared memory, limited by address space", SHARED, ended(S.MEMORY, S.SIGNAL, S.ERROR), limits=_SMALL
     ),
     Attack("scratch files and heap together", TMPFS_AND_HEAP, ended(S.MEMORY), limits=_SMALL),
+    Attack("memory in socket pairs", SOCKETS, ended(S.OK, S.MEMORY), limits=limits(memory_mib=64, wall_s=8)),
     Attack("memory in pipes", PIPES, ended(S.OK, S.MEMORY), limits=limits(memory_mib=512, wall_s=8)),
     Attack("memory in socket buffers", SOCKET_BUFFERS, ended(S.OK, S.MEMORY), limits=limits(memory_mib=512, wall_s=8)),
     Attack("caught MemoryErrors", GROW_AND_CATCH, ended(S.OK, S.MEMORY), limits=_SMALL),

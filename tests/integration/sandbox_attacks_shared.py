@@ -275,8 +275,31 @@ if os.fork() == 0:
     os._exit(os.getpriority(os.PRIO_PROCESS, 0))
 print(os.wait()[1] >> 8)
 """
+COUNTS = (
+    CALL
+    + """
+import socket
+left, right = socket.socketpair()
+facts = ctypes.create_string_buffer(256)
+for option in (57, 71, 77):
+    try:
+        print(left.getsockopt(socket.SOL_SOCKET, option, 8))
+    except OSError:
+        pass
+try:
+    socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    print("made")
+except OSError:
+    pass
+print(call(332, -100, b".", 0, 0x4000, facts), call(332, -100, b".", 0, 0x1000, facts))
+"""
+)
+LISTED = "import os\nos.listdir('.')"
+TIME_OF_LISTING = "import os\nfacts = os.stat('.')\nprint(facts.st_atime_ns <= facts.st_mtime_ns)"
 SHARED = (
     *NOTEBOOKS,
+    Attack("counts of sockets and mounts", COUNTS, prints("ENOSYS ENOSYS\n")),
+    Attack("when the last program looked", TIME_OF_LISTING, prints("True\n"), before=((LISTED, ""),)),
     Attack("a session of its own, to keep the full share", FULL_SHARE, prints("19\n")),
     Attack("packages that nobody promised, with the answers in them", PACKAGES, prints("[]\n")),
     Attack("locks, leases and notifications on inodes of the host", INODES, prints("[]\n")),

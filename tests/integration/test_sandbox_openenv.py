@@ -66,6 +66,7 @@ async def test_messages_that_are_wrong() -> None:
     ):
         for text, code in (
             ("{", "INVALID_JSON"),
+            ("[" * 100_000, "INVALID_JSON"),
             ("[]", "VALIDATION_ERROR"),
             ('{"type": "mcp"}', "UNKNOWN_TYPE"),
             ('{"type": "step", "data": {}}', "VALIDATION_ERROR"),

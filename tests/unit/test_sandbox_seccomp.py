@@ -16,6 +16,7 @@ ALLOW, DENY, ABSENT = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.E
 
 CLONE, EXECVE, PTRACE, PRCTL, SETPRIORITY, PRLIMIT64, CLONE3 = 56, 59, 101, 157, 141, 302, 435
 SOCKETPAIR, SETSOCKOPT, SENDMSG, FCNTL, FLOCK, IOCTL, FUTEX = 53, 54, 46, 72, 73, 16, 202
+GETSOCKOPT, STATX, GETPRIORITY, SETPGID, GETPGID, GETSID = 55, 332, 140, 109, 121, 124
 BY_ARGUMENT = seccomp.judged_numbers()
 
 REFUSED = {
@@ -35,7 +36,8 @@ REFUSED = {
     "fanotify_init": 300, "inotify_init1": 294, "pidfd_getfd": 438, "process_madvise": 440, "vmsplice": 278,
     "splice": 275, "tee": 276, "modify_ldt": 154, "uselib": 134, "landlock_create_ruleset": 444, "pkey_alloc": 330,
     "remap_file_pages": 216, "move_pages": 279, "mbind": 237, "migrate_pages": 256, "set_mempolicy": 238,
-    "rt_tgsigqueueinfo": 297, "mlockall": 151, "mlock2": 325, "chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260,
+    "rt_tgsigqueueinfo": 297, "get_robust_list": 274, "mlockall": 151, "mlock2": 325,
+    "chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260,
 }  # fmt: skip
 NEEDED = {
     "read": 0, "write": 1, "close": 3, "mmap": 9, "brk": 12, "rt_sigaction": 13, "fork": 57, "vfork": 58,
@@ -81,12 +83,24 @@ def program(distinct_uid: bool) -> bytes:
     return seccomp.compile_filter(distinct_uid=distinct_uid)
 
 
+@pytest.fixture(scope="module")
+def cell(distinct_uid: bool) -> bytes:
+    return seccomp.compile_filter(distinct_uid=distinct_uid, role=seccomp.Role.CELL)
+
+
+@pytest.fixture(scope="module")
+def controller(distinct_uid: bool) -> bytes:
+    return seccomp.compile_filter(distinct_uid=distinct_uid, role=seccomp.Role.CONTROLLER)
+
+
 def is_refused(action: int) -> bool:
     return action & 0xFFFF0000 == 0x00050000 and action & 0xFFFF != 0
 
 
-def test_the_kernel_takes_it(program: bytes) -> None:
+@pytest.mark.parametrize("role", list(seccomp.Role))
+def test_the_kernel_takes_it(distinct_uid: bool, role: seccomp.Role) -> None:
     """At most 4,096 instructions, every jump forward and inside, no path without a return."""
+    program = seccomp.compile_filter(distinct_uid=distinct_uid, role=role)
     instructions = list(struct.iter_unpack("=HBBI", program))
     assert 0 < len(instructions) <= 4096
     for position, (code, if_true, if_false, operand) in enumerate(instructions):
@@ -173,24 +187,37 @@ def test_nobody_reprioritizes_the_init(program: bytes, distinct_uid: bool) -> No
         assert action == (ALLOW if distinct_uid or is_allowed else DENY), (kind, who)
 
 
-@pytest.mark.parametrize("kind", [1, 5])
-def test_socket_pairs_are_unix_streams(program: bytes, kind: int) -> None:
-    close_on_exec, non_blocking = 0o2000000, 0o4000
-    assert interpret(program, SOCKETPAIR, arguments=(1, kind | close_on_exec | non_blocking)) == ALLOW
+def test_socket_pairs_are_unix_streams(program: bytes) -> None:
+    stream, close_on_exec, non_blocking = 1, 0o2000000, 0o4000
+    assert interpret(program, SOCKETPAIR, arguments=(1, stream | close_on_exec | non_blocking)) == ALLOW
     for family in (0, 2, 10, 16, 17, 30, 38, 40):
-        assert is_refused(interpret(program, SOCKETPAIR, arguments=(family, kind)))
+        assert is_refused(interpret(program, SOCKETPAIR, arguments=(family, stream)))
 
 
-@pytest.mark.parametrize("kind", [0, 2, 3, 4, 10])
-def test_datagram_pairs_are_refused(program: bytes, kind: int) -> None:
+@pytest.mark.parametrize("kind", [0, 2, 3, 4, 5, 10])
+def test_pairs_with_messages_are_refused(program: bytes, kind: int) -> None:
     assert is_refused(interpret(program, SOCKETPAIR, arguments=(1, kind)))
 
 
-def test_one_socket_option_may_be_set(program: bytes) -> None:
+def test_only_a_controller_sets_a_socket_option_and_only_one(program: bytes, controller: bytes) -> None:
     socket_level, pass_credentials, attach_filter, send_buffer = 1, 16, 26, 7
-    assert interpret(program, SETSOCKOPT, arguments=(0, socket_level, pass_credentials)) == ALLOW
+    assert interpret(program, SETSOCKOPT, arguments=(0, socket_level, pass_credentials)) == DENY
+    assert interpret(controller, SETSOCKOPT, arguments=(0, socket_level, pass_credentials)) == ALLOW
     for level, option in ((socket_level, attach_filter), (socket_level, send_buffer), (0, pass_credentials), (6, 1)):
-        assert is_refused(interpret(program, SETSOCKOPT, arguments=(0, level, option)))
+        assert is_refused(interpret(controller, SETSOCKOPT, arguments=(0, level, option)))
+
+
+def test_sockets_tell_no_counts_of_the_machine(program: bytes) -> None:
+    socket_level, kind, error, cookie, peer_process, name_space = 1, 3, 4, 57, 77, 71
+    for option in (kind, error):
+        assert interpret(program, GETSOCKOPT, arguments=(0, socket_level, option)) == ALLOW
+    for option in (cookie, peer_process, name_space):
+        assert is_refused(interpret(program, GETSOCKOPT, arguments=(0, socket_level, option)))
+    assert is_refused(interpret(program, GETSOCKOPT, arguments=(0, 6, kind)))
+
+
+def test_mounts_are_not_numbered(program: bytes) -> None:
+    assert interpret(program, STATX) == ABSENT
 
 
 def test_nothing_is_left_on_an_inode_of_the_host(program: bytes) -> None:
@@ -239,9 +266,8 @@ def test_nothing_is_sent_out_of_band(program: bytes, number: int, position: int)
         assert (action == ALLOW) == is_allowed, flags
 
 
-def test_only_a_controller_sends_descriptors(program: bytes, distinct_uid: bool) -> None:
-    assert interpret(program, SENDMSG) == DENY
-    controller = seccomp.compile_filter(distinct_uid=distinct_uid, sends_descriptors=True)
+def test_only_a_controller_sends_descriptors(program: bytes, cell: bytes, controller: bytes) -> None:
+    assert interpret(program, SENDMSG) == interpret(cell, SENDMSG) == DENY
     assert interpret(controller, SENDMSG, arguments=(0, 0, 0x4000)) == ALLOW
     assert is_refused(interpret(controller, SENDMSG, arguments=(0, 0, 1)))
 
@@ -261,3 +287,59 @@ def test_files_without_a_name_are_not_made(program: bytes) -> None:
     assert is_refused(interpret(program, openat, arguments=(0, 0, unnamed)))
     assert interpret(program, open_number, arguments=(0, usual)) == ALLOW
     assert interpret(program, openat, arguments=(0, 0, usual)) == ALLOW
+
+
+def test_a_program_does_not_raise_its_priority_again(program: bytes, distinct_uid: bool) -> None:
+    """With a uid of its own, the kernel refuses it."""
+    if not distinct_uid:
+        for nice in (0, 18, 0xFFFFFFFF):
+            assert interpret(program, SETPRIORITY, arguments=(0, 2, nice)) == DENY
+
+
+KILLS = {"kill": (62, 1), "tkill": (200, 1), "rt_sigqueueinfo": (129, 1), "pidfd_send_signal": (424, 1),
+         "tgkill": (234, 2)}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KILLS)
+def test_a_cell_wakes_no_other_state(program: bytes, cell: bytes, name: str) -> None:
+    (number, position), child_ended, go_on = KILLS[name], 17, 18
+    for sent in (child_ended, go_on):
+        assert interpret(cell, number, arguments=(*[2] * position, sent)) == DENY
+        assert interpret(program, number, arguments=(*[2] * position, sent)) == ALLOW
+    for sent in (0, 2, 9, 10, 15, 19, 34):
+        assert interpret(cell, number, arguments=(*[2] * position, sent)) == ALLOW
+
+
+def test_no_end_of_a_child_wakes_a_state(cell: bytes) -> None:
+    fork, thread, vfork, new_users = 0x01200011, 0x003D0F00, 0x4111, 0x10000000
+    for flags in (fork, thread, vfork):
+        assert interpret(cell, CLONE, arguments=(flags,)) == ALLOW
+        assert interpret(cell, CLONE, arguments=(flags | new_users,)) == DENY
+    for signal_at_end in (9, 10, 18, 34):
+        assert interpret(cell, CLONE, arguments=(0x01200000 | signal_at_end,)) == DENY
+
+
+def test_no_timer_and_no_process_group_wakes_a_state(cell: bytes) -> None:
+    timer_create = 222
+    assert interpret(cell, timer_create, arguments=(1,)) == interpret(cell, SETPGID) == DENY
+
+
+def test_a_cell_reads_and_sets_nothing_of_other_states(cell: bytes, distinct_uid: bool) -> None:
+    for number in (GETPGID, GETSID):
+        assert interpret(cell, number, arguments=(0,)) == ALLOW
+        assert interpret(cell, number, arguments=(5,)) == DENY
+    for number, own in ((GETPRIORITY, ALLOW), (SETPRIORITY, ALLOW if distinct_uid else DENY)):
+        assert interpret(cell, number, arguments=(0, 0, 19)) == own
+        for kind, who in ((0, 5), (1, 0), (1, 5), (2, 0), (2, 1000)):
+            assert interpret(cell, number, arguments=(kind, who, 19)) == DENY
+
+
+def test_a_cell_writes_nothing_on_the_inode_of_a_pipe(cell: bytes) -> None:
+    fchmod, fchmodat2, futimesat, utimensat, empty_path, path = 91, 452, 261, 280, 0x1000, 1 << 32
+    assert interpret(cell, fchmod) == DENY
+    for number in (fchmodat2, utimensat):
+        assert interpret(cell, number, arguments=(3, path, 0, 0)) == ALLOW
+        assert interpret(cell, number, arguments=(3, path, 0, empty_path)) == DENY
+    for number in (futimesat, utimensat):
+        assert interpret(cell, number, arguments=(3, path, 0, 0)) == ALLOW
+        assert interpret(cell, number, arguments=(3, 0, 0, 0)) == DENY

@@ -5,6 +5,7 @@ client names in a header. Output is sent as it comes; results and an error follo
 """
 
 import json
+import re
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,9 @@ LIMITS = Limits(wall_s=MAX_WALL_S, cpu_s=MAX_WALL_S)
 """E2B's client has the deadline: it leaves when its timeout is over, and that ends the cell."""
 MAX_JSON_CHARS = 1 << 20
 """A longer JSON representation is sent as text: read here, hostile JSON could take many times its size."""
+MAX_NESTING = 100
+"""Likewise for a deeper one: Python can read some that it cannot write again."""
+_STRING, _BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"'), re.compile(r"[\[\]{}]")
 _FIELDS = {
     "text/plain": "text",
     "text/html": "html",
@@ -269,12 +273,20 @@ def _result(display: Display) -> bytes:
 
 
 def _json_value(text: str) -> JsonValue:
-    """A program wrote this: it may be no JSON, or nested too deeply."""
+    """A program wrote this: it may be no JSON, or nested too deeply. It is then passed on as text."""
     try:
-        value: JsonValue = json.loads(text)
-    except (ValueError, RecursionError):
+        value: JsonValue = json.loads(text) if _nesting(text) <= MAX_NESTING else text
+    except ValueError:
         return text
     return value
+
+
+def _nesting(text: str) -> int:
+    depth = deepest = 0
+    for sign in _BRACKET.findall(_STRING.sub("", text)):
+        depth += 1 if sign in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _event(kind: str, **fields: JsonValue) -> bytes:

@@ -152,7 +152,7 @@ async def _answer(episode: _Episode, text: str) -> Mapping[str, Any] | None:
     """The answer to one message; None to end the episode."""
     try:
         message = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return _error("INVALID_JSON", f"Invalid JSON: {error}")
     if not isinstance(message, dict):
         return _error("VALIDATION_ERROR", "a message is an object with `type` and `data`")

@@ -91,9 +91,12 @@ def enter_slot(layers: Layers, memory_group_fd: int | None, proc_fd: int) -> Non
         linux.unshare(linux.CLONE_NEWNS)
         # The init owns the scratch root: a program can fill it but not change its mode for the next one.
         options = f"mode=1777,size={layers.scratch_bytes},nr_inodes={layers.num_scratch_files}"
-        linux.mount("tmpfs", layers.scratch, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, options)
+        # Without access times, which would tell the next program when the last one looked.
+        flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOATIME
+        linux.mount("tmpfs", layers.scratch, "tmpfs", flags, options)
         os.chdir(layers.scratch)
     if layers.distinct_uid:
+        limit(resource.RLIMIT_NICE, 0)  # elsewhere the host needs it to raise the priority of a notebook's next cell
         os.setgroups([])
         kept = frozenset({linux.CAP_KILL, linux.CAP_SETUID, linux.CAP_SETGID, linux.CAP_SYS_NICE})
         kept |= {linux.CAP_CHECKPOINT_RESTORE}  # to number processes from the start for each program
@@ -124,7 +127,7 @@ def limit_open_files() -> None:
     limit(resource.RLIMIT_NOFILE, NUM_OPEN_FILES)
 
 
-def seccomp_program(layers: Layers, *, sends_descriptors: bool = False) -> bytes:
+def seccomp_program(layers: Layers, role: seccomp.Role = seccomp.Role.PROGRAM) -> bytes:
     if not (layers.seccomp and seccomp.is_supported()):
         return b""
-    return seccomp.compile_filter(distinct_uid=layers.distinct_uid, sends_descriptors=sends_descriptors)
+    return seccomp.compile_filter(distinct_uid=layers.distinct_uid, role=role)

@@ -139,7 +139,9 @@ def of_plain_subprocesses() -> list[Guarantee]:
     return [replace(row, provided=False, how="", fix=fix) for row in describe(_NO_CAPABILITIES)]
 
 
+COUNTS_OF_THE_MACHINE = "programs cannot read counters that others move"
 _BY_GVISOR = {
+    COUNTS_OF_THE_MACHINE: "a kernel of its own counts",
     "files of the machine are out of reach": "its own file system: a read-only view of the Python runtime",
     "no network": "no network stack",
     "other processes are invisible and all children end with the program": "its own processes",
@@ -223,7 +225,9 @@ def describe(capabilities: Capabilities) -> list[Guarantee]:
         row(
             "memory of a program and all its children is limited together",
             groups is not None or capabilities.is_linux,
-            f"cgroup v{groups.version}" if groups else "a watchdog that adds up the pages of all its processes",
+            f"cgroup v{groups.version}"
+            if groups
+            else "a watchdog that adds up the pages and sockets of all its processes",
             "run on Linux",
             required=False,
         ),
@@ -240,6 +244,15 @@ def describe(capabilities: Capabilities) -> list[Guarantee]:
             capabilities.landlock_version > 0 and namespaces,
             f"Landlock, version {capabilities.landlock_version}",
             "a Linux kernel with Landlock (5.13 or newer, with `landlock` among its security modules)",
+            required=False,
+        ),
+        row(
+            COUNTS_OF_THE_MACHINE,
+            False,
+            "",
+            "use --backend gvisor, or one machine for each user whose programs must not meet: inode numbers of pipes "
+            "and the figures of sysinfo count what all programs of the machine do, and the branches of a notebook can "
+            "count each other's processes",
             required=False,
         ),
         row(

@@ -11,6 +11,7 @@ leases, notifications) or make the host's disk work (flushes, advice on the page
 import errno
 import platform
 import struct
+from enum import Enum, auto
 
 # Names and numbers of x86_64. No sockets (only socketpair), no mounts, no namespaces, no tracing, no keyrings, no
 # io_uring, no bpf, no SysV or POSIX message IPC, no memfds, no scheduling of others, no extended attributes.
@@ -25,7 +26,7 @@ _ALLOWED = {
         "futimesat": 261, "newfstatat": 262, "unlinkat": 263, "renameat": 264, "linkat": 265, "symlinkat": 266,
         "readlinkat": 267, "fchmodat": 268, "faccessat": 269, "utimensat": 280, "fallocate": 285, "dup3": 292,
         "pipe": 22, "preadv": 295, "pwritev": 296, "renameat2": 316, "copy_file_range": 326,
-        "statx": 332, "close_range": 436, "faccessat2": 439, "fchmodat2": 452,
+        "close_range": 436, "faccessat2": 439, "fchmodat2": 452,
     },
     "waiting": {
         "poll": 7, "select": 23, "epoll_create": 213, "epoll_wait": 232, "epoll_ctl": 233, "pselect6": 270,
@@ -40,7 +41,7 @@ _ALLOWED = {
         "getpid": 39, "fork": 57, "vfork": 58, "execve": 59, "exit": 60, "wait4": 61, "kill": 62,
         "uname": 63, "setpgid": 109, "getppid": 110, "getpgrp": 111, "setsid": 112, "getpgid": 121, "getsid": 124,
         "gettid": 186, "tkill": 200, "set_tid_address": 218, "exit_group": 231, "tgkill": 234,
-        "waitid": 247, "set_robust_list": 273, "get_robust_list": 274, "execveat": 322, "membarrier": 324, "rseq": 334,
+        "waitid": 247, "set_robust_list": 273, "execveat": 322, "membarrier": 324, "rseq": 334,
         "pidfd_send_signal": 424, "pidfd_open": 434, "arch_prctl": 158, "restart_syscall": 219,
         "sched_yield": 24, "sched_getparam": 143, "sched_getscheduler": 145, "sched_get_priority_max": 146,
         "sched_get_priority_min": 147, "sched_getaffinity": 204, "getpriority": 140, "getcpu": 309,
@@ -57,7 +58,7 @@ _ALLOWED = {
         "getresuid": 118, "setresgid": 119, "getresgid": 120,
     },
     "socket pairs": {
-        "shutdown": 48, "getsockname": 51, "getpeername": 52, "getsockopt": 55,
+        "shutdown": 48, "getsockname": 51, "getpeername": 52,
     },
 }  # fmt: skip
 _CLONE, _SETPRIORITY = 56, 141
@@ -72,7 +73,13 @@ _SAFE_PRCTL = (
     _PR_SET_NO_NEW_PRIVS, _PR_SET_VMA,
 )  # fmt: skip
 _PRIO_PROCESS, _PRIO_PGRP = 0, 1
-_AF_UNIX, _SOCK_STREAM, _SOCK_SEQPACKET, _SOCKET_TYPE_MASK, _SOL_SOCKET, _SO_PASSCRED = 1, 1, 5, 0xF, 1, 16
+_LOW_NICE = 19
+_SIGCHLD, _SIGCONT = 17, 18
+_EXIT_SIGNAL_MASK = 0xFF
+_AT_EMPTY_PATH = 0x1000
+_AF_UNIX, _SOCK_STREAM, _SOCKET_TYPE_MASK, _SOL_SOCKET, _SO_PASSCRED = 1, 1, 0xF, 1, 16
+_SOCKET_OPTIONS = {"REUSEADDR": 2, "TYPE": 3, "ERROR": 4, "SNDBUF": 7, "RCVBUF": 8, "PASSCRED": 16, "PEERCRED": 17,
+                   "RCVTIMEO": 20, "SNDTIMEO": 21, "ACCEPTCONN": 30, "PROTOCOL": 38, "DOMAIN": 39}  # fmt: skip
 _FCNTL = {"DUPFD": 0, "GETFD": 1, "SETFD": 2, "GETFL": 3, "SETFL": 4, "DUPFD_CLOEXEC": 1030, "GETPIPE_SZ": 1032}
 _FCNTL_LOCKS = (5, 6, 7, 36, 37, 38)
 _IOCTL = {"TCGETS": 0x5401, "TIOCGWINSZ": 0x5413, "FIONREAD": 0x541B, "FIONBIO": 0x5421,
@@ -145,14 +152,31 @@ def _refuse_bits(argument: int, bits: int, otherwise: int = _DENY) -> list[_Inst
     ]
 
 
+def _refuse_values(argument: int, values: tuple[int, ...]) -> list[_Instruction]:
+    """Allow the call unless the argument is one of the values."""
+    jumps = [(_JEQ, len(values) - position, 0, value) for position, value in enumerate(values)]
+    return [(_LOAD, 0, 0, argument), *jumps, (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _DENY)]
+
+
+def _refuse_null(argument: int) -> list[_Instruction]:
+    """Fall through unless the argument, a pointer, is NULL."""
+    return [
+        (_LOAD, 0, 0, argument),
+        (_JEQ, 0, 3, 0),
+        (_LOAD, 0, 0, argument + 4),
+        (_JEQ, 0, 1, 0),
+        (_RETURN, 0, 0, _DENY),
+    ]
+
+
 def _always(action: int) -> list[_Instruction]:
     return [(_RETURN, 0, 0, action)]
 
 
 # The slot's init is process 1 and group 1, and it must be able to lower the priority of an old execution. Where
-# both have the same uid, the program could otherwise turn the same call against the init.
+# both have the same uid, the program could otherwise turn the same call against the init, or undo it.
 _SETPRIORITY_OF_OTHERS = [
-    *_allow_only((_ARGUMENT_0, _ALL_BITS, (_PRIO_PROCESS, _PRIO_PGRP)))[:-1],
+    *_allow_only((_ARGUMENT_0, _ALL_BITS, (_PRIO_PROCESS, _PRIO_PGRP)), (_ARGUMENT_2, _ALL_BITS, (_LOW_NICE,)))[:-1],
     (_LOAD, 0, 0, _ARGUMENT_1),
     (_JGE, 0, 1, 2),
     (_RETURN, 0, 0, _ALLOW),
@@ -175,13 +199,16 @@ _FCNTL_COMMANDS = [
 ]
 
 _BY_ARGUMENT: dict[tuple[int, ...], list[_Instruction]] = {
-    # Unix streams only: the kernel gives a name to a datagram socket that asks for credentials, and all slots share one
-    # network namespace, so it would be a channel between programs. Other families load kernel modules.
-    (53,): _allow_only(
-        (_ARGUMENT_0, _ALL_BITS, (_AF_UNIX,)), (_ARGUMENT_1, _SOCKET_TYPE_MASK, (_SOCK_STREAM, _SOCK_SEQPACKET))
+    # Unix streams only: the kernel gives a name to a socket with messages that wants credentials, and all slots share
+    # one network namespace, so it would be a channel between programs. Other families load kernel modules.
+    (53,): _allow_only((_ARGUMENT_0, _ALL_BITS, (_AF_UNIX,)), (_ARGUMENT_1, _SOCKET_TYPE_MASK, (_SOCK_STREAM,))),
+    # getsockopt: the cookie of a socket is a count that the whole machine shares.
+    (55,): _allow_only(
+        (_ARGUMENT_1, _ALL_BITS, (_SOL_SOCKET,)),
+        (_ARGUMENT_2, _ALL_BITS, tuple(_SOCKET_OPTIONS.values())),
+        otherwise=_ERRNO | errno.ENOPROTOOPT,
     ),
-    # setsockopt: a session's controller, which has nearly the same filter, asks for the credentials of its cells.
-    (54,): _allow_only((_ARGUMENT_1, _ALL_BITS, (_SOL_SOCKET,)), (_ARGUMENT_2, _ALL_BITS, (_SO_PASSCRED,))),
+    (332,): _always(_ABSENT),  # statx: its ids of mounts count the slots that were made
     (_CLONE,): _refuse_bits(_ARGUMENT_0, _NEW_NAMESPACE_FLAGS),
     (435,): _always(_ABSENT),  # clone3: its flags are in memory, where no filter can read them
     (157,): _allow_only((_ARGUMENT_0, _ALL_BITS, _SAFE_PRCTL)),
@@ -207,26 +234,69 @@ _BY_ARGUMENT: dict[tuple[int, ...], list[_Instruction]] = {
     (47,): _refuse_bits(_ARGUMENT_2, _ALL_BITS & ~_MESSAGE_FLAGS, _INVALID),  # recvmsg
     # preadv2 and pwritev2: their flags tell what is in the page cache.
     (327, 328): _refuse_bits(_ARGUMENT_5, _ALL_BITS, _UNSUPPORTED),
-    # clock_gettime, clock_getres, clock_nanosleep, timer_create, timerfd_create
-    (228, 229, 230, 222, 283): _CLOCK_OF_ALL_OR_OF_CALLER,
+    (228, 229, 230, 283): _CLOCK_OF_ALL_OR_OF_CALLER,  # clock_gettime, clock_getres, clock_nanosleep, timerfd_create
+    (222,): _CLOCK_OF_ALL_OR_OF_CALLER,  # timer_create
 }
 """Calls that are judged by their arguments."""
-_SENDMSG = 46
-"""It can send descriptors. Linux counts those in flight by user, so a program could stop its neighbours' cells."""
+_SENDMSG, _SETSOCKOPT = 46, 54
+"""Sending descriptors: Linux counts those in flight by user, so a program could stop its neighbours' cells."""
+
+# Cells share a process namespace and a uid with the parked states of all branches of their notebook. These are stopped,
+# and must neither be woken nor be changed, nor tell anything about themselves.
+_BY_ARGUMENT_IN_CELLS: dict[tuple[int, ...], list[_Instruction]] = {
+    # kill, tkill, rt_sigqueueinfo, pidfd_send_signal, tgkill: a state would run on, beside the cells of others.
+    (62, 200, 129, 424): _refuse_values(_ARGUMENT_1, (_SIGCHLD, _SIGCONT)),
+    (234,): _refuse_values(_ARGUMENT_2, (_SIGCHLD, _SIGCONT)),
+    # clone: the same, sent by the end of a child that the cell left behind.
+    (_CLONE,): [
+        *_refuse_bits(_ARGUMENT_0, _NEW_NAMESPACE_FLAGS)[:-1],
+        *_allow_only((_ARGUMENT_0, _EXIT_SIGNAL_MASK, (0, _SIGCHLD))),
+    ],
+    (222,): _always(_DENY),  # timer_create: the same, sent by a timer
+    (109,): _always(_DENY),  # setpgid: the same, sent by the kernel to a process group that is orphaned
+    # getpgid, getsid, getpriority: what a process does to itself, others could read.
+    (121, 124): _allow_only((_ARGUMENT_0, _ALL_BITS, (0,))),
+    (140,): _allow_only((_ARGUMENT_0, _ALL_BITS, (_PRIO_PROCESS,)), (_ARGUMENT_1, _ALL_BITS, (0,))),
+    # fchmod, fchmodat2, futimesat, utimensat: a pipe of an earlier state has a mode and times.
+    (91,): _always(_DENY),
+    (452,): _refuse_bits(_ARGUMENT_3, _AT_EMPTY_PATH),
+    (261,): [*_refuse_null(_ARGUMENT_1), (_RETURN, 0, 0, _ALLOW)],
+    (280,): [*_refuse_null(_ARGUMENT_1), *_refuse_bits(_ARGUMENT_3, _AT_EMPTY_PATH)],
+}
+
+
+class Role(Enum):
+    """Whose system calls are filtered."""
+
+    PROGRAM = auto()
+    """A stateless program, and the init of its slot."""
+    CELL = auto()
+    """The cells of a notebook."""
+    CONTROLLER = auto()
+    """The init of a notebook's slot, which runs no code of programs. It hands descriptors to the cells and asks for the
+    credentials of those that answer."""
 
 
 def judged_numbers() -> frozenset[int]:
-    return frozenset(number for numbers in _BY_ARGUMENT for number in numbers) | {_SETPRIORITY, _SENDMSG}
+    return frozenset(number for numbers in _BY_ARGUMENT for number in numbers) | {_SETPRIORITY, _SENDMSG, _SETSOCKOPT}
 
 
-def _special_cases(owner_may_renice: bool, sends_descriptors: bool) -> list[_Instruction]:
+def _special_cases(distinct_uid: bool, role: Role) -> list[_Instruction]:
     rules = {
         **_BY_ARGUMENT,
-        (_SENDMSG,): _refuse_bits(_ARGUMENT_2, _ALL_BITS & ~_MESSAGE_FLAGS, _INVALID)
-        if sends_descriptors
-        else _always(_DENY),
-        (_SETPRIORITY,): _always(_ALLOW) if owner_may_renice else _SETPRIORITY_OF_OTHERS,
+        (_SENDMSG,): _always(_DENY),
+        (_SETSOCKOPT,): _always(_DENY),
+        (_SETPRIORITY,): _always(_ALLOW) if distinct_uid else _SETPRIORITY_OF_OTHERS,
     }
+    if role is Role.CONTROLLER:
+        rules[(_SENDMSG,)] = _refuse_bits(_ARGUMENT_2, _ALL_BITS & ~_MESSAGE_FLAGS, _INVALID)
+        rules[(_SETSOCKOPT,)] = _allow_only(
+            (_ARGUMENT_1, _ALL_BITS, (_SOL_SOCKET,)), (_ARGUMENT_2, _ALL_BITS, (_SO_PASSCRED,))
+        )
+    elif role is Role.CELL:
+        # Where there is no uid of its own, the right to raise a priority may be the user's, and so the cell's.
+        own = _allow_only((_ARGUMENT_0, _ALL_BITS, (_PRIO_PROCESS,)), (_ARGUMENT_1, _ALL_BITS, (0,)))
+        rules |= {**_BY_ARGUMENT_IN_CELLS, (_SETPRIORITY,): own if distinct_uid else _always(_DENY)}
     program: list[_Instruction] = []
     for numbers, body in rules.items():
         for position, number in enumerate(numbers):
@@ -236,10 +306,9 @@ def _special_cases(owner_may_renice: bool, sends_descriptors: bool) -> list[_Ins
     return program
 
 
-def compile_filter(*, distinct_uid: bool, sends_descriptors: bool = False) -> bytes:
+def compile_filter(*, distinct_uid: bool, role: Role = Role.PROGRAM) -> bytes:
     """The filter as an array of `struct sock_filter`. `distinct_uid`: programs run under a separate uid, so the kernel
-    already keeps them from touching the slot's init. `sends_descriptors`: for a session's controller, which runs no
-    code of programs."""
+    already keeps them from touching the slot's init."""
     allowed = sorted(allowed_numbers())
     ranges: list[tuple[int, int]] = []
     for number in range(allowed[-1] + 2):
@@ -252,7 +321,7 @@ def compile_filter(*, distinct_uid: bool, sends_descriptors: bool = False) -> by
         (_JEQ, 1, 0, _AUDIT_ARCH_X86_64),
         (_RETURN, 0, 0, _ABSENT),
         (_LOAD, 0, 0, _NUMBER),
-        *_special_cases(distinct_uid, sends_descriptors),
+        *_special_cases(distinct_uid, role),
         *_search(ranges),
     ]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)

@@ -108,6 +108,10 @@ class _Tree:
     """The process of each state, by its id inside."""
     outer_pids: dict[int, int] = field(default_factory=dict)
     """The same by the id here, of those that were looked at."""
+    given_inodes: dict[int, frozenset[int]] = field(default_factory=dict)
+    """Of the descriptors that each state was given."""
+    newest: int = 0
+    """The state after which nothing ran in this tree; 0: none."""
     own_mappings: frozenset[bytes] | None = None
     """What the controller, in which no cell runs, has mapped as shared: files of the C library, to be read only."""
     can_renice: bool = False
@@ -120,6 +124,7 @@ class _Tree:
         limits = cell.limits
         new = self.next_state
         self.next_state += 1
+        self.newest = 0
         self.last_used = time.monotonic()
         self.memory.begin(limits.memory_bytes)
         body = wire.encode_request(
@@ -153,7 +158,7 @@ class _Tree:
             watch.end()
             self.waiting = self.relay = None
             self.last_used = time.monotonic()
-        kept, self.fingerprint, inner_pid = wire.SESSION_REPLY.unpack_from(header)
+        kept, self.fingerprint, inner_pid, *inodes = wire.SESSION_REPLY.unpack_from(header)
         reply = header[wire.SESSION_REPLY.size :]
         wait_status = wire.REPLY.unpack(reply)[0]
         if wait_status == wire.STATE_LOST:
@@ -168,6 +173,8 @@ class _Tree:
         if kept:
             self.states.add(new)
             self.inner_pids[new] = inner_pid
+            self.given_inodes[new] = frozenset(inodes)
+            self.newest = new
             self._drop_oldest()
         return execution, new if kept else None
 
@@ -183,7 +190,7 @@ class _Tree:
             raise _LostError from None
         finally:
             self.waiting = None
-        _, self.fingerprint, _ = wire.SESSION_REPLY.unpack_from(header)
+        _, self.fingerprint, *_ = wire.SESSION_REPLY.unpack_from(header)
         error_number = wire.REPLY.unpack_from(header, wire.SESSION_REPLY.size)[0]
         if error_number:
             raise _FileError(error_number)
@@ -222,12 +229,18 @@ class _Tree:
                 self.own_mappings = processes.shared_mappings(self.pid)
         except OSError:
             return False
-        return processes.shares_nothing(pid, inner_pid, self.own_mappings)
+        inodes, is_newest = self.given_inodes.get(state, frozenset()), state == self.newest
+        return processes.shares_nothing(pid, inner_pid, inodes, self.own_mappings, is_newest=is_newest)
+
+    def is_as_left(self, state: int) -> bool:
+        """Whether a state is as its own cell left it. What ran in the tree since then must not have reached it."""
+        return state in (_ROOT.state, self.newest) or self.is_separable(state)
 
     def drop(self, state: int) -> None:
         self.states.discard(state)
         self.inner_pids.pop(state, None)
         self.outer_pids.pop(state, None)
+        self.given_inodes.pop(state, None)
         if self.channel.is_open:
             self.channel.send(wire.SESSION_REQUEST.pack(wire.OPERATION_DROP, state, 0))
 
@@ -496,6 +509,8 @@ class LocalSession:
             try:
                 tree = await self._tree_with_state(_SPARE_LIMITS)
                 async with tree.lock:
+                    if not self._is_current(tree):
+                        continue
                     content = await tree.use_files(operation, path, data)
                     if operation == wire.OPERATION_PUT:
                         put = _PutFile(path, data, self.head_state, tree.fingerprint)
@@ -527,8 +542,6 @@ class LocalSession:
                 continue
             if state is not None:
                 self._cells = (*self._cells, replace(cell, state=state, fingerprint=tree.fingerprint))
-            elif not (tree.channel.is_open and tree.is_separable(self.head_state)):
-                self._leave_tree()  # the cell may have changed what it shares with the state before it
             return replace(execution, num_attempts=num_lost + 1)
 
     async def _run_on_head(self, cell: _Cell, relay: OutputRelay | None = None) -> tuple[Execution, int | None, _Tree]:
@@ -539,6 +552,8 @@ class LocalSession:
             try:
                 tree = await self._tree_with_state(cell.limits)
                 async with tree.lock:
+                    if not self._is_current(tree):
+                        continue  # another branch had its turn first
                     execution, state = await tree.run(self.head_state, cell, relay)
                 return execution, state, tree
             except _DamagedError:
@@ -552,10 +567,8 @@ class LocalSession:
 
     async def _tree_with_state(self, limits: Limits) -> _Tree:
         """A tree in which this session's last state exists and its files are as that state left them."""
-        tree = self.tree
-        is_there = tree is not None and tree.channel.is_open and self.head_state in tree.states
-        if tree is not None and is_there and tree.fingerprint == self._head.fingerprint:
-            return tree
+        if self.tree is not None and self._is_current(self.tree):
+            return self.tree
         self._leave_tree()
         most = max((step.limits.memory_bytes for step in self._cells if isinstance(step, _Cell)), default=0)
         tree = await self._sessions.take_tree(replace(limits, memory_bytes=max(limits.memory_bytes, most)))
@@ -567,6 +580,11 @@ class LocalSession:
         self.tree = tree
         tree.sessions.add(self)
         return tree
+
+    def _is_current(self, tree: _Tree) -> bool:
+        """Whether the next cell can run in this tree: true only until another session's does."""
+        is_there = tree is self.tree and tree.channel.is_open and self.head_state in tree.states
+        return is_there and tree.fingerprint == self._head.fingerprint and tree.is_as_left(self.head_state)
 
     async def _replay(self, tree: _Tree) -> None:
         rebuilt: list[_Step] = []
@@ -612,8 +630,6 @@ class LocalSession:
             kept = self._cells[: len(self._cells) - num_cells]
             forgotten = self._cells[len(kept) :]
             self._cells = kept
-            if self.tree is not None and forgotten and not self.tree.is_separable(self.head_state):
-                self._leave_tree()  # the forgotten cells may have changed what this state shares with them
             if self.tree is not None:
                 wanted = {cell.state for session in self.tree.sessions for cell in session._cells}
                 for cell in forgotten:

@@ -4,6 +4,9 @@ A cell runs in a fork of the state it starts from. If it ends, the fork parks an
 hits a limit, the old state is still there. Parked states are stopped (SIGSTOP), so nothing of theirs runs between
 cells. Their messages are untrusted: user code ran in them. This controller is the init of the process namespace, holds
 the only sockets and deadlines, and never waits for a state without one.
+
+A state may be the base of several cells, of branches that share nothing. So it learns nothing of them: it gets the
+descriptors of the fork and a byte, and is stopped again before the fork gets the code.
 """
 
 import array
@@ -22,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from rstar2.sandbox.isolation import confine, linux
 from rstar2.sandbox.notebooks import scratch_files
@@ -41,7 +45,7 @@ _DEATH_S = 10.0
 _EXTRA_PROCESSES = 64
 """Parked states count against the process limit too."""
 _CREDENTIALS = struct.Struct("=iII")
-_HELLO = b"h"
+_FORK, _HELLO = b"f", b"h"
 _DONE = struct.Struct("=BiQI")
 """Marker, exit code, CPU microseconds, peak KiB."""
 
@@ -72,6 +76,8 @@ class _Cell:
     pid: int
     process_fd: int
     watch: Watch
+    inodes: tuple[int, ...]
+    """Of the descriptors that it was given."""
     flags: Flag = _NO_FLAGS
     wait_status: int = 0
     kept: bool = False
@@ -131,7 +137,7 @@ def _without_output(wait_status: int, fingerprint: int = 0) -> bytes:
 
 
 def _with_data(wait_status: int, fingerprint: int, data: bytes) -> bytes:
-    return wire.SESSION_REPLY.pack(0, fingerprint, 0) + wire.REPLY.pack(wait_status, 0, len(data), 0, 0, 0, 0, 0) + data
+    return wire.no_state(fingerprint) + wire.REPLY.pack(wait_status, 0, len(data), 0, 0, 0, 0, 0) + data
 
 
 def _receive(channel: socket.socket, length: int) -> bytes:
@@ -150,7 +156,7 @@ class _Controller:
         self._uid = uid
         self._pid_namespace = pid_namespace
         self._states: dict[int, _State] = {}
-        self._empty_scratch = _num_scratch_files()
+        self._empty_scratch = _scratch_usage()
         self._swept_to = 1
         self._streams: tuple[Stream, ...] = ()
 
@@ -233,7 +239,8 @@ class _Controller:
         return reply
 
     def _start(self, base: _State, header: RequestHeader, code: bytes, stdin: bytes) -> _Cell:
-        """Send the base everything that its fork needs; the kernel reports the fork's process id."""
+        """Send the base the descriptors of its fork; the kernel reports the fork's process id. Then, with the base
+        stopped again, send the fork the rest."""
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         input_read, input_write = os.pipe()
@@ -243,12 +250,16 @@ class _Controller:
             base.channel.settimeout(_HANDSHAKE_S)
             os.kill(base.pid, signal.SIGCONT)
             packed = array.array("i", given).tobytes()
-            base.channel.sendmsg([header.pack()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)])
-            base.channel.sendall(code)
+            base.channel.sendmsg([_FORK], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)])
+            inodes = tuple(os.fstat(fd).st_ino for fd in given)
             theirs.close()  # so that the end of the state is seen at once
             ours.settimeout(_HANDSHAKE_S)
             pid = _receive_hello(ours)
+            if self._pid_namespace and pid <= self._swept_to:
+                raise _StateLostError  # the base itself, or another state, and no fork
             _wait_until_forked(base, pid)
+            _stop(base.pid)
+            ours.sendall(header.pack() + code)
         except BaseException:
             for fd in (input_write, *(read_end for read_end, _ in pipes)):
                 os.close(fd)
@@ -267,10 +278,10 @@ class _Controller:
         watch = Watch(
             *(self._caller, header, self._streams, memoryview(stdin), input_write),
             end_fds=(ours.fileno(), process_fd),  # its own end too: other processes may hold its channel
-            question_prefix=wire.SESSION_REPLY.pack(0, 0, 0),
+            question_prefix=wire.no_state(),
         )
         # Its time begins here: a state that this machine let wait for its turn to fork has not run the cell yet.
-        return _Cell(time.monotonic(), ours, pid, process_fd, watch)
+        return _Cell(time.monotonic(), ours, pid, process_fd, watch, inodes)
 
     def _wait_for_end(self, cell: _Cell) -> None:
         until = time.monotonic() + _DEATH_S
@@ -319,7 +330,8 @@ class _Controller:
             wall_us,
             cell.cpu_us,
         )
-        return b"".join([wire.SESSION_REPLY.pack(cell.kept, fingerprint, cell.pid), numbers, *bodies])
+        facts = wire.SESSION_REPLY.pack(cell.kept, fingerprint, cell.pid, *cell.inodes)
+        return b"".join([facts, numbers, *bodies])
 
 
 def _receive_hello(channel: socket.socket) -> int:
@@ -341,6 +353,16 @@ def _wait_until_forked(base: _State, pid: int) -> None:
         pass
     _kill(pid)
     raise _StateLostError
+
+
+def _stop(pid: int) -> None:
+    """Stop a state, and wait until it is: a signal takes a moment, and a thread that waits for a child much longer."""
+    os.kill(pid, signal.SIGSTOP)
+    until = time.monotonic() + _HANDSHAKE_S
+    while os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        if time.monotonic() > until:
+            raise _StateLostError
+        time.sleep(0.0001)
 
 
 def _read_done(cell: _Cell) -> None:
@@ -406,18 +428,21 @@ def _reap() -> None:
             pass
 
 
-def _num_scratch_files() -> int:
-    usage = os.statvfs(".")
-    return usage.f_files - usage.f_ffree
+def _scratch_usage() -> tuple[int, ...]:
+    """What a cell can see of the scratch directory besides its entries: files that were made and removed, or that are
+    still open, show here."""
+    usage, facts = os.statvfs("."), Path().stat()
+    return usage.f_ffree, usage.f_bfree, facts.st_mode, facts.st_nlink, facts.st_mtime_ns, facts.st_ctime_ns
 
 
-def _scratch_fingerprint(num_when_empty: int, uid: int) -> int:
-    """0 while the scratch directory is empty, else a digest of what is in it. Read as the cells' user, who alone may
-    enter all folders, and by descriptor, because a path may be too long. What cannot be read even so counts as changed.
-    """
-    if _num_scratch_files() == num_when_empty:
+def _scratch_fingerprint(when_empty: tuple[int, ...], uid: int) -> int:
+    """0 while the scratch directory is untouched, else a digest of what is in it. Read as the cells' user, who alone
+    may enter all folders, and by descriptor, because a path may be too long. What cannot be read even so counts as
+    changed."""
+    usage = _scratch_usage()
+    if usage == when_empty:
         return 0
-    digest = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(repr(usage).encode(), digest_size=8)
     try:
         with _as_user(uid):
             for path, folders, names, folder_fd in os.fwalk(".", onerror=_raise):
@@ -500,13 +525,11 @@ def _state_loop(channel: socket.socket, namespace: dict[str, object], tid_addres
     number = 0
     fork_cell = _make_fork(tid_address)
     while True:
-        packed, ancillary, _, _ = channel.recvmsg(wire.REQUEST.size, socket.CMSG_SPACE(4 * 5))
-        if len(packed) < wire.REQUEST.size or not ancillary:
+        message, ancillary, _, _ = channel.recvmsg(len(_FORK), socket.CMSG_SPACE(4 * 5))
+        if message != _FORK or not ancillary:
             _exit(0)
         fds = array.array("i")
         fds.frombytes(ancillary[0][2][:20])
-        header = RequestHeader.unpack(packed)
-        source = _receive(channel, header.code_len)
         generator = _getstate()  # a fork hook would reseed it, and a cell's random.seed(1) must hold in the next
         try:
             is_base = fork_cell()
@@ -522,6 +545,8 @@ def _state_loop(channel: socket.socket, namespace: dict[str, object], tid_addres
         channel.close()
         channel = _take_descriptors(fds)
         channel.send(_HELLO)  # the kernel adds our process id
+        header = RequestHeader.unpack(_receive(channel, wire.REQUEST.size))
+        source = _receive(channel, header.code_len)
         number += 1
         if sys.stdin is sys.__stdin__:  # what an earlier cell left unread in its buffer was not for this one
             interpreter.open_stdin()

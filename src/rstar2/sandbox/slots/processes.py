@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -19,6 +20,7 @@ LOW_NICE = 19
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _STATE, _PARENT, _USER_TICKS, _SYSTEM_TICKS, _START_TICKS = 0, 1, 11, 12, 19
 """Indices of fields in /proc/PID/stat, after the name."""
+_USUAL_SOCKET_BYTES = 212_992
 _EXACT_SHARE = 0.1
 """The share of the host's time that exact measurements of one slot may take."""
 _RESIDENT = re.compile(rb"^(?:RssAnon|RssShmem|VmSwap):\s+(\d+) kB", re.MULTILINE)
@@ -28,8 +30,14 @@ _ANY_MAPPING = re.compile(rb"^([0-9a-f]+-[0-9a-f]+ ...[sp]) ", re.MULTILINE)
 _PROPORTIONAL = re.compile(rb"^(?:Pss|SwapPss):\s+(\d+) kB", re.MULTILINE)
 _NUM_THREADS = re.compile(rb"^Threads:\s+(\d+)", re.MULTILINE)
 _INNERMOST_PID = re.compile(rb"^NSpid:.*\s(\d+)$", re.MULTILINE)
-_NUM_PARKED_DESCRIPTORS = 5
-"""The streams of the last cell, the value and the control channel."""
+_PENDING = re.compile(rb"^(?:SigPnd|ShdPnd):\s+([0-9a-f]+)$", re.MULTILINE)
+_MEANINGLESS = sum(
+    1 << number - 1 for number in (signal.SIGCHLD, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+)
+"""Signals of which a parked state may have some: its children end with their cell, and it was stopped more than once,
+which is forgotten when it continues."""
+_OPEN_FLAGS = re.compile(rb"^flags:\s+([0-7]+)$", re.MULTILINE)
+_SETTABLE_FLAGS = os.O_NONBLOCK | os.O_APPEND | getattr(os, "O_ASYNC", 0) | getattr(os, "O_DIRECT", 0)
 
 
 def children_of(pid: int, proc: Path = PROC) -> list[int]:
@@ -88,22 +96,48 @@ def renice(pids: Iterable[int], nice: int) -> None:
 
 
 class MemoryWatch:
-    """Whether the processes of a slot together exceed a limit. A page that several of them share counts once."""
+    """Whether the processes of a slot together exceed a limit. A page that several of them share counts once. A socket
+    counts as full, because the kernel does not tell how much waits in it; each process has one for free."""
 
     def __init__(self) -> None:
         self._exact_at = 0.0
 
     def exceeds(self, pid: int, limit_bytes: int) -> bool:
         processes = below(pid)
-        if sum(_read_sum(child, "status", _RESIDENT) for child in processes) <= limit_bytes:
+        resident = sum(_read_sum(child, "status", _RESIDENT) for child in processes)
+        num_descriptors = sum(len(_descriptors(child)) for child in processes)
+        if resident + num_descriptors * _socket_bytes() <= limit_bytes:
             return False
         started = time.monotonic()
         if started < self._exact_at:
             return False
-        is_above = sum(_own_bytes(child) for child in processes) > limit_bytes
+        sockets = {link for child in processes for link in _links(child) if link.startswith("socket:")}
+        in_sockets = max(0, len(sockets) - len(processes)) * _socket_bytes()
+        is_above = sum(_own_bytes(child) for child in processes) + in_sockets > limit_bytes
         took_s = time.monotonic() - started
         self._exact_at = started + took_s + min(1.0, took_s / _EXACT_SHARE)
         return is_above
+
+
+@cache
+def _socket_bytes() -> int:
+    """The most that a socket holds."""
+    try:
+        return int((PROC / "sys/net/core/wmem_default").read_text())
+    except OSError:
+        return _USUAL_SOCKET_BYTES
+
+
+def _descriptors(pid: int) -> list[str]:
+    with suppress(OSError):
+        return os.listdir(f"{PROC}/{pid}/fd")  # noqa: PTH208 - half the cost
+    return []
+
+
+def _links(pid: int) -> Iterator[str]:
+    for name in _descriptors(pid):
+        with suppress(OSError):
+            yield os.readlink(f"{PROC}/{pid}/fd/{name}")  # noqa: PTH115 - half the cost
 
 
 def _own_bytes(pid: int) -> int:
@@ -146,10 +180,13 @@ def shared_mappings(pid: int) -> frozenset[bytes]:
     return frozenset(_SHARED_MAPPING.findall((PROC / str(pid) / "maps").read_bytes()))
 
 
-def shares_nothing(pid: int, inner_pid: int, harmless: frozenset[bytes]) -> bool:
+def shares_nothing(
+    pid: int, inner_pid: int, given_inodes: frozenset[int], harmless: frozenset[bytes], *, is_newest: bool
+) -> bool:
     """Whether two forks of this parked process would be independent: no memory is mapped as shared but the harmless
-    mappings that it started with, no descriptor is open but the usual ones, and no thread could open some later. False
-    if it cannot be seen, or is another process."""
+    mappings that it started with, no descriptor is open but those that it was given, no thread could open some later,
+    and no signal waits for it, which another process would have sent. False if it cannot be seen, or is another one.
+    `is_newest`: nothing has run since it was parked that could have changed its descriptors."""
     folder = PROC / str(pid)
     try:
         status = (folder / "status").read_bytes()
@@ -159,11 +196,29 @@ def shares_nothing(pid: int, inner_pid: int, harmless: frozenset[bytes]) -> bool
             and int(num_threads[1]) == 1
             and known_inside_as is not None
             and int(known_inside_as[1]) == inner_pid
-            and len(os.listdir(folder / "fd")) <= _NUM_PARKED_DESCRIPTORS  # noqa: PTH208 - half the cost
+            and not any(int(pending, 16) & ~_MEANINGLESS for pending in _PENDING.findall(status))
+            and _has_only(folder, given_inodes)
+            and (is_newest or _has_plain_flags(folder))
             and shared_mappings(pid) <= harmless
         )
     except OSError:
         return False
+
+
+def _has_only(folder: Path, inodes: frozenset[int]) -> bool:
+    """Whether all descriptors are of these pipes and sockets."""
+    known = {f"{kind}:[{inode}]" for kind in ("pipe", "socket") for inode in inodes}
+    names = os.listdir(folder / "fd")  # noqa: PTH208 - half the cost
+    return all(os.readlink(f"{folder}/fd/{name}") in known for name in names)  # noqa: PTH115 - half the cost
+
+
+def _has_plain_flags(folder: Path) -> bool:
+    """Whether the descriptors are as they were given: the flags of an open pipe are seen by all that have it."""
+    for path in (folder / "fdinfo").iterdir():
+        flags = _OPEN_FLAGS.search(path.read_bytes())
+        if flags is None or int(flags[1], 8) & _SETTABLE_FLAGS:
+            return False
+    return True
 
 
 def _stat(proc: Path, pid: int) -> list[str]:

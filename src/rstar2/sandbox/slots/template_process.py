@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from rstar2.sandbox.isolation import confine
+from rstar2.sandbox.isolation.seccomp import Role
 from rstar2.sandbox.notebooks import session_tree
 from rstar2.sandbox.slots import interpreter, portable_fork, warmup, wire
 
@@ -81,7 +82,8 @@ def main() -> None:
     tempfile.tempdir = None  # found outside the sandbox, invalid inside
     sys.path[:] = [path for path in sys.path if Path(path).exists()]
     program = confine.seccomp_program(config.layers)
-    controller_program = confine.seccomp_program(config.layers, sends_descriptors=True)
+    cell_program = confine.seccomp_program(config.layers, Role.CELL)
+    controller_program = confine.seccomp_program(config.layers, Role.CONTROLLER)
     implementation: Any = fast_fork if config.fast and fast_fork is not None else portable_fork
 
     def slot_main(message: bytes, fds: tuple[int, ...]) -> tuple[int, int, bool, int, int]:
@@ -101,7 +103,7 @@ def main() -> None:
         if kind == wire.KIND_SESSION:
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-            session_tree.serve(*facts, controller_filter=controller_program, cell_filter=program)
+            session_tree.serve(*facts, controller_filter=controller_program, cell_filter=cell_program)
         confine.limit_open_files()
         return facts
 

@@ -51,9 +51,10 @@ OPERATION_RUN, OPERATION_DROP, OPERATION_PUT, OPERATION_READ, OPERATION_LIST = r
 FILE_REQUEST = struct.Struct("=II")
 """Follows an operation on files: the length of the path and of the content, then both. The reply's wait status is an
 errno, and its first output the content of the file, or the list (`encode_files`)."""
-SESSION_REPLY = struct.Struct("=BQI")
-"""Whether the new state was kept, the fingerprint of the scratch directory, and the state's process id inside its
-namespace; a `REPLY` with its bytes follows."""
+NUM_CELL_DESCRIPTORS = 5
+SESSION_REPLY = struct.Struct(f"=BQI{NUM_CELL_DESCRIPTORS}Q")
+"""Whether the new state was kept, the fingerprint of the scratch directory, the state's process id inside its namespace
+and the inodes of the descriptors that it was given; a `REPLY` with its bytes follows."""
 STATE_LOST, TREE_SPOILED = -1, -2
 """In place of a wait status: the state that a cell should start from no longer answers; the cell did something after
 which the controller cannot continue, and has ended."""
@@ -129,6 +130,11 @@ def encode_request(
         stream_ms=math.ceil(STREAM_EVERY_S * 1000) if is_streamed else 0,
     )
     return header.pack() + code + stdin
+
+
+def no_state(fingerprint: int = 0) -> bytes:
+    """The first part of a session's message that tells of no new state."""
+    return SESSION_REPLY.pack(0, fingerprint, 0, *[0] * NUM_CELL_DESCRIPTORS)
 
 
 def question(elapsed_s: float) -> bytes:
