@@ -162,7 +162,10 @@ class RStar2SandboxEnvironment(SandboxEnvironment):  # type: ignore[misc]
         execution = await self._run(code, stdin, FILE_S)
         if not execution.ok:
             raise OSError(f"{file}: {execution.message or execution.stderr}")
-        found: dict[str, Any] = json.loads(execution.stdout)
+        try:
+            found: dict[str, Any] = json.loads(execution.stdout)
+        except (ValueError, RecursionError):
+            raise OSError(f"{file}: the sandbox's answer cannot be read") from None
         if "errno" in found:
             # OSError makes FileNotFoundError, IsADirectoryError and PermissionError of these by itself.
             number = errno.EACCES if found["errno"] == errno.EROFS else found["errno"]
