@@ -8,6 +8,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from rstar2.agent import ToolSchema
+from rstar2.agent.schema import ArgumentsCheck
 from rstar2.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -215,3 +216,20 @@ def test_free_objects_inside_are_checked_by_their_values() -> None:
     assert schema.mismatch({"inner": {}, "other": 1}) == (
         "arguments holds 'other', which is unknown; it may hold 'inner'"
     )
+
+
+@pytest.mark.parametrize("kind", ["string", "integer", "number", "boolean", "array", "object", "null"])
+@pytest.mark.parametrize("value", ["", "1", 0, 1, 1.0, 1.5, True, None, [], [1], {}, {"a": 1}])
+def test_the_short_way_for_plain_schemas_allows_nothing_that_the_validator_refuses(kind: str, value: object) -> None:
+    properties = {"a": {"type": kind, "description": "a value"}, "b": {"type": "string", "default": ""}}
+    check = ArgumentsCheck({"type": "object", "properties": properties, "required": ["a"]})
+    for arguments in ({"a": value}, {"a": value, "b": ""}, {"a": value, "c": 1}, {"b": ""}, {}):
+        if check._plain is not None and check._plain.surely_allows(arguments):
+            assert next(check._validator.iter_errors(arguments), None) is None
+            assert arguments.keys() <= properties.keys()
+
+
+@pytest.mark.parametrize("rule", [{"minLength": 2}, {"enum": ["b"]}, {"pattern": "^b"}, {"const": "b"}])
+def test_a_schema_with_a_further_rule_is_not_plain(rule: dict[str, Any]) -> None:
+    check = ArgumentsCheck({"type": "object", "properties": {"a": {"type": "string", **rule}}})
+    assert check.mismatch({"a": "a"}) is not None

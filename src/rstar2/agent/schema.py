@@ -10,7 +10,8 @@ import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from jsonschema import Draft202012Validator, SchemaError, ValidationError
 from jsonschema.exceptions import best_match
@@ -32,6 +33,12 @@ _PLAIN_VALUES = {"enum", "const", "default", "examples"}
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "if", "then", "else", "$ref")
 """Keywords whose schemas describe the same value as the schema around them."""
 
+_TYPES = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,)}
+"""The types of Python whose values are of a type of JSON Schema for certain. A value of another may be as well: 1.0 is
+an integer."""
+_NO_RULE = {"type", "title", "description", "default"}
+"""Beside the type, keywords that refuse nothing."""
+
 _Errors = Iterator[ValidationError]
 _checked: ContextVar[dict[tuple[str, int], bool]] = ContextVar("checked")
 """Which references hold for which values, in the check that runs."""
@@ -51,9 +58,12 @@ class ArgumentsCheck:
         except RecursionError:
             raise UserError("parameters: the schema is nested too deep") from None
         self._validator: Validator = _CHECKER(schema, registry=Registry())
+        self._plain = _PlainSchema.of(schema)
 
     def mismatch(self, arguments: dict[str, Any]) -> str | None:
         """What is wrong with the arguments, as a clause that starts with the path; None if nothing is."""
+        if self._plain is not None and self._plain.surely_allows(arguments):
+            return None
         token = _checked.set({})
         try:
             error = next(iter(self._validator.iter_errors(arguments)), None)
@@ -65,6 +75,37 @@ class ArgumentsCheck:
             _checked.reset(token)
         unknown = [] if self._known is None else [name for name in arguments if name not in self._known]
         return _unknown("arguments", unknown[0], self._known or ())[:MAX_CLAUSE_CHARS] if unknown else None
+
+
+@dataclass(frozen=True, slots=True)
+class _PlainSchema:
+    """A schema that names arguments and their types, and nothing else: that of most tools. Right arguments, asked about
+    in each call of each rollout, need no validator."""
+
+    types: dict[str, tuple[type, ...]]
+    required: frozenset[str]
+
+    @classmethod
+    def of(cls, schema: Any) -> Self | None:
+        """None if the schema has other rules. It was checked already."""
+        if not isinstance(schema, dict) or schema.keys() - _NO_RULE - {"properties", "required"}:
+            return None
+        properties = schema.get("properties", {})
+        kinds = {name: inner.get("type") for name, inner in properties.items() if _has_only_a_type(inner)}
+        if schema.get("type") != "object" or kinds.keys() != properties.keys():
+            return None
+        return cls({name: _TYPES[kind] for name, kind in kinds.items()}, frozenset(schema.get("required", ())))
+
+    def surely_allows(self, arguments: dict[str, Any]) -> bool:
+        has_types = all(type(value) in self.types.get(name, ()) for name, value in arguments.items())
+        return has_types and self.required <= arguments.keys()
+
+
+def _has_only_a_type(schema: Any) -> bool:
+    if not isinstance(schema, dict) or schema.keys() - _NO_RULE:
+        return False
+    kind = schema.get("type")
+    return isinstance(kind, str) and kind in _TYPES
 
 
 def _ref(validator: Any, ref: str, instance: Any, schema: Any) -> _Errors:

@@ -23,11 +23,10 @@ def start_of(chat: ChatFormat, opening: Opening) -> Transcript:
     return Transcript.start(chat, opening.messages, opening.tools)
 
 
-def observed_start(chat: ChatFormat, opening: Opening, episode: Episode, start: Transcript | None = None) -> Transcript:
-    """The prompt with what the world of this episode says first. `start` is `start_of` the opening, if the caller has
-    it."""
+def observed_start(chat: ChatFormat, opening: Opening, episode: Episode) -> Transcript:
+    """The prompt with what the world of this episode says first."""
     if not episode.observation:
-        return start or start_of(chat, opening)
+        return start_of(chat, opening)
     *earlier, last = opening.messages
     observed = {**last, "content": last["content"] + episode.observation}
     return Transcript.start(chat, (*earlier, observed), opening.tools)

@@ -6,6 +6,7 @@ Training does not come this way: its engine runs on the weights that it trains.
 import asyncio
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,15 @@ async def open_model(recipe: Recipe) -> OpenedModel:
 
 async def open_embedded(recipe: Recipe) -> OpenedModel:
     name, folder = _local_model(recipe)
-    # In threads, so that a sandbox can start meanwhile.
-    chat = await asyncio.to_thread(chat_of, recipe, folder)
-    engine = await asyncio.to_thread(_embedded, recipe, folder)
-    return OpenedModel(engine, chat, name, folder, _context_tokens(recipe, folder))
+    # In threads, so that a sandbox can start meanwhile; reading weights leaves the interpreter to the tokenizer.
+    opening = asyncio.create_task(asyncio.to_thread(_embedded, recipe, folder), name="open the engine")
+    try:
+        chat = await asyncio.to_thread(chat_of, recipe, folder)
+    except BaseException:
+        with suppress(Exception):  # the first error is the one to tell
+            await (await opening).close()
+        raise
+    return OpenedModel(await opening, chat, name, folder, _context_tokens(recipe, folder))
 
 
 async def open_vllm(recipe: Recipe) -> OpenedModel:

@@ -160,7 +160,7 @@ class Roller:
             trace = await judged(judge, request.problem, self._labelled(request, trace))
         finally:
             failed_close = await _close(episode)
-        return replace(trace, note=trace.note or failed_close)
+        return replace(trace, note=trace.note or failed_close) if failed_close else trace
 
     async def _begin(self, leaf: LeafRequest) -> Episode:
         if leaf.start is None:
@@ -172,7 +172,8 @@ class Roller:
 
     def _observed(self, problem: Problem, start: Transcript, episode: Episode) -> Transcript:
         """The prompt with what the world says first, which no check of the data could know."""
-        start = observed_start(self.chat, self._environment(problem).opening(problem), episode, start)
+        if episode.observation:
+            start = observed_start(self.chat, self._environment(problem).opening(problem), episode)
         if self._max_prompt_tokens is not None and len(start.prompt_ids) > self._max_prompt_tokens:
             raise UserError(
                 f"problem {problem.id!r} has a prompt of {len(start.prompt_ids)} tokens with what its environment says "

@@ -5,7 +5,8 @@ the next, stores it with its log-probability, and retires the row at a stop toke
 is recorded once for each batch size and replayed; and a run of steps can be queued while the last one still runs,
 because the device does not need what the CPU does not know yet (tokens, positions, rows that have ended).
 
-On a CPU the rows of each pass are padded to a number at which a row's result is batch-invariant: see `kernels_cpu`.
+On a CPU the rows of each pass are padded to a number at which a row's result is batch-invariant: see `kernels_cpu`. In
+a decode step, tokens that may come next take the place of padding: see `drafts`.
 
 Suffixes as in `architecture`; Z: slots, A: steps ahead, X: several columns.
 """
@@ -21,6 +22,7 @@ from torch import Tensor
 from rstar2.engine.embedded import sampler
 from rstar2.engine.embedded.architecture import ForwardBatch, Kernels, forward
 from rstar2.engine.embedded.contexts_cpu import ROW_QUANTUM
+from rstar2.engine.embedded.drafts import Draft, make_drafts
 from rstar2.engine.embedded.kernels_cpu import CpuKernels
 from rstar2.engine.embedded.options import EngineLimits
 from rstar2.engine.embedded.packing import Packing, can_pack
@@ -88,6 +90,9 @@ class Runner:
         self._slots = SlotTables(limits, weights.device)
         self._rows = _Rows(limits, self._num_padded(limits.max_running), weights.device)
         self._recorded_prefill = RecordedPrefill(weights, self._kernels, limits) if self.is_asynchronous else None
+        # Only there a row's bits do not depend on the other rows, and each step begins with all tokens known.
+        is_invariant = weights.device.type == "cpu" and weights.dtype == torch.float32
+        self._can_draft = is_invariant and limits.steps_ahead == 1
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._graph_pool: Any = None
 
@@ -159,6 +164,8 @@ class Runner:
         graph = self._graph(batch_size, is_cut) if self.is_asynchronous else None
         num_columns = max(len(sequence.blocks) for sequence in sequences)
         slots_B = self._slots.update(sequences, batch_size)
+        if self._can_draft and (drafts := make_drafts(sequences, batch_size, self._limits.block_size)):
+            return self._decode_with_drafts(slots_B, num_rows, drafts, is_cut, num_columns)
         self._rows.take(self._slots, slots_B, num_columns)
         for _ in range(self._limits.steps_ahead):
             if graph is not None:
@@ -167,6 +174,20 @@ class Runner:
                 self._decode_step(batch_size, is_cut, num_columns)
         self._rows.put_back(self._slots, slots_B)
         return DecodeHandle(num_rows, *self._rows.fetch_output())
+
+    def _decode_with_drafts(
+        self, slots_B: Tensor, num_rows: int, drafts: Sequence[Draft], is_cut: bool, num_columns: int
+    ) -> DecodeHandle:
+        """One step, whose output has more than one token for a row where the draft of its sequence was right."""
+        for draft in drafts:
+            slots_B[draft.first_row : draft.first_row + len(draft.token_ids)] = slots_B[draft.row]
+        self._rows.take(self._slots, slots_B, num_columns)
+        for draft in drafts:
+            self._rows.set_draft(draft)
+        self._decode_step(len(slots_B), is_cut, num_columns)
+        output_3AB = self._rows.accept(num_rows, drafts)
+        self._rows.put_back(self._slots, slots_B[:num_rows])
+        return DecodeHandle(num_rows, output_3AB, None)
 
     def warm_up(self, num_sequences: Iterable[int]) -> None:
         """Records the decode step for these batch sizes now rather than at first use."""
@@ -262,6 +283,31 @@ class _Rows:
         position_B.copy_(torch.where(continues_B, position_B + 1, -1))
         # A row that has ended computes garbage: its token must stay a valid id.
         self.token_B[:size].copy_(torch.where(is_alive_B, token_B, self.token_B[:size]))
+
+    def set_draft(self, draft: Draft) -> None:
+        """The rows of a draft, which were taken as copies of its sequence's row."""
+        num_tokens = len(draft.token_ids)
+        rows = slice(draft.first_row, draft.first_row + num_tokens)
+        self.token_B[rows] = torch.tensor(draft.token_ids)
+        self.position_B[rows] += torch.arange(1, num_tokens + 1)
+
+    def accept(self, num_rows: int, drafts: Sequence[Draft]) -> Tensor:
+        """The output of a step with drafts: of each row, and of the rows of its draft as far as it was right. The row
+        is then where the last of them is."""
+        num_columns = 1 + max(len(draft.token_ids) for draft in drafts)
+        output_3AB = torch.full((3, num_columns, num_rows), -1.0, dtype=torch.float64)
+        output_3AB[:, 0] = self.output_3AB[:, 0, :num_rows]
+        sampled, positions = self.token_B.tolist(), self.position_B.tolist()
+        for draft in drafts:
+            last = draft.row
+            for number, token_id in enumerate(draft.token_ids):
+                # A position of -1: the row before has sampled the last token of its turn.
+                if sampled[last] != token_id or positions[last] < 0:
+                    break
+                last = draft.first_row + number
+                output_3AB[:, 1 + number, draft.row] = self.output_3AB[:, 0, last]
+            self.token_B[draft.row], self.position_B[draft.row] = sampled[last], positions[last]
+        return output_3AB
 
     def fetch_output(self) -> tuple[Tensor, Any]:
         """A host copy, and the event after which it is complete."""
