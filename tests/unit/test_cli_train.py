@@ -3,12 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from rstar2.cli.main import app
+from rstar2.cli.train import _solve_hint
 from rstar2.cli.train_display import CURVES, Lines, LiveView, Progress
 from rstar2.config import load_recipe, parse_recipe
 from rstar2.errors import UserError
@@ -60,6 +62,26 @@ def test_a_dry_run_names_every_set_that_is_not_here(name: str) -> None:
     ]
     assert len(lines) == len(wanted)
     assert all(any(words in line for line in lines) for words in wanted), lines
+
+
+def test_a_dry_run_names_a_missing_file_of_the_environment_once() -> None:
+    sets = ["environment.source='file:gone.py:Gone'", "data.train.source='environment'"]
+    result = runner.invoke(app, ["train", "quickstart", "--dry-run", "--set", sets[0], "--set", sets[1]])
+    assert isinstance(result.exception, UserError)
+    assert str(result.exception).count("there is no file") == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "command"),
+    [
+        ({}, 'rstar2 solve --model run/final "…"'),
+        ({"question": "1+1?"}, 'rstar2 solve --model run/final "…"'),
+        ({"kg": 3, "city": "Rome"}, """rstar2 solve --recipe run '{"kg": 3, "city": "Rome"}'"""),
+        ({"text": "x" * 300}, "rstar2 solve --recipe run '{…}'"),
+    ],
+)
+def test_the_last_line_of_a_run_asks_as_its_environment_reads(row: dict[str, Any], command: str) -> None:
+    assert _solve_hint(Path("run"), row) == command
 
 
 @pytest.mark.parametrize("recipe_is_faulty", [False, True])

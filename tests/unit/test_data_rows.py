@@ -68,7 +68,8 @@ def test_parquet_with_nested_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("set.jsonl", b'{"a": 1}\n{"a": \n', r"set\.jsonl, line 2: not JSON"),
+        ("set.jsonl", b'{"a": 1}\n{"a": \n', r"set\.jsonl, line 2: not JSON \(column 7: Expecting value\)"),
+        ("set.json", b'[{"a": 1},\n {"a" 2}]\n', r"set\.json: not JSON \(line 2, column 7: Expecting ':' delimiter\)"),
         ("set.jsonl", b"[1]\n", r"line 1: expected an object with columns.*found list"),
         ("set.jsonl", b"\xff\xfe\n", "not UTF-8"),
         ("set.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 1000, mtime=0)[:-20], "not a complete gzip file"),

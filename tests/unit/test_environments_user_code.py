@@ -39,7 +39,8 @@ def test_a_file_is_run_once_and_may_import_its_neighbours(tmp_path: Path, monkey
     [
         ("", "mine.py", "field: 'mine.py' must be file:PATH.py:NAME or package.module:NAME"),
         ("", "file:other.py:Mine", "field: there is no file /.*other.py"),
-        ("x = 1\n", "file:mine.py:Mine", "field: mine.py defines no Mine"),
+        ("x = 1\n", "file:mine.py:Mine", "field: mine.py defines no Mine$"),
+        ("class Mines: ...\n", "file:mine.py:Mine", r"field: mine.py defines no Mine; did you mean Mines\?"),
         ("x = (1\n", "file:mine.py:Mine", r"field: .*mine.py, line 1: '\(' was never closed"),
         ("x = 1\nimport no_such_thing\n", "file:mine.py:Mine", "mine.py, line 2: No module.*install no_such_thing, or"),
         ("\n\nraise SystemExit(3)\n", "file:mine.py:Mine", "field: .*mine.py, line 3: SystemExit: 3"),

@@ -1,10 +1,12 @@
 """`rstar2 train`: from a recipe to an agent, in one process or on a cluster. A killed run can be resumed."""
 
+import json
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +20,9 @@ from rstar2.extensions import ADVANTAGES, ENGINES, POLICIES, SELECTIONS
 if TYPE_CHECKING:
     from rstar2.config import Recipe
     from rstar2.train import Observer, Prepared
+
+MAX_HINT_CHARS = 200
+"""A longer row would fill the terminal; the hint then shows braces alone."""
 
 
 def train_command(
@@ -80,7 +85,7 @@ def _dry_run(path: Path, overrides: list[str]) -> None:
     if reading.recipe is not None:
         mistakes += _own_code_mistakes(reading.recipe)
     if mistakes:
-        raise UserError(listed(str(path), mistakes))
+        raise UserError(listed(str(path), list(dict.fromkeys(mistakes))))  # data may be read with the recipe's own code
     assert reading.recipe is not None
     typer.echo(to_toml(reading.recipe), nl=False)
 
@@ -185,7 +190,18 @@ def _train(prepared: "Prepared", num_threads: int | None, cluster: str | None, i
     _summary(prepared.folder)
     typer.echo(f"model:  {prepared.folder / 'final'}")
     typer.echo(f"report: {report}")
-    typer.echo(f'try it: rstar2 solve --model {prepared.folder / "final"} "…"')
+    first = next((problems[0] for problems in prepared.curriculum.stages if problems), None)
+    typer.echo(f"try it: {_solve_hint(prepared.folder, first.row if first else {})}")
+
+
+def _solve_hint(folder: Path, row: Mapping[str, Any]) -> str:
+    """A command that asks what was trained. An environment that reads columns is asked with a row, such as `row`."""
+    from rstar2.environments.messages import PROMPT_COLUMNS
+
+    if not row or any(column in row for column in PROMPT_COLUMNS):
+        return f'rstar2 solve --model {folder / "final"} "…"'
+    text = json.dumps(row, ensure_ascii=False)
+    return f"rstar2 solve --recipe {folder} {shlex.quote(text if len(text) <= MAX_HINT_CHARS else '{…}')}"
 
 
 def _run(prepared: "Prepared", observer: "Observer", cluster: str | None, interrupts: Interrupts) -> None:

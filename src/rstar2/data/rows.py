@@ -101,7 +101,7 @@ def _json_lines(path: Path, file: TextIO, on_mistake: OnMistake) -> Iterator[Row
         if line.strip():
             where = f"{path}, line {number}"
             try:
-                yield Row(_object(_parsed(line, where), where), where)
+                yield Row(_object(_parsed(line.rstrip("\n"), where), where), where)
             except UserError as error:
                 on_mistake(error)
 
@@ -148,6 +148,9 @@ def _parquet_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
 def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}" if "\n" in text else f"column {error.colno}"
+        raise UserError(f"{where}: not JSON ({place}: {error.msg}); correct the line, or remove it") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not JSON ({error}); correct the line, or remove it") from error
 

@@ -6,6 +6,7 @@ Invariant: every call has a deadline. What the code raises, and what it returns 
 
 import asyncio
 import contextvars
+import difflib
 import functools
 import importlib
 import importlib.util
@@ -43,7 +44,9 @@ def load_object(spec: str, what: str) -> Any:
     with mistakes_named(what):
         module = _module_of_file(Path(where).resolve()) if is_file else importlib.import_module(where)
     if not hasattr(module, name):
-        raise UserError(f"{what}: {where} defines no {name}")
+        near = difflib.get_close_matches(name, vars(module), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(f"{what}: {where} defines no {name}{hint}")
     return getattr(module, name)
 
 
