@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rstar2.cli.interrupts import Interrupts
-from rstar2.cli.output import note
+from rstar2.cli.output import note, say
 from rstar2.cli.progress import waiting
 from rstar2.cli.threads import check_threads, use_threads
 from rstar2.errors import UserError
@@ -183,9 +183,9 @@ def _train(prepared: "Prepared", num_threads: int | None, cluster: str | None, i
     report = prepared.folder / "report.html"
     report.write_text(render_report(prepared.folder), encoding="utf-8")
     _summary(prepared.folder)
-    typer.echo(f"model:  {prepared.folder / 'final'}")
-    typer.echo(f"report: {report}")
-    typer.echo(f'try it: rstar2 solve --model {prepared.folder / "final"} "…"')
+    say(f"model:  {prepared.folder / 'final'}")
+    say(f"report: {report}")
+    say(f'try it: rstar2 solve --model {prepared.folder / "final"} "…"')
 
 
 def _run(prepared: "Prepared", observer: "Observer", cluster: str | None, interrupts: Interrupts) -> None:
@@ -211,14 +211,14 @@ def _summary(folder: Path) -> None:
     for row in RunView(folder).metrics():
         if row.stage.startswith("eval:"):
             accuracy = row.values.get("accuracy") or 0.0
-            typer.echo(f"held-out accuracy after {row.stage.removeprefix('eval:')}: {accuracy:.1%}")
+            say(f"held-out accuracy after {row.stage.removeprefix('eval:')}: {accuracy:.1%}")
 
 
 @contextmanager
 def _shown() -> "Iterator[Observer]":
-    from rich.console import Console
     from rich.live import Live
 
+    from rstar2.cli.console import Console
     from rstar2.cli.progress import every_so_often
     from rstar2.cli.train_display import Lines, LiveView, Progress
 
