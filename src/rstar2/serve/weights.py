@@ -248,11 +248,10 @@ class WeightGate:
 
 
 def _folder(field: str, path: str) -> Path:
-    """UserError if there is no such folder, whatever is wrong with the path."""
+    """UserError for what cannot be a path at all: it is too long, or in nobody's home."""
     try:
         folder = Path(path).expanduser()
-        if folder.is_dir():
-            return folder
-    except (OSError, RuntimeError, ValueError):  # too long, nobody's home, not a path
-        pass
-    raise UserError(f"{field}: there is no folder {path[:MAX_SHOWN_CHARS]!r} that the server can read")
+        folder.is_dir()
+    except (OSError, RuntimeError, ValueError):
+        raise UserError(f"{field}: the server cannot look at {path[:MAX_SHOWN_CHARS]!r}") from None
+    return folder
