@@ -66,7 +66,7 @@ def solve_command(
     leaves, chosen = asyncio.run(solving)
     if as_json:
         for leaf in leaves:
-            say(encode(leaf))
+            say(encode(leaf).decode())
     trace = chosen.trace
     if num_leaves is not None:
         note(
