@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from process_tree import descendants, is_running, until
 from sandbox_service import GateExecutor
 
 from rstar2.sandbox import Execution, ExecutionStatus, Request
-from rstar2.sandbox.mcp import McpLimits, create_server
+from rstar2.sandbox.mcp import McpLimits, create_server, serve, serve_http
 
 pytestmark = pytest.mark.integration
 
@@ -290,3 +291,36 @@ async def test_faults_of_the_sandbox_are_errors_of_the_protocol(monkeypatch: pyt
             await client.call_tool("run_python", {"code": "1"})
         with pytest.raises(MCPError, match=r"not the program; try again\. \(no answer within 1\.2 s\)"):
             await client.call_tool("run_python", {"code": "never", "timeout_s": 0.1})
+
+
+async def test_silent_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "MAX_REQUESTS", 100)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        serving = asyncio.create_task(
+            serve_http(create_server(GateExecutor()), listener, token="secret", listening_host="127.0.0.1")
+        )
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(108)]
+        try:
+            async with client_of(f"http://127.0.0.1:{port}/mcp", "secret") as client:
+                assert (await client.list_tools()).tools
+        finally:
+            for _, writer in silent:
+                writer.close()
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+
+async def test_half_a_head_is_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = create_server(GateExecutor())
+        serving = asyncio.create_task(
+            serve_http(server, listener, token=None, listening_host="127.0.0.1", header_timeout_s=0.2)
+        )
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        async with asyncio.timeout(60.0):
+            assert await reader.read() == b""
+        writer.close()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)

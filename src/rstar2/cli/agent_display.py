@@ -2,7 +2,6 @@
 
 import json
 
-from rich.console import Console
 from rich.syntax import Syntax
 from rich.text import Text
 
@@ -18,6 +17,7 @@ from rstar2.agent.events import (
     TurnStarted,
     UserReplied,
 )
+from rstar2.cli.console import Console
 from rstar2.cli.output import printable
 from rstar2.records import Fault, ToolCall, ToolResult
 

@@ -10,9 +10,8 @@ from rstar2.cli.output import note
 from rstar2.cli.threads import check_threads, use_threads
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from rstar2.agent import Agent, Observer
+    from rstar2.cli.console import Console
     from rstar2.config import EnvironmentSection, Recipe
     from rstar2.environments import Environment, Services
     from rstar2.records import Problem, Trace

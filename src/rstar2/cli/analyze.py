@@ -38,11 +38,11 @@ def analyze_command(
     ] = False,
 ) -> None:
     """Entropy of tokens, forking and reflection tokens, reactions to errors; figures and one JSON file."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from rstar2.analysis import Measure, analyze_run, draw_figures, find_token_texts
     from rstar2.analysis import as_json as document_of
+    from rstar2.cli.console import Console
     from rstar2.records import RunView
 
     view = RunView(run)
@@ -105,11 +105,11 @@ def _write(folder: Path, document: dict[str, Any], figures: dict[str, str]) -> N
 
 
 def _print(analysis: "Analysis", notes: Sequence[str]) -> None:
-    from rich.console import Console
     from rich.table import Column, Table
     from rich.text import Text
 
     from rstar2.analysis.figures import CLASS_LABELS, REACTION_LABELS
+    from rstar2.cli.console import Console
 
     console = Console()
     if analysis.looked_at is not None and analysis.looked_at.steps:

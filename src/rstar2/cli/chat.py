@@ -15,10 +15,9 @@ def chat_command(flags: AgentFlags) -> None:
     import asyncio
     from contextlib import AsyncExitStack
 
-    from rich.console import Console
-
     from rstar2.cli.agent_display import AgentDisplay
     from rstar2.cli.agent_setup import Asked, ready_agent
+    from rstar2.cli.console import Console
     from rstar2.environments.begin import asked_problem, observed_start
     from rstar2.records import Outcome
 

@@ -8,7 +8,7 @@ import typer
 
 from rstar2.cli import data_build
 from rstar2.cli.download_bars import DownloadBars
-from rstar2.cli.output import ExitCode, note, print_json
+from rstar2.cli.output import ExitCode, note, print_json, say
 from rstar2.cli.tables import print_table
 from rstar2.errors import InfrastructureError, UserError
 
@@ -88,7 +88,7 @@ def get_command(
             continue
         if not as_json:
             for path in fetched[entry.name]:
-                typer.echo(path)
+                say(path)
     if as_json:
         print_json({"files": fetched, "failed": failures})
     if failures:
@@ -115,13 +115,13 @@ def show_command(
         print_json({"num_rows": len(rows), "rows": [asdict(row) for row in shown]})
         return
     for row in shown:
-        typer.echo(f"── {row.id} ({row.source})")
+        say(f"── {row.id} ({row.source})")
         if isinstance(row, Conversation):
             for message in row.messages:
                 calls = f" {message['tool_calls']}" if message.get("tool_calls") else ""
-                typer.echo(f"{message['role']}: {message['content']}{calls}")
+                say(f"{message['role']}: {message['content']}{calls}")
         else:
-            typer.echo(f"{row.problem}\nanswer: {row.answer or '(none)'}")
+            say(f"{row.problem}\nanswer: {row.answer or '(none)'}")
     note(f"{len(shown)} of {len(rows):,} rows")
 
 
@@ -267,9 +267,9 @@ async def _validate_all(names: list[str], data_dir: Path | None) -> dict[str, di
 
 
 async def _grade_golds(sets: "dict[str, tuple[Problem, ...]]") -> dict[str, dict[str, Any]]:
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from rstar2.cli.console import Console
     from rstar2.data import grading_of, validate
     from rstar2.grading import Grader
     from rstar2.sandbox import LocalExecutor
@@ -321,7 +321,7 @@ def _print_validation(reports: dict[str, dict[str, Any]]) -> None:
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[tuple[str, ...]], num_right: int | None = None) -> None:
-    from rich.console import Console
+    from rstar2.cli.console import Console
 
     is_right = [index == num_right for index in range(len(columns))]
     print_table(Console(), columns, rows, is_right=is_right)

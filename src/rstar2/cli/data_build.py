@@ -85,8 +85,7 @@ def rl_command(
 @app.command("sources")
 def sources_command(as_json: AsJson = False) -> None:
     """Show every source: its repository, commit, licence and number of rows."""
-    from rich.console import Console
-
+    from rstar2.cli.console import Console
     from rstar2.data.build import sources_of
 
     all_sources = [(kind, source) for kind in ("sft", "rl") for source in sources_of(kind)]
@@ -153,7 +152,7 @@ def _options(
 def _show(report: "BuildReport", out: Path, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from rich.console import Console
+    from rstar2.cli.console import Console
 
     if as_json:
         print_json(asdict(report))

@@ -19,8 +19,7 @@ def doctor_command(
     ] = Path("runs"),
 ) -> None:
     """DoctorReport what this machine can do. Exit code 1 if something that the core needs is missing."""
-    from rich.console import Console
-
+    from rstar2.cli.console import Console
     from rstar2.doctor import examine
 
     with Console(stderr=True).status("looking at this machine"):
@@ -33,10 +32,10 @@ def doctor_command(
 
 
 def _print_table(report: "DoctorReport") -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Column, Table
 
+    from rstar2.cli.console import Console
     from rstar2.doctor import State
 
     found_column = Column("found, and what to do about it", overflow="fold")

@@ -18,8 +18,9 @@ class DownloadBars:
 
     @contextmanager
     def stage(self, title: str, total_bytes: int | None = None) -> Iterator["Advance"]:
-        from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        from rstar2.cli.console import Console
 
         columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()]
         if total_bytes is not None:

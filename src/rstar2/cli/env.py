@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rstar2.cli.output import ExitCode, note, print_json
+from rstar2.cli.output import ExitCode, note, print_json, say
 from rstar2.errors import UserError
 from rstar2.extensions import ENVIRONMENTS
 
@@ -25,7 +25,7 @@ def list_environments() -> None:
     """List what a recipe may name as `environment.source`."""
     width = max(map(len, ENVIRONMENTS))
     for name, entry in ENVIRONMENTS.items():
-        typer.echo(f"{name:{width}}  {entry.summary}")
+        say(f"{name:{width}}  {entry.summary}")
     typer.echo(
         f"{'file':{width}}  file:PATH.py:NAME is a class or a reward function of yours; so is package.module:NAME"
     )
@@ -114,17 +114,17 @@ async def _validate(recipe: "Recipe", problems: "tuple[Problem, ...]", num_playe
 
 def _print(report: "EnvironmentReport", source: str) -> None:
     tools = ", ".join(report.tools) or "none"
-    typer.echo(f"{source}: {report.num_problems:,} problems, tools: {tools}")
+    say(f"{source}: {report.num_problems:,} problems, tools: {tools}")
     num_episodes, num_faults = len(report.played), sum(bool(each.fault) for each in report.played)
-    typer.echo(f"{num_episodes} episodes played, {num_faults} lost to faults, {report.num_gold} with a gold answer")
+    say(f"{num_episodes} episodes played, {num_faults} lost to faults, {report.num_gold} with a gold answer")
     for part in PARTS:
         if report.longest_s(part):
             median_ms, longest_ms = 1000 * report.median_s(part), 1000 * report.longest_s(part)
-            typer.echo(f"  {part}: {median_ms:.1f} ms, at most {longest_ms:.1f} ms")
+            say(f"  {part}: {median_ms:.1f} ms, at most {longest_ms:.1f} ms")
     if not report.num_gold:
         note("no gold answer is known: give the class a solution(row), so that the reward can be tried")
     for complaint, ids in report.complaints.items():
         shown = ", ".join(ids[:MAX_SHOWN]) + (f" and {len(ids) - MAX_SHOWN} more" if len(ids) > MAX_SHOWN else "")
-        typer.echo(f"wrong: {complaint} ({shown})")
+        say(f"wrong: {complaint} ({shown})")
     if not report.complaints:
-        typer.echo("nothing is wrong")
+        say("nothing is wrong")

@@ -14,7 +14,6 @@ def sample_bars(
     benchmarks: Sequence["Benchmark"], plan: "EvalPlan", done: Mapping[str, int]
 ) -> Iterator[Callable[["Trace"], None]]:
     """A bar for each benchmark, and the share that is right so far; `done` are samples from before."""
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -23,6 +22,8 @@ def sample_bars(
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+
+    from rstar2.cli.console import Console
 
     columns = (
         TextColumn("{task.description}"),
@@ -56,8 +57,9 @@ def sample_bars(
 
 @contextmanager
 def grading_bar(num_traces: int) -> Iterator[Callable[[], None]]:
-    from rich.console import Console
     from rich.progress import Progress
+
+    from rstar2.cli.console import Console
 
     with Progress(console=Console(stderr=True)) as bars:
         task = bars.add_task("grading again", total=num_traces)
@@ -65,9 +67,9 @@ def grading_bar(num_traces: int) -> Iterator[Callable[[], None]]:
 
 
 def print_results(results: Mapping[str, "BenchmarkResult"], model: str, deviations: Sequence[str]) -> None:
-    from rich.console import Console
     from rich.markup import escape
 
+    from rstar2.cli.console import Console
     from rstar2.cli.tables import print_table
     from rstar2.evals.tables import all_tables, remarks
 

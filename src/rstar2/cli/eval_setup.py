@@ -36,9 +36,8 @@ class JudgeFlags:
 async def open_bench(
     plan: "EvalPlan", benchmarks: "Sequence[Benchmark]", asked: "Asked", judge: JudgeFlags
 ) -> "AsyncIterator[tuple[Bench, OpenedModel]]":
-    from rich.console import Console
-
     from rstar2.cli.agent_setup import Asked, ready_agent
+    from rstar2.cli.console import Console
     from rstar2.config import EnvironmentSection
     from rstar2.data import Grading
     from rstar2.environments import Environment

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from rstar2.cli.output import say
+
 
 def export_command(
     run: Annotated[Path, typer.Argument(help="The folder of a training run, also of one that is not over.")],
@@ -24,5 +26,5 @@ def export_command(
     from rstar2.train.checkpoints.export_checkpoint import export_checkpoint
 
     folder = export_checkpoint(run, checkpoint, output)
-    typer.echo(f"model:  {folder}")
-    typer.echo(f'try it: rstar2 solve --model {folder} "…"')
+    say(f"model:  {folder}")
+    say(f'try it: rstar2 solve --model {folder} "…"')

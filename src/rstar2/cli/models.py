@@ -69,8 +69,9 @@ def list_command(as_json: AsJson = False) -> None:
             ]
         )
         return
-    from rich.console import Console
     from rich.table import Column, Table
+
+    from rstar2.cli.console import Console
 
     table = Table(Column("name", no_wrap=True), "size", "licence", "here", "what it is", box=None, pad_edge=False)
     for entry in CATALOG.values():

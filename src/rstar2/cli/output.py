@@ -7,6 +7,7 @@ our machinery or the machine failed. 130: interrupted by Ctrl-C; 143: by SIGTERM
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,22 +36,32 @@ _WRONG_PATH = frozenset(
 """System errors that the user can fix by another path or other permissions. All others are the machine's."""
 
 
+_CONTROLS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
 def print_json(value: Any) -> None:
     """One JSON document on stdout, and nothing else there."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    # JSON escapes only the control characters of ASCII; terminals obey others, too.
+    typer.echo(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def printable(text: str, stream: IO[str]) -> str:
-    """What a program printed, for a stream. A terminal obeys escape codes (titles, the clipboard, what is on the
-    screen), so there they are shown and not sent; a file or a pipe gets the text as it is."""
-    if not stream.isatty():
+    """What a program, a model or a server wrote, for a stream. A terminal obeys escape codes (titles, the clipboard,
+    what is on the screen), so there they are shown and not sent; a file or a pipe gets the text as it is."""
+    if not stream.isatty() or text.isprintable():
         return text
     return "".join(one if one in "\n\t" or one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
+def say(message: object) -> None:
+    """On stdout, for a person or a program."""
+    typer.echo(printable(str(message), sys.stdout))
+
+
 def note(message: str) -> None:
     """For the person watching; stderr, so that stdout stays readable by programs."""
-    print(message, file=sys.stderr, flush=True)
+    print(printable(message, sys.stderr), file=sys.stderr, flush=True)
 
 
 @contextmanager

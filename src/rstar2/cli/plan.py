@@ -99,8 +99,7 @@ def plan_command(
 def _make(
     recipe: "Recipe", device: "Device", assumptions: "Assumptions", measured: Path | None, is_quiet: bool
 ) -> "RecipePlan":
-    from rich.console import Console
-
+    from rstar2.cli.console import Console
     from rstar2.plan import make_plan
 
     engine: EngineModel | None = None

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.markup import escape
 
+from rstar2.cli.console import Console
 from rstar2.cli.tables import print_table
 from rstar2.plan import RecipePlan
 from rstar2.plan.advice import MAX_MICRO_BATCH_TOKENS

@@ -59,9 +59,8 @@ class AgentPlayground:
         return await api.handle(request)
 
     async def _agent(self, model: str) -> "AgentApi":
-        from rich.console import Console
-
         from rstar2.cli.agent_setup import served_agent
+        from rstar2.cli.console import Console
         from rstar2.serve import ServeSettings
         from rstar2.serve.agent import AgentApi
         from rstar2.serve.service import Service

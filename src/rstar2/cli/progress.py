@@ -39,8 +39,9 @@ def every_so_often(tick: Callable[[], None], period_s: float = LINE_PERIOD_S) ->
 @contextmanager
 def counted(what: str, total: int, period_s: float = LINE_PERIOD_S) -> Iterator[Callable[[], None]]:
     """Shows how many of `total` are done. The caller calls the yielded function once for each."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from rstar2.cli.console import Console
 
     console = Console(stderr=True)
     if console.is_terminal:
@@ -67,7 +68,7 @@ def counted(what: str, total: int, period_s: float = LINE_PERIOD_S) -> Iterator[
 @contextmanager
 def waiting(what: str, period_s: float = LINE_PERIOD_S) -> Iterator[None]:
     """Shows what is waited for, and how long by now."""
-    from rich.console import Console
+    from rstar2.cli.console import Console
 
     console = Console(stderr=True)
     if console.is_terminal:

@@ -147,9 +147,8 @@ async def _model(asked: "Asked", name: str | None) -> "AsyncIterator[tuple[Serve
 async def _agent(
     asked: "Asked", name: str | None, seed: int | None
 ) -> "AsyncIterator[tuple[ServedModel, ServedAgent | None]]":
-    from rich.console import Console
-
     from rstar2.cli.agent_setup import served_agent
+    from rstar2.cli.console import Console
 
     async with served_agent(asked, Console(stderr=True), name, seed) as served:
         yield served
@@ -161,9 +160,11 @@ async def _serve(
     port: int,
     drain_s: float,
 ) -> None:
+    from rstar2.sandbox.http.connections import raise_descriptor_limit
     from rstar2.sandbox.http.supervisor import address_of, listen
     from rstar2.serve import Server, create_app
 
+    raise_descriptor_limit()
     listener = listen(settings.listening_host, port)
     address = address_of(listener)
     note("loading the model ...")

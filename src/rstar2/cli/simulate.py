@@ -192,8 +192,9 @@ def _write_charts(path: Path, comparisons: "list[PolicyComparison]", model: "Eng
 def _print_tables(
     comparisons: "list[PolicyComparison]", workloads: "list[Workload]", bounds: list[dict[str, float]], num_engines: int
 ) -> None:
-    from rich.console import Console
     from rich.table import Column, Table
+
+    from rstar2.cli.console import Console
 
     console = Console()
     for comparison, workload, informed in zip(comparisons, workloads, bounds, strict=True):

@@ -8,7 +8,7 @@ import typer
 
 from rstar2.cli.agent_flags import BRIEF, AgentFlags, asked_recipe
 from rstar2.cli.flag_groups import with_flags
-from rstar2.cli.output import ExitCode, note
+from rstar2.cli.output import ExitCode, note, say
 from rstar2.cli.solve_tree import Vote, solve_tree, vote
 from rstar2.errors import UserError
 
@@ -66,7 +66,7 @@ def solve_command(
     leaves, chosen = asyncio.run(solving)
     if as_json:
         for leaf in leaves:
-            typer.echo(encode(leaf))
+            say(encode(leaf).decode())
     trace = chosen.trace
     if num_leaves is not None:
         note(
@@ -90,11 +90,10 @@ def solve_command(
 async def _solve(
     question: str, asked: "Asked", *, is_shown: bool, num_leaves: int | None, num_tokens: int | None
 ) -> "tuple[list[Trace], Vote]":
-    from rich.console import Console
-
     from rstar2.agent.events import ignore_event
     from rstar2.cli.agent_display import AgentDisplay
     from rstar2.cli.agent_setup import ready_agent
+    from rstar2.cli.console import Console
     from rstar2.environments.begin import asked_problem
     from rstar2.evals.votes import graders_equality
     from rstar2.grading import Grader

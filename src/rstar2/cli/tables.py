@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rstar2.cli.console import Console
 
 GAP = 2
 """Spaces between two columns."""

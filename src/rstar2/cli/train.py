@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rstar2.cli.interrupts import Interrupts
-from rstar2.cli.output import note
+from rstar2.cli.output import note, say
 from rstar2.cli.progress import waiting
 from rstar2.cli.threads import check_threads, use_threads
 from rstar2.errors import UserError
@@ -188,10 +188,10 @@ def _train(prepared: "Prepared", num_threads: int | None, cluster: str | None, i
     report = prepared.folder / "report.html"
     report.write_text(render_report(prepared.folder), encoding="utf-8")
     _summary(prepared.folder)
-    typer.echo(f"model:  {prepared.folder / 'final'}")
-    typer.echo(f"report: {report}")
+    say(f"model:  {prepared.folder / 'final'}")
+    say(f"report: {report}")
     first = next((problems[0] for problems in prepared.curriculum.stages if problems), None)
-    typer.echo(f"try it: {_solve_hint(prepared.folder, first.row if first else {})}")
+    say(f"try it: {_solve_hint(prepared.folder, first.row if first else {})}")
 
 
 def _solve_hint(folder: Path, row: Mapping[str, Any]) -> str:
@@ -227,14 +227,14 @@ def _summary(folder: Path) -> None:
     for row in RunView(folder).metrics():
         if row.stage.startswith("eval:"):
             accuracy = row.values.get("accuracy") or 0.0
-            typer.echo(f"held-out accuracy after {row.stage.removeprefix('eval:')}: {accuracy:.1%}")
+            say(f"held-out accuracy after {row.stage.removeprefix('eval:')}: {accuracy:.1%}")
 
 
 @contextmanager
 def _shown() -> "Iterator[Observer]":
-    from rich.console import Console
     from rich.live import Live
 
+    from rstar2.cli.console import Console
     from rstar2.cli.progress import every_so_often
     from rstar2.cli.train_display import Lines, LiveView, Progress
 

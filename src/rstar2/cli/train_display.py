@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rstar2.cli.progress import LINE_PERIOD_S, minutes
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
+
+    from rstar2.cli.console import Console
 
 Value = TypeVar("Value")
 

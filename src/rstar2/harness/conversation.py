@@ -62,6 +62,6 @@ def _is_continued(exchange: Exchange, messages: Sequence[Said]) -> bool:
 def _canonical(arguments: str | dict[str, Any]) -> str:
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
+        return json.dumps(value, sort_keys=True)
+    except (ValueError, RecursionError):
         return str(arguments)
-    return json.dumps(value, sort_keys=True)

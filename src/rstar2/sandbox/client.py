@@ -9,6 +9,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import math
 import random
 import time
 import uuid
@@ -18,6 +19,7 @@ from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
+from aiohttp.abc import AbstractResolver
 from pydantic import ValidationError
 
 from rstar2.errors import InfrastructureError, UserError
@@ -38,7 +40,11 @@ CELL_QUEUE_S = 120.0
 GRACE_S = 30.0
 REACH_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+LONGEST_RETRY_AFTER_S = 60.0
 BUSY = (408, 429, 502, 503, 504)
+MAX_ANSWER_BYTES = 64 * MIB
+"""Of what is not a program's result. A service that sends more is none of ours, and must not fill our memory."""
+MAX_MESSAGE_CHARS = 1000
 
 
 class SessionGone(InfrastructureError):  # noqa: N818
@@ -58,7 +64,7 @@ class RemoteExecutor:
     """Satisfies `Executor` over HTTP. `token` None: the one that a service of this user on this machine keeps for the
     address, if there is one. `grace_s` is how long a request may take beyond its own queue and wall-clock limits, with
     all its retries. Without `retries`, for a caller that has other nodes, a lost connection is an infrastructure fault
-    at once, and a full service raises Overloaded."""
+    at once, and a full service raises Overloaded. `resolver` finds the address of the URL's host, if not the system."""
 
     def __init__(
         self,
@@ -68,6 +74,7 @@ class RemoteExecutor:
         grace_s: float = GRACE_S,
         max_connections: int = 512,
         retries: bool = True,
+        resolver: AbstractResolver | None = None,
     ) -> None:
         try:
             parts = urlsplit(base_url)
@@ -77,7 +84,8 @@ class RemoteExecutor:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UserError(f"address: {base_url!r} is not a URL; write it as http://host:port")
         self._base_url = base_url.rstrip("/")
-        self._headers = {"Content-Type": "application/json"}
+        # Not compressed: a small answer that becomes a large one would pass the bounds.
+        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if token is None:
             token = find_token(self._base_url)
         if token is not None:
@@ -85,6 +93,7 @@ class RemoteExecutor:
         self._grace_s = grace_s
         self._retries = retries
         self._max_connections = max_connections
+        self._resolver = resolver
         self._jitter = random.Random()
         self._http: aiohttp.ClientSession | None = None
 
@@ -94,11 +103,12 @@ class RemoteExecutor:
         body = _to_json({**_run_body(request), "idempotency_key": uuid.uuid4().hex})
         deadline = time.monotonic() + request.queue_s + request.limits.longest_s + self._grace_s
         try:
+            most = most_bytes_of(request.limits)
             if on_output is not None:
-                line = await self.stream("/v1/run/stream", body, deadline, on_output)
+                line = await self.stream("/v1/run/stream", body, deadline, on_output, most)
                 assert line.result is not None
                 return line.result
-            return await self.call("POST", "/v1/run", body, deadline, schema.EXECUTION.validate_json)
+            return await self.call("POST", "/v1/run", body, deadline, schema.EXECUTION.validate_json, most)
         except Overloaded:
             raise
         except InfrastructureError as error:
@@ -139,42 +149,93 @@ class RemoteExecutor:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def call(self, method: str, path: str, body: bytes | None, deadline: float, parse: Callable[[bytes], T]) -> T:
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        deadline: float,
+        parse: Callable[[bytes], T],
+        max_bytes: int = MAX_ANSWER_BYTES,
+    ) -> T:
         """The parsed answer. UserError for a request that the service refuses, ValueError for one that contradicts the
         state, InfrastructureError once the deadline has passed."""
-        return await self._retried(self._attempt(method, path, body, parse), deadline, retries=self._retries)
+        return await self._retried(self._attempt(method, path, body, parse, max_bytes), deadline, retries=self._retries)
 
-    async def stream(self, path: str, body: bytes, deadline: float, on_output: OnOutput) -> StreamLine:
+    async def stream(self, path: str, body: bytes, deadline: float, on_output: OnOutput, max_bytes: int) -> StreamLine:
         """The last line of the answer, which has a result; output is passed on until then. Raises as `call` does."""
         relay = OutputRelay(on_output)
 
         async def attempt() -> StreamLine:
             relay.restart()
-            async with self._connected().post(self._base_url + path, data=body) as response:
+            num_bytes = 0
+            async with self._asked("POST", path, body) as response:
                 if response.status != 200:
-                    self._check(response, await response.read())
-                async for data in _lines(response.content):
+                    self._check(response, await self._read(response, MAX_ANSWER_BYTES))
+                async for data in self._lines(response, max_bytes):
+                    # The output comes twice: as it is written, and with the result.
+                    num_bytes += len(data)
+                    if num_bytes > 2 * max_bytes:
+                        raise self._sent_too_much(2 * max_bytes)
                     line = schema.STREAM_LINE.validate_json(data)
                     if line.error is not None:
-                        raise _RetryError(line.error.message)
+                        raise _RetryError(_shown(line.error.message))
                     if line.result is not None:
                         relay.finish(line.result)
                         return line
-                    relay.receive_text(line.stream or "stdout", line.text or "")
+                    if line.stream not in ("stdout", "stderr"):
+                        raise self._not_a_sandbox(f"it sent output of {_shown(str(line.stream))}")
+                    relay.receive_text(line.stream, line.text or "")
             raise _RetryError("the service ended its answer before the result")
 
         return await self._retried(attempt, deadline, retries=self._retries)
 
     def _attempt(
-        self, method: str, path: str, body: bytes | None, parse: Callable[[bytes], T]
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        parse: Callable[[bytes], T],
+        max_bytes: int = MAX_ANSWER_BYTES,
     ) -> Callable[[], Awaitable[T]]:
         async def attempt() -> T:
-            async with self._connected().request(method, self._base_url + path, data=body) as response:
-                data = await response.read()
+            async with self._asked(method, path, body) as response:
+                data = await self._read(response, max_bytes)
                 self._check(response, data)
                 return parse(data)
 
         return attempt
+
+    def _asked(
+        self, method: str, path: str, body: bytes | None
+    ) -> "contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]":
+        # A service that could send us elsewhere would choose whom this machine calls, and who gets the programs.
+        return self._connected().request(method, self._base_url + path, data=body, allow_redirects=False)
+
+    async def _read(self, response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+        parts: list[bytes] = []
+        num_bytes = 0
+        async for part in response.content.iter_any():
+            num_bytes += len(part)
+            if num_bytes > max_bytes:
+                raise self._sent_too_much(max_bytes)
+            parts.append(part)
+        return b"".join(parts)
+
+    async def _lines(self, response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIterator[bytes]:
+        """Lines of up to so many bytes (aiohttp's own refuses long ones); an unfinished last line is dropped."""
+        parts: list[bytes] = []
+        num_bytes = 0
+        async for data in response.content.iter_any():
+            *ended, rest = data.split(b"\n")
+            for line in ended:
+                yield b"".join((*parts, line))
+                parts.clear()
+                num_bytes = 0
+            parts.append(rest)
+            num_bytes += len(rest)
+            if num_bytes > max_bytes:
+                raise self._sent_too_much(max_bytes)
 
     async def _feed(
         self,
@@ -211,18 +272,21 @@ class RemoteExecutor:
             else:
                 pending[index] = {**_run_body(request), "idempotency_key": uuid.uuid4().hex}
         longest_s = max(request.queue_s + request.limits.longest_s for request in chunk.values())
+        most = max(most_bytes_of(request.limits) for request in chunk.values())
 
         async def attempt() -> None:
             indices = list(pending)
             body = _to_json({"runs": list(pending.values())})
-            async with self._connected().post(f"{self._base_url}/v1/batch", data=body) as response:
+            async with self._asked("POST", "/v1/batch", body) as response:
                 if response.status != 200:
-                    self._check(response, await response.read())
-                async for line in _lines(response.content):
+                    self._check(response, await self._read(response, MAX_ANSWER_BYTES))
+                async for line in self._lines(response, most):
                     found = schema.BATCH_LINE.validate_json(line)
+                    if not 0 <= found.index < len(indices):
+                        raise self._not_a_sandbox(f"it answered run {found.index} of {len(indices)}")
                     execution = found.result
                     if execution is None:
-                        reason = found.error.message if found.error else "the service sent an empty result"
+                        reason = _shown(found.error.message) if found.error else "the service sent an empty result"
                         execution = Execution(ExecutionStatus.INFRASTRUCTURE, message=reason)
                     if pending.pop(indices[found.index], None) is not None:
                         report((indices[found.index], execution))
@@ -276,21 +340,25 @@ class RemoteExecutor:
             if response.status in BUSY:
                 raise _RetryError(f"it answered {response.status}", _retry_after_s(response.headers)) from None
             raise self._not_a_sandbox(f"it answered {response.status}") from None
+        said = _shown(body.message)
         if response.status in BUSY:
-            raise _RetryError(body.message, _retry_after_s(response.headers))
+            raise _RetryError(said, _retry_after_s(response.headers))
         if response.status == 401:
-            raise UserError(f"token: the sandbox at {self._base_url} does not accept it; {body.message}")
+            raise UserError(f"token: the sandbox at {self._base_url} does not accept it; {said}")
         if body.error == "no_session":
-            raise SessionGone(body.message)
+            raise SessionGone(said)
         if body.error == "invalid":
-            raise UserError(f"the sandbox at {self._base_url} refuses this: {body.message}")
+            raise UserError(f"the sandbox at {self._base_url} refuses this: {said}")
         if response.status in (404, 405):
             raise self._not_a_sandbox(f"it answered {response.status}")
         if response.status == 409:
-            raise ValueError(body.message)
+            raise ValueError(said)
         if response.status == 500:
-            raise InfrastructureError(f"the sandbox at {self._base_url} failed: {body.message}")
-        raise UserError(f"the sandbox at {self._base_url} refuses this: {body.message}")
+            raise InfrastructureError(f"the sandbox at {self._base_url} failed: {said}")
+        raise UserError(f"the sandbox at {self._base_url} refuses this: {said}")
+
+    def _sent_too_much(self, max_bytes: int) -> UserError:
+        return self._not_a_sandbox(f"it sent more than {max_bytes // MIB} MiB")
 
     def _not_a_sandbox(self, evidence: str) -> UserError:
         return UserError(f"address: what answers at {self._base_url} is not an rstar2 sandbox ({evidence})")
@@ -298,8 +366,9 @@ class RemoteExecutor:
     def _connected(self) -> aiohttp.ClientSession:
         if self._http is None:
             self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._max_connections),
+                connector=aiohttp.TCPConnector(limit=self._max_connections, resolver=self._resolver),
                 headers=self._headers,
+                auto_decompress=False,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0),
             )
         return self._http
@@ -338,18 +407,21 @@ class RemoteSession:
             cell["rich"] = True
         try:
             if on_output is not None:
-                return await self._run_streamed(cell, limits.longest_s, on_output)
-            done = await self._change("cells", cell, schema.CELL_RESULT.validate_json, extra_s=limits.longest_s)
+                return await self._run_streamed(cell, limits, on_output)
+            done = await self._change("cells", cell, schema.CELL_RESULT.validate_json, limits)
         except InfrastructureError as error:
             return Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error))
         self._info = SessionInfo(self.id, done.num_cells)
         return done.result
 
-    async def _run_streamed(self, cell: Mapping[str, Any], longest_s: float, on_output: OnOutput) -> Execution:
-        deadline = time.monotonic() + CELL_QUEUE_S + longest_s + self._grace_s
+    async def _run_streamed(self, cell: Mapping[str, Any], limits: Limits, on_output: OnOutput) -> Execution:
+        deadline = time.monotonic() + CELL_QUEUE_S + limits.longest_s + self._grace_s
         body = _to_json({**cell, "idempotency_key": uuid.uuid4().hex})
-        line = await self._executor.stream(f"/v1/sessions/{self.id}/cells/stream", body, deadline, on_output)
-        assert line.result is not None and line.num_cells is not None
+        path = f"/v1/sessions/{self.id}/cells/stream"
+        line = await self._executor.stream(path, body, deadline, on_output, most_bytes_of(limits))
+        assert line.result is not None
+        if line.num_cells is None:
+            raise InfrastructureError("the service did not say how many cells the session has")
         self._info = SessionInfo(self.id, line.num_cells)
         return line.result
 
@@ -389,10 +461,14 @@ class RemoteSession:
         except InfrastructureError:
             return  # The service has closed it already, or will close it as idle.
 
-    async def _change(self, what: str, body: Mapping[str, Any], parse: Callable[[bytes], T], extra_s: float = 0.0) -> T:
-        deadline = time.monotonic() + CELL_QUEUE_S + extra_s + self._grace_s
+    async def _change(
+        self, what: str, body: Mapping[str, Any], parse: Callable[[bytes], T], limits: Limits | None = None
+    ) -> T:
+        """`limits` are those of a program that runs meanwhile."""
+        longest_s, most = (limits.longest_s, most_bytes_of(limits)) if limits else (0.0, MAX_ANSWER_BYTES)
+        deadline = time.monotonic() + CELL_QUEUE_S + longest_s + self._grace_s
         keyed = _to_json({**body, "idempotency_key": uuid.uuid4().hex})
-        return await self._executor.call("POST", f"/v1/sessions/{self.id}/{what}", keyed, deadline, parse)
+        return await self._executor.call("POST", f"/v1/sessions/{self.id}/{what}", keyed, deadline, parse, most)
 
 
 def _run_body(request: Request) -> dict[str, Any]:
@@ -440,19 +516,21 @@ def _chunks(requests: Iterable[Request]) -> Iterator[dict[int, Request]]:
         yield chunk
 
 
-async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines of any length (aiohttp's own refuses long ones); an unfinished last line is dropped."""
-    parts: list[bytes] = []
-    async for data in stream.iter_any():
-        *ended, rest = data.split(b"\n")
-        for line in ended:
-            yield b"".join((*parts, line))
-            parts.clear()
-        parts.append(rest)
+def most_bytes_of(limits: Limits) -> int:
+    """What the result of a program can have as JSON: its three outputs, each byte of which may be written as six; and
+    its displays and files."""
+    return 18 * limits.output_bytes + MAX_ANSWER_BYTES
+
+
+def _shown(message: str) -> str:
+    """What a service says, for logs, terminals and further callers: a short text without control characters."""
+    text = "".join(one if one.isprintable() else " " for one in message[:MAX_MESSAGE_CHARS])
+    return text if len(message) <= MAX_MESSAGE_CHARS else f"{text} ..."
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     try:
-        return max(float(headers.get("Retry-After", "")), 0.0)
+        asked_s = float(headers.get("Retry-After", ""))
     except ValueError:
         return None
+    return min(max(asked_s, 0.0), LONGEST_RETRY_AFTER_S) if math.isfinite(asked_s) else None

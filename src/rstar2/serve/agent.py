@@ -46,9 +46,9 @@ class AgentApi:
             service.require_exact("return_token_ids")
         conversation, num_choices, usage = read_conversation(body.messages), body.n or 1, Usage()
         self._agent.environment.opening(conversation.problem)  # says what is wrong with the problem
-        reply = AgentReply(body, service.model)
         stream = EventStream(request, service.settings.transfer_timeout_s)
         async with streamed(stream), service.begun(request, body.model, num_choices) as sessions:
+            reply = AgentReply(body, service.model)
             async with aclosing(self._happenings(self._asked(body, conversation, sessions), usage)) as happenings:
                 async for choice, event in happenings:
                     for document in reply.take(choice, event):

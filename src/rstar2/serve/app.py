@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from rstar2.sandbox.http.access import is_of_another_site, may_ask
+from rstar2.sandbox.http.connections import Connections
 from rstar2.serve.agent import AgentApi
 from rstar2.serve.bodies import (
     CHAT,
@@ -130,6 +131,9 @@ def _guard(service: Service, open_paths: frozenset[str]) -> Middleware:
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         async def checked(request: web.Request) -> web.StreamResponse:
             _check_caller(request, service.settings, needs_key=request.path not in open_paths)
+            if request.path not in open_paths and service.is_beyond_bound(request.transport):
+                wait_s, message = service.settings.retry_after_s, "over capacity: too many connections are open"
+                raise ApiError(503, message, code="overloaded", retry_after_s=wait_s)
             return await handler(request)
 
         response = await answered(checked, request)
@@ -165,15 +169,25 @@ class Server:
     """An application on listening sockets. A caller that goes away cancels what it asked for."""
 
     def __init__(self, app: web.Application) -> None:
-        self._admission = app[SERVICE].admission
+        self._service = app[SERVICE]
+        self._admission = self._service.admission
         self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=protocol_logger
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=1.0,
+            logger=protocol_logger,
+            keepalive_timeout=self._service.settings.keepalive_s,
         )
+        self._listening: list[asyncio.Server] = []
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
         await self._runner.setup()
-        for sock in sockets:
-            await web.SockSite(self._runner, sock, backlog=BACKLOG).start()
+        assert self._runner.server is not None
+        settings = self._service.settings
+        connections = Connections(self._runner.server, settings.max_connections, settings.header_timeout_s)
+        self._service.connections = connections
+        self._listening = [await connections.listen(sock, BACKLOG) for sock in sockets]
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests, let those in flight finish, then stop. Whether all of them did, in that time."""
@@ -182,5 +196,7 @@ class Server:
             async with asyncio.timeout(timeout_s):
                 await self._admission.idle.wait()
         is_done = self._admission.idle.is_set()
+        for listening in self._listening:
+            listening.close()
         await self._runner.cleanup()
         return is_done

@@ -35,9 +35,9 @@ class ChatApi:
             raise unsupported("top_logprobs", "it is not available in a stream; leave out one of them")
         num_choices = body.n or 1
         prompt = service.prompts.write(body)
-        reply = ChatReply(service, body, prompt)
         stream = EventStream(request, service.settings.transfer_timeout_s)
         async with streamed(stream), service.begun(request, body.model, num_choices) as sessions:
+            reply = ChatReply(service, body, prompt)
             asks = service.asks(
                 [Prompt(prompt.token_ids, num_choices)],
                 body,

@@ -30,9 +30,9 @@ class CompletionApi:
         self._check(body)
         prompts = [Prompt(ids, body.n or 1) for ids in self._prompt_ids(body)]
         num_sequences = sum(prompt.num_choices for prompt in prompts)
-        reply = CompletionReply(service, body, prompts)
         stream = EventStream(request, service.settings.transfer_timeout_s)
         async with streamed(stream), service.begun(request, body.model, num_sequences) as sessions:
+            reply = CompletionReply(service, body, prompts)
             if body.max_tokens == 0:
                 usage = Usage(sum(len(prompt.token_ids) for prompt in prompts))
                 answers = [Answer() for _ in range(num_sequences)]

@@ -1,7 +1,6 @@
 """What a trainer asks for: pause, resume, adapters, weights. Under vLLM's paths, as TRL's clients call them."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -68,7 +67,7 @@ class ControlApi:
         folder = (await parsed_body(self._service, request, UPDATE_WEIGHTS)).update_info.weights_path
         if folder is None:
             raise unsupported("update_info", _NO_TRANSFER)
-        await self._service.gate.update_from(Path(folder))
+        await self._service.gate.update_from(folder)
         return web.json_response({"message": "Weights updated"})
 
     async def finish_update(self, _: web.Request) -> web.Response:
@@ -84,7 +83,7 @@ class ControlApi:
         body = await parsed_body(self._service, request, COLLECTIVE_RPC)
         match body:
             case {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}:
-                await self._service.gate.update_from(Path(folder))
+                await self._service.gate.update_from(folder)
             case _:
                 raise unsupported("method", "only reload_weights with kwargs.weights_path is known here")
         return web.json_response({"results": [None]})

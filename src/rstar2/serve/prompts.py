@@ -114,7 +114,7 @@ class PromptWriter:
             return self._harmless(arguments)
         try:
             return json.loads(self._chat.harmless(arguments))
-        except ValueError:
+        except (ValueError, RecursionError):
             return self._chat.harmless(arguments)
 
     def _harmless(self, value: dict[str, Any]) -> dict[str, Any]:

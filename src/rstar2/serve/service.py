@@ -10,6 +10,7 @@ from aiohttp import web
 
 from rstar2.engine.protocol import Sampling, ScoringEngine
 from rstar2.errors import UserError
+from rstar2.sandbox.http.connections import Connections
 from rstar2.serve.admission import Admission
 from rstar2.serve.bodies import SamplingFields
 from rstar2.serve.errors import ApiError, unsupported
@@ -60,6 +61,11 @@ class Service:
         self._control_ids = model.control_ids()
         self._running: set[str] = set()
         """The engine's sessions that generate now."""
+        self.connections: Connections | None = None
+        """Of the server, once there is one."""
+
+    def is_beyond_bound(self, transport: asyncio.BaseTransport | None) -> bool:
+        return self.connections is not None and self.connections.is_spare(transport)
 
     @property
     def scoring(self) -> ScoringEngine:

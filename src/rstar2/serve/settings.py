@@ -1,8 +1,9 @@
 """What the operator of a model server decides. Every bound on a request is here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rstar2.errors import UserError
+from rstar2.sandbox.http.connections import affordable_connections
 
 MIB = 1 << 20
 
@@ -23,6 +24,12 @@ class ServeSettings:
     """The most tokens of one answer. None: as many as the context holds."""
     request_timeout_s: float = 600.0
     """For one request, from its admission to the last token."""
+    max_connections: int = field(default_factory=affordable_connections)
+    """Open connections, over all callers. Beyond it only `GET /health` is answered, and silent ones are closed."""
+    header_timeout_s: float = 10.0
+    """For the head of the first request on a connection."""
+    keepalive_s: float = 75.0
+    """How long a connection may be idle between two requests."""
     transfer_timeout_s: float = 60.0
     """For receiving one body, and for a caller to accept a piece of a streamed answer."""
     retry_after_s: float = 1.0
@@ -36,10 +43,11 @@ class ServeSettings:
         for key in self.keys:
             if not (key.isascii() and key.isprintable() and key.strip() == key and key):
                 raise UserError("key: it must be printable ASCII without spaces around it: it is sent in a header")
-        for name in ("max_body_bytes", "max_in_flight", "max_sessions"):
+        for name in ("max_body_bytes", "max_in_flight", "max_sessions", "max_connections"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("request_timeout_s", "transfer_timeout_s", "retry_after_s", "session_idle_s"):
+        times = ("request_timeout_s", "transfer_timeout_s", "header_timeout_s", "keepalive_s")
+        for name in (*times, "retry_after_s", "session_idle_s"):
             if getattr(self, name) <= 0:
                 raise UserError(f"{name} must be above 0, not {getattr(self, name)}")
         if self.max_tokens is not None and self.max_tokens < 1:

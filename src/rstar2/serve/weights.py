@@ -24,6 +24,7 @@ from rstar2.serve.errors import ApiError
 if TYPE_CHECKING:
     from torch import Tensor
 
+MAX_SHOWN_CHARS = 200
 BASE = ""
 """The name of the model's own weights at the gate."""
 
@@ -166,7 +167,7 @@ class WeightGate:
         weights = self._updatable().named_weights()
         if name in self.adapters and not replaces:
             raise ApiError(400, f"lora_name: {name!r} is loaded already; unload it first, or set load_inplace")
-        layers = await asyncio.to_thread(lambda: read_adapter(Path(path).expanduser()))
+        layers = await asyncio.to_thread(lambda: read_adapter(_folder("lora_path", path)))
         for parameter, layer in layers.items():
             shape = (layer.up.shape[0], layer.down.shape[1])
             if parameter not in weights or weights[parameter].shape != shape:
@@ -208,7 +209,7 @@ class WeightGate:
             self._is_closed = False
         self._advance()
 
-    async def update_from(self, folder: Path) -> None:
+    async def update_from(self, folder: str) -> None:
         """The model's own weights from a checkpoint folder; a merged adapter is merged into the new ones."""
         self._updatable()
         async with self._writing:
@@ -225,11 +226,12 @@ class WeightGate:
 
             await self._write(replace)
 
-    def _read_checkpoint(self, folder: Path) -> "dict[str, Tensor]":
+    def _read_checkpoint(self, folder: str) -> "dict[str, Tensor]":
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        files = sorted(folder.expanduser().glob("*.safetensors"))
+        # Only regular files: opening a pipe would wait for its writer, and hold the weights meanwhile.
+        files = sorted(file for file in _folder("weights_path", folder).glob("*.safetensors") if file.is_file())
         if not files:
             raise UserError(f"weights_path: there are no weights (*.safetensors) in {folder}")
         try:
@@ -243,3 +245,13 @@ class WeightGate:
         if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != expected:
             raise UserError(f"weights_path: the weights in {folder} are not those of the model that is served")
         return tensors
+
+
+def _folder(field: str, path: str) -> Path:
+    """UserError for what cannot be a path at all: it is too long, or in nobody's home."""
+    try:
+        folder = Path(path).expanduser()
+        folder.is_dir()
+    except (OSError, RuntimeError, ValueError):
+        raise UserError(f"{field}: the server cannot look at {path[:MAX_SHOWN_CHARS]!r}") from None
+    return folder

@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from rstar2.errors import UserError
+from rstar2.sandbox.http.connections import Connections, affordable_connections
 from rstar2.web.assets import PAGE, assets
 from rstar2.web.guard import add_headers, guard
 from rstar2.web.playground import MAX_QUESTION_BYTES, Playground
@@ -19,6 +20,8 @@ Answer = Callable[[RunReader, web.Request], dict[str, Any]]
 
 _NUMBER = re.compile(r"\d{1,18}")
 MAX_SEARCH_CHARS = 1000
+HEADER_TIMEOUT_S = 10.0
+KEEPALIVE_S = 75.0
 
 
 def create_app(
@@ -54,16 +57,23 @@ def create_app(
 @asynccontextmanager
 async def serving(app: web.Application, host: str, port: int) -> AsyncIterator[str]:
     """The application on a port, while inside; gives its address. A reader that goes away cancels what it asked for."""
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(
+        app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, keepalive_timeout=KEEPALIVE_S
+    )
     await runner.setup()
+    assert runner.server is not None
+    connections = Connections(runner.server, affordable_connections(), HEADER_TIMEOUT_S)
     try:
         try:
-            await web.TCPSite(runner, host, port).start()
+            listening = await asyncio.get_running_loop().create_server(connections, host, port)
         except OSError as error:
             raise UserError(f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port") from error
-        bound_port = runner.addresses[0][1]
+        bound_port = listening.sockets[0].getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
-        yield f"http://{shown}:{bound_port}/"
+        try:
+            yield f"http://{shown}:{bound_port}/"
+        finally:
+            listening.close()
     finally:
         await runner.cleanup()
 

@@ -161,10 +161,7 @@ class Server:
         settings = self._service.settings
         connections = Connections(self._runner.server, settings.max_connections, settings.header_timeout_s)
         self._service.connections = connections
-        for sock in sockets:
-            self._listening.append(
-                await asyncio.get_running_loop().create_server(connections, sock=sock, backlog=BACKLOG)
-            )
+        self._listening = [await connections.listen(sock, BACKLOG) for sock in sockets]
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new work, let what is in flight finish, then stop. Whether all of it did, in that time."""

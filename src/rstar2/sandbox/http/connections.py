@@ -6,6 +6,7 @@ nor the operator's health check get in.
 
 import asyncio
 import resource
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -42,6 +43,9 @@ class Connections:
 
     def __call__(self) -> asyncio.Protocol:
         return _Connection(self, self._make_handler())
+
+    async def listen(self, sock: socket.socket, backlog: int) -> asyncio.Server:
+        return await asyncio.get_running_loop().create_server(self, sock=sock, backlog=backlog)
 
     def is_spare(self, transport: asyncio.BaseTransport | None) -> bool:
         """Whether the connection is one beyond the bound."""

@@ -27,9 +27,9 @@ class Nodes(Protocol):
 
     def nodes(self) -> Sequence[NodeInfo]: ...
 
-    def join(self, url: str) -> NodeInfo:
-        """Add a node; it gets calls once it has answered a probe. Joining twice changes nothing. UserError if `url`
-        cannot be a node's address."""
+    def join(self, url: str, address: str) -> NodeInfo:
+        """Add a node that is called at `address`, whatever its name leads to; it gets calls once it has answered a
+        probe. Joining twice changes nothing. UserError if `url` cannot be a node's address."""
         ...
 
     def leave(self, url: str) -> NodeInfo | None:
@@ -180,8 +180,9 @@ class SystemApi:
         assert self._nodes is not None, "the operation exists only on a gateway"
         url = (await read_body(self._service, request, NODE)).url
         try:
-            await check_node_address(url, request.remote or "")
-            return json_response(NODE_INFO.dump_json(self._nodes.join(url)))
+            caller = request.remote or ""
+            await check_node_address(url, caller)
+            return json_response(NODE_INFO.dump_json(self._nodes.join(url, caller)))
         except UserError as error:
             raise ApiError(422, "invalid", str(error)) from None
 

@@ -5,7 +5,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from mcp.server.mcpserver import MCPServer
@@ -14,8 +14,10 @@ from mcp.server.transport_security import TransportSecuritySettings
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rstar2.sandbox.http.caller import check_caller
+from rstar2.sandbox.http.connections import NUM_SPARE, Connections
 from rstar2.sandbox.http.errors import ApiError
 from rstar2.sandbox.mcp.stdio import lines_of, standard_streams, writer_to
 
@@ -23,6 +25,7 @@ MAX_BODY_BYTES = 24 * 2**20
 """Above the largest file, which arrives as text of base64."""
 MAX_REQUESTS = 1024
 """At a time; more are answered with 503."""
+HEADER_TIMEOUT_S = 10.0
 DRAIN_S = 30
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -53,6 +56,7 @@ async def serve_http(
     token: str | None,
     listening_host: str,
     on_ready: Callable[[], object] = lambda: None,
+    header_timeout_s: float = HEADER_TIMEOUT_S,
 ) -> None:
     """At `/mcp` of a listening socket, until SIGTERM or SIGINT; then what runs is given `DRAIN_S` seconds."""
     app = server.streamable_http_app(
@@ -63,6 +67,9 @@ async def serve_http(
     )
     config = uvicorn.Config(
         _guarded(app, token, listening_host),
+        # Silent connections count as requests: they must not keep others out.
+        http=cast(type[asyncio.Protocol], _Watched(header_timeout_s)),
+        ws="none",
         log_level="warning",
         limit_concurrency=MAX_REQUESTS,
         timeout_graceful_shutdown=DRAIN_S,
@@ -71,6 +78,20 @@ async def serve_http(
     serving = _Uvicorn(config, on_ready)
     with _on_signal(serving.stop):
         await serving.serve([listener])
+
+
+class _Watched:
+    """Makes uvicorn's protocol of each connection, watched as in the other services of the sandbox."""
+
+    def __init__(self, header_timeout_s: float) -> None:
+        self._header_timeout_s = header_timeout_s
+        self._connections: Connections | None = None
+
+    def __call__(self, **given: Any) -> asyncio.Protocol:
+        if self._connections is None:
+            most = MAX_REQUESTS - NUM_SPARE
+            self._connections = Connections(lambda: AutoHTTPProtocol(**given), most, self._header_timeout_s)
+        return self._connections()
 
 
 class _Uvicorn(uvicorn.Server):

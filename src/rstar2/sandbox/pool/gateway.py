@@ -30,14 +30,19 @@ class Gateway:
     def nodes(self) -> Sequence[NodeInfo]:
         return self._pool.nodes()
 
-    def join(self, url: str, *, is_fixed: bool = False) -> NodeInfo:
+    def join(self, url: str, address: str | None = None, *, is_fixed: bool = False) -> NodeInfo:
         name = url.rstrip("/")
         node = self._pool.table.get(name)
+        if node is not None and node.state is not NodeState.READY and node.address not in (None, address):
+            # It was started again on another machine, under the same name.
+            self._pool.table.drop(node, "it joined again from another address")
+            node = None
         if node is None:
             if len(self._pool.table) >= MAX_NODES:
                 raise Overloaded(retry_after_s=60.0)
-            remote = RemoteNode(name, self._token)
+            remote = RemoteNode(name, self._token, address)
             node = self._pool.table.add(name, remote, 1, remote.probe, is_fixed=is_fixed)
+            node.address = address
         elif node.state is not NodeState.READY:
             node.wake.set()
         return node.info()

@@ -123,6 +123,8 @@ class Node:
     is_fixed: bool
     """Named by the operator: never forgotten."""
     state: NodeState
+    address: str | None = None
+    """That it joined from by itself, and is called at."""
     num_outstanding: int = 0
     num_failures: int = 0
     """Unanswered probes in a row."""

@@ -109,12 +109,12 @@ class NodeTable:
         while node.num_outstanding and node.state is not NodeState.LOST and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
         is_done = not node.num_outstanding
-        self._drop(node, "it left before it had finished")
+        self.drop(node, "it left before it had finished")
         return is_done
 
     async def close(self) -> None:
         for node in list(self):
-            self._drop(node, "the pool was closed")
+            self.drop(node, "the pool was closed")
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def close_later(self, node: Node, session: Session) -> None:
@@ -133,7 +133,8 @@ class NodeTable:
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
-    def _drop(self, node: Node, reason: str) -> None:
+    def drop(self, node: Node, reason: str) -> None:
+        """Forget the node; its calls are rerun elsewhere."""
         if self._nodes.get(node.name) is not node:
             return
         del self._nodes[node.name]
@@ -149,7 +150,7 @@ class NodeTable:
             self._take(node, report, reason)
             is_old = time.monotonic() - node.last_seen > self._health.forget_after_s
             if node.state is NodeState.LOST and is_old and not node.is_fixed:
-                self._drop(node, reason)
+                self.drop(node, reason)
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._health.period_s):

@@ -6,12 +6,16 @@ A node joins again at each heartbeat. So a gateway that was restarted finds its 
 
 import asyncio
 import contextlib
+import ipaddress
 import json
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import TypeAdapter
+from aiohttp.abc import AbstractResolver, ResolveResult
+from pydantic import Field, TypeAdapter
 
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.sandbox.client import RemoteExecutor
@@ -23,6 +27,9 @@ from rstar2.sandbox.pool.node import NodeReport
 
 PROBE_DEADLINE_S = 60.0
 """An upper bound only: a probe has a much shorter deadline."""
+MAX_STATUS_BYTES = 1 << 20
+MAX_CORES = 1 << 16
+"""A node that claims more lies: it would be given all calls."""
 HEARTBEAT_S = 5.0
 JOIN_DEADLINE_S = 5.0
 
@@ -32,25 +39,46 @@ class _Answer:
     """The part of the service's status that matters here."""
 
     status: str
-    num_cores: int
+    num_cores: Annotated[int, Field(le=MAX_CORES)]
     guarantees: list[Guarantee]
 
 
 _ANSWER = TypeAdapter(_Answer)
 
 
+class PinnedResolver(AbstractResolver):
+    """The one address that a node joined from, whatever its name leads to later: whoever can change the name must not
+    choose whom the gateway calls, with its token."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        del family  # the address has its own
+        own = socket.AF_INET6 if ipaddress.ip_address(self.address).version == 6 else socket.AF_INET
+        flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        return [ResolveResult(hostname=host, host=self.address, port=port, family=own, proto=0, flags=flags)]
+
+    async def close(self) -> None:
+        pass
+
+
 class RemoteNode(RemoteExecutor):
     """Retries nothing: the pool has other nodes. Probes use a separate connection, so that an answer does not wait
     behind the calls, and send the token, so that a node that would refuse calls gets none. A node that isolates less
-    than the minimum counts as one that does not answer: it must not get programs."""
+    than the minimum counts as one that does not answer: it must not get programs. `address` is the one that the URL's
+    host stands for; None: the one that it is found at."""
 
-    def __init__(self, base_url: str, token: str | None = None) -> None:
-        super().__init__(base_url, token, retries=False)
-        self._prober = RemoteExecutor(base_url, token, retries=False, max_connections=1)
+    def __init__(self, base_url: str, token: str | None = None, address: str | None = None) -> None:
+        resolver = None if address is None else PinnedResolver(address)
+        super().__init__(base_url, token, retries=False, resolver=resolver)
+        self._prober = RemoteExecutor(base_url, token, retries=False, max_connections=1, resolver=resolver)
 
     async def probe(self) -> NodeReport:
         deadline = time.monotonic() + PROBE_DEADLINE_S
-        answer = await self._prober.call("GET", "/status", None, deadline, _ANSWER.validate_json)
+        answer = await self._prober.call("GET", "/status", None, deadline, _ANSWER.validate_json, MAX_STATUS_BYTES)
         if lacking := guarantees.lacking(answer.guarantees):
             raise InfrastructureError(f"it isolates less than a node must: it lacks {'; '.join(lacking)}")
         return NodeReport(answer.status == "draining", answer.num_cores, answer.guarantees)
