@@ -34,6 +34,7 @@ def _sample(problem_id: str, index: int, kind: str) -> Sample:
         weight=1.0,
         details={},
         num_response_tokens=10,
+        num_generated_tokens=10,
         num_turns=1,
         num_tool_calls=0,
         num_own_calls=0,
