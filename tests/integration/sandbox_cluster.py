@@ -9,9 +9,16 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+from sandbox_service import EqualityGrader, listening_socket
+
+from rstar2.sandbox.http import Server, ServiceSettings
+from rstar2.sandbox.pool import HealthConfig, PoolExecutor
+from rstar2.sandbox.pool.gateway import Gateway, create_gateway
 
 TOKEN = "a-token-of-the-tests"
 START_DEADLINE_S = 240.0
@@ -101,3 +108,16 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0
     while not condition():
         assert time.monotonic() < until, f"waited {timeout_s} s for: {what}"
         time.sleep(0.05)
+
+
+@asynccontextmanager
+async def gateway() -> AsyncIterator[tuple[str, PoolExecutor]]:
+    """In the test's own loop: its address, and its pool."""
+    async with PoolExecutor(health=HealthConfig(period_s=0.05)) as pool:
+        app = create_gateway(pool, Gateway(pool, TOKEN), ServiceSettings(token=TOKEN), EqualityGrader())
+        server, listener = Server(app), listening_socket()
+        await server.start([listener])
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", pool
+        finally:
+            await server.drain(0.0)

@@ -11,17 +11,15 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from sandbox_cluster import TOKEN
-from sandbox_service import EqualityGrader, GateExecutor, listening_socket, service, until
+from sandbox_cluster import TOKEN, gateway
+from sandbox_service import GateExecutor, listening_socket, service, until
 
 from rstar2.errors import UserError
 from rstar2.sandbox import client
 from rstar2.sandbox.client import RemoteExecutor
 from rstar2.sandbox.executor import Request
-from rstar2.sandbox.http import Server, ServiceSettings
+from rstar2.sandbox.http import ServiceSettings
 from rstar2.sandbox.isolation import guarantees
-from rstar2.sandbox.pool import HealthConfig, PoolExecutor
-from rstar2.sandbox.pool.gateway import Gateway, create_gateway
 from rstar2.sandbox.pool.remote_node import RemoteNode
 
 pytestmark = pytest.mark.integration
@@ -53,18 +51,6 @@ async def hostile(answer: Answer) -> AsyncIterator[tuple[str, list[str]]]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
     finally:
         await runner.cleanup()
-
-
-@asynccontextmanager
-async def gateway() -> AsyncIterator[tuple[str, PoolExecutor]]:
-    async with PoolExecutor(health=HealthConfig(period_s=0.05)) as pool:
-        app = create_gateway(pool, Gateway(pool, TOKEN), ServiceSettings(token=TOKEN), EqualityGrader())
-        server, listener = Server(app), listening_socket()
-        await server.start([listener])
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}", pool
-        finally:
-            await server.drain(0.0)
 
 
 async def endless(request: web.Request, piece: bytes) -> web.StreamResponse:

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 import requests
 from aiohttp import web
-from sandbox_cluster import TOKEN, SandboxProcess, ask
+from sandbox_cluster import TOKEN, SandboxProcess, ask, gateway
 from sandbox_service import EqualityGrader, GateExecutor, listening_socket, service, until
 from typer.testing import CliRunner
 
@@ -26,12 +26,12 @@ from rstar2.errors import InfrastructureError, UserError
 from rstar2.sandbox import Sandbox, client
 from rstar2.sandbox.client import RemoteExecutor
 from rstar2.sandbox.executor import Request
-from rstar2.sandbox.http import Server, ServiceSettings
+from rstar2.sandbox.http import ServiceSettings
 from rstar2.sandbox.http.access import find_token, forget_token, keep_token
 from rstar2.sandbox.http.supervisor import listen
 from rstar2.sandbox.isolation import guarantees
 from rstar2.sandbox.isolation.guarantees import Guarantee
-from rstar2.sandbox.pool import HealthConfig, PoolExecutor
+from rstar2.sandbox.pool import PoolExecutor
 from rstar2.sandbox.pool.gateway import Gateway, create_gateway
 
 pytestmark = pytest.mark.integration
@@ -143,18 +143,6 @@ def test_no_service_has_a_token_that_everybody_has() -> None:
 
 
 # ---- nodes ----
-
-
-@asynccontextmanager
-async def gateway() -> AsyncIterator[tuple[str, PoolExecutor]]:
-    async with PoolExecutor(health=HealthConfig(period_s=0.05)) as pool:
-        app = create_gateway(pool, Gateway(pool, TOKEN), ServiceSettings(token=TOKEN), EqualityGrader())
-        server, listener = Server(app), listening_socket()
-        await server.start([listener])
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}", pool
-        finally:
-            await server.drain(0.0)
 
 
 @asynccontextmanager

@@ -1,5 +1,5 @@
-"""kill -9 of the processes that a server works with: the answer is right all the same, or each caller concerned is told
-with 503 and Retry-After, or with an error event in its stream. Nothing is left of them, and the next request is
+"""kill -9 of the processes that a server works with: the answer is right all the same, or each caller concerned gets
+503 with Retry-After, or an error event in its stream. Nothing is left of them, and the next request is
 answered."""
 
 import asyncio

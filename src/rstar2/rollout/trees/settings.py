@@ -23,7 +23,7 @@ class TreeSettings:
     max_generated_tokens: int | None = None
     """Once the roots have ended, a leaf is begun only if these tokens are expected to pay for it."""
     knows_rewards: bool = True
-    """Whether the policy is told the rewards of leaves. At test time nobody knows them."""
+    """Whether the policy sees the rewards of leaves. At test time there are none."""
 
     @classmethod
     def of(cls, recipe: "Recipe") -> Self | None:
