@@ -171,6 +171,16 @@ def _turns_of(trace: Trace) -> Counter[tuple[tuple[int, ...], tuple[int, ...], t
     return found
 
 
+def _can_be_told_apart(recording: Recording) -> bool:
+    """Whether no two conversations of the program have the same messages. Of two that do, without the reasoning that it
+    left out, nobody knows which one it continues: a wrong guess is one more segment, and still exact."""
+    seen = []
+    for each in recording.exchanges:
+        role, content, _, calls = each.answered
+        seen.append((each.heading, tuple((said[0], said[1], said[3]) for said in each.asked), (role, content, calls)))
+    return len(set(seen)) == len(seen)
+
+
 MOVES = ("continue", "continue", "begin", "branch", "retry", "cut", "edit", "together")
 
 
@@ -179,12 +189,13 @@ MOVES = ("continue", "continue", "begin", "branch", "retry", "cut", "edit", "tog
 def test_recorded_ids_are_those_that_the_engine_saw_and_sampled_each_once(
     family: str, seed: int, moves: list[str]
 ) -> None:
-    trace, engine, program, _ = asyncio.run(_played(family, seed, moves))
+    trace, engine, program, recording = asyncio.run(_played(family, seed, moves))
     assert _turns_of(trace) == Counter(engine.log)
     num_learnt = sum(sum(segment.loss_mask) for segment in trace.segments)
     assert num_learnt == sum(len(ids) for _, ids, _ in engine.log) == trace.num_sampled_tokens
     assert sum(trace.loss_mask) == num_learnt and len(trace.loss_mask) == len(trace.token_ids) == len(trace.log_probs)
-    assert len(trace.segments) <= program.num_broken
+    if _can_be_told_apart(recording):
+        assert len(trace.segments) <= program.num_broken
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -44,8 +44,9 @@ def said_by(message: ChatMessage) -> Said:
 
 
 def continued(exchanges: Sequence[Exchange], heading: str, messages: Sequence[Said]) -> Exchange | None:
-    """The longest exchange that the messages begin with, and go on from."""
-    found = [each for each in exchanges if each.heading == heading and _is_continued(each, messages)]
+    """The longest exchange that the messages begin with, and go on from; the newest, where a program asked the same
+    again and got the same answer."""
+    found = [each for each in reversed(exchanges) if each.heading == heading and _is_continued(each, messages)]
     return max(found, key=lambda each: len(each.asked), default=None)
 
 
