@@ -160,11 +160,9 @@ async def _serve(
     port: int,
     drain_s: float,
 ) -> None:
-    from rstar2.sandbox.http.connections import raise_descriptor_limit
     from rstar2.sandbox.http.supervisor import address_of, listen
     from rstar2.serve import Server, create_app
 
-    raise_descriptor_limit()
     listener = listen(settings.listening_host, port)
     address = address_of(listener)
     note("loading the model ...")

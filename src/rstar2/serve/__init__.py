@@ -6,7 +6,8 @@ with a reason in OpenAI's form; a caller that leaves is cancelled; nothing that 
 May import: records, sandbox, engine, grading, models, agent, environments.
 """
 
-from rstar2.serve.app import Server, create_app
+from rstar2.sandbox.http.server import Server
+from rstar2.serve.app import create_app
 from rstar2.serve.episode import ServedAgent
 from rstar2.serve.served_model import ServedModel
 from rstar2.serve.settings import ServeSettings

@@ -1,18 +1,13 @@
 """The application, and how it is served on a listening socket: serve, drain, stop. The engine belongs to the caller."""
 
-import asyncio
-import contextlib
 import hmac
-import logging
-import socket
-from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from rstar2.sandbox.http.access import is_of_another_site, may_ask
-from rstar2.sandbox.http.connections import Connections
+from rstar2.sandbox.http.server import DRAINABLE
 from rstar2.serve.agent import AgentApi
 from rstar2.serve.bodies import (
     CHAT,
@@ -36,14 +31,9 @@ from rstar2.serve.service import Service
 from rstar2.serve.settings import ServeSettings
 from rstar2.serve.system import SystemApi
 
-protocol_logger = logging.getLogger(f"{__name__}.protocol")
-# aiohttp logs a traceback for each request that is not HTTP; it is answered with 400, and callers must not fill disks.
-protocol_logger.setLevel(logging.CRITICAL)
 SERVICE = web.AppKey("service", Service)
 DOCUMENT = web.AppKey("document", dict[str, Any])
 """The OpenAPI document that the application serves."""
-BACKLOG = 4096
-"""Connections that may wait to be accepted; a burst of callers must not see refusals."""
 
 HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
@@ -68,7 +58,7 @@ def create_app(
     system.publish(document)
     open_paths = frozenset(route.path for route in routes if route.is_open)
     app = web.Application(middlewares=[_guard(service, open_paths)], client_max_size=settings.max_body_bytes)
-    app[SERVICE] = service
+    app[SERVICE] = app[DRAINABLE] = service
     app[DOCUMENT] = document
     for route in routes:
         app.router.add_route(route.method, route.path, route.handler)
@@ -163,40 +153,3 @@ def _check_caller(request: web.Request, settings: ServeSettings, *, needs_key: b
     # What a page may send to another site without asking it first is never of this type.
     if request.body_exists and request.content_type != "application/json":
         raise ApiError(415, "send the body as `Content-Type: application/json`")
-
-
-class Server:
-    """An application on listening sockets. A caller that goes away cancels what it asked for."""
-
-    def __init__(self, app: web.Application) -> None:
-        self._service = app[SERVICE]
-        self._admission = self._service.admission
-        self._runner = web.AppRunner(
-            app,
-            handler_cancellation=True,
-            access_log=None,
-            shutdown_timeout=1.0,
-            logger=protocol_logger,
-            keepalive_timeout=self._service.settings.keepalive_s,
-        )
-        self._listening: list[asyncio.Server] = []
-
-    async def start(self, sockets: Sequence[socket.socket]) -> None:
-        await self._runner.setup()
-        assert self._runner.server is not None
-        settings = self._service.settings
-        connections = Connections(self._runner.server, settings.max_connections, settings.header_timeout_s)
-        self._service.connections = connections
-        self._listening = [await connections.listen(sock, BACKLOG) for sock in sockets]
-
-    async def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests, let those in flight finish, then stop. Whether all of them did, in that time."""
-        self._admission.is_draining = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._admission.idle.wait()
-        is_done = self._admission.idle.is_set()
-        for listening in self._listening:
-            listening.close()
-        await self._runner.cleanup()
-        return is_done

@@ -68,6 +68,13 @@ class Service:
         return self.connections is not None and self.connections.is_spare(transport)
 
     @property
+    def idle(self) -> asyncio.Event:
+        return self.admission.idle
+
+    def begin_draining(self) -> None:
+        self.admission.is_draining = True
+
+    @property
     def scoring(self) -> ScoringEngine:
         if self.model.scoring is None:
             raise unsupported("logprobs", "the engine of this server cannot score given tokens")

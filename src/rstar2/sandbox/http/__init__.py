@@ -4,7 +4,8 @@ Promise: every request is answered, with a result or with a reason; no input mak
 against the `Executor` protocol alone, and the executor given to it belongs to the caller.
 """
 
-from rstar2.sandbox.http.app import Server, create_app, serve_forever
+from rstar2.sandbox.http.app import create_app, serve_forever
+from rstar2.sandbox.http.server import Server
 from rstar2.sandbox.http.service import AnswerGrader, Guarantees, Load, ServiceSettings
 
 __all__ = ["AnswerGrader", "Guarantees", "Load", "Server", "ServiceSettings", "create_app", "serve_forever"]

@@ -4,7 +4,6 @@ The executor belongs to the caller, who opens it before and closes it after the 
 """
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
@@ -22,10 +21,10 @@ from rstar2.sandbox.http.compat_code_judge import CodeJudgeApi
 from rstar2.sandbox.http.compat_e2b import E2bApi
 from rstar2.sandbox.http.compat_openenv import WS_PATH, OpenEnvApi
 from rstar2.sandbox.http.compat_sandbox_fusion import SandboxFusionApi
-from rstar2.sandbox.http.connections import Connections, raise_descriptor_limit
 from rstar2.sandbox.http.errors import ApiError, from_http_exception, overloaded, response_to
 from rstar2.sandbox.http.native import NativeApi
 from rstar2.sandbox.http.operations import openapi_document
+from rstar2.sandbox.http.server import DRAINABLE, Server
 from rstar2.sandbox.http.service import AnswerGrader, Guarantees, Load, Service, ServiceSettings
 from rstar2.sandbox.http.session_files import SessionFilesApi
 from rstar2.sandbox.http.session_table import SessionTable
@@ -33,14 +32,9 @@ from rstar2.sandbox.http.streams import StreamApi
 from rstar2.sandbox.http.system import Nodes, SystemApi
 
 logger = logging.getLogger(__name__)
-protocol_logger = logging.getLogger(f"{__name__}.protocol")
-# aiohttp logs a traceback for each request that is not HTTP; it is answered with 400, and callers must not fill disks.
-protocol_logger.setLevel(logging.CRITICAL)
 SERVICE = web.AppKey("service", Service)
 DOCUMENT = web.AppKey("document", dict[str, Any])
 """The OpenAPI document that the application serves."""
-BACKLOG = 4096
-"""Connections that may wait to be accepted; a burst of callers must not see refusals."""
 
 
 def create_app(
@@ -76,7 +70,7 @@ def create_app(
     app = web.Application(
         middlewares=[_guard(service, frozenset(open_paths))], client_max_size=settings.max_request_bytes
     )
-    app[SERVICE] = service
+    app[SERVICE] = app[DRAINABLE] = service
     app[DOCUMENT] = document
     for operation in operations:
         app.router.add_route(operation.method, operation.path, operation.handler)
@@ -137,43 +131,6 @@ async def _held_sessions(sessions: SessionTable, settings: ServiceSettings) -> A
     sweeper.cancel()
     await asyncio.gather(sweeper, return_exceptions=True)
     await sessions.close_all()
-
-
-class Server:
-    """An application on listening sockets. A caller that goes away cancels what it asked for."""
-
-    def __init__(self, app: web.Application) -> None:
-        self._service = app[SERVICE]
-        self._runner = web.AppRunner(
-            app,
-            handler_cancellation=True,
-            access_log=None,
-            shutdown_timeout=1.0,
-            logger=protocol_logger,
-            keepalive_timeout=self._service.settings.keepalive_s,
-        )
-        self._listening: list[asyncio.Server] = []
-
-    async def start(self, sockets: Sequence[socket.socket]) -> None:
-        raise_descriptor_limit()
-        await self._runner.setup()
-        assert self._runner.server is not None
-        settings = self._service.settings
-        connections = Connections(self._runner.server, settings.max_connections, settings.header_timeout_s)
-        self._service.connections = connections
-        self._listening = [await connections.listen(sock, BACKLOG) for sock in sockets]
-
-    async def drain(self, timeout_s: float) -> bool:
-        """Refuse new work, let what is in flight finish, then stop. Whether all of it did, in that time."""
-        self._service.draining = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._service.idle.wait()
-        is_done = self._service.idle.is_set()
-        for listening in self._listening:
-            listening.close()
-        await self._runner.cleanup()
-        return is_done
 
 
 async def serve_forever(

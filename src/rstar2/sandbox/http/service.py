@@ -132,6 +132,9 @@ class Service:
         """Of the server, once there is one."""
         self._stream_room: Room | None = None
 
+    def begin_draining(self) -> None:
+        self.draining = True
+
     def is_beyond_bound(self, transport: asyncio.BaseTransport | None) -> bool:
         return self.connections is not None and self.connections.is_spare(transport)
 
