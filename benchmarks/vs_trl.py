@@ -1,13 +1,14 @@
 """Samples trained a second: rstar2's trainer and TRL's GRPOTrainer with its own tool loop, the same work, one machine.
 
     python benchmarks/vs_trl.py [--device cuda|cpu] [--model FOLDER] [--trl-python PYTHON] [--json]
-        [--contenders rstar2 rstar2-paper trl trl-continuous trl-vllm]
+        [--contenders rstar2 rstar2-paper rstar2-invariant trl trl-continuous trl-vllm]
 
 A sample is one rollout that was generated, graded and trained on. Both train the same weights on the same prompts, to
 the token and in the same order, with the same group size, limits on response tokens and tool turns, Python tool in the
 same sandbox, judge, learning rate, clipping, one optimizer step a batch and no KL term; in bfloat16 on a GPU, in
 float32 on a CPU; all groups are trained on, those of equal rewards too. rstar2 runs as `rstar2 train` does, once with
-`selection = "off"`, which is the same work, and once with `paper`, where twice as many are generated as are trained on.
+`selection = "off"`, which is the same work, and once with `paper`, where twice as many are generated as are trained on;
+where asked for, with `engine.batch_invariant` (`rstar2-invariant`).
 TRL runs as installed, with the settings of `config_of` in trl_contender.py, which are printed: batched
 `transformers.generate`; where asked for, continuous batching (`trl-continuous`) and vLLM in its process (`trl-vllm`).
 
@@ -59,6 +60,7 @@ LEAST_CALLS = 0.05
 LABELS = {
     "rstar2": "rstar2, selection off",
     "rstar2-paper": "rstar2, selection paper (2G for G)",
+    "rstar2-invariant": "rstar2, batch-invariant",
     "trl": "TRL, transformers.generate",
     "trl-continuous": "TRL, continuous batching",
     "trl-vllm": "TRL, vLLM colocated",
@@ -133,7 +135,8 @@ def lay_out(options: argparse.Namespace, folder: Path) -> tuple[Recipe, list[dic
         "seed": options.seed,
         "model": {"name": str(folder), "device": options.device},
         "engine": {"kind": "embedded", "max_batch": min(num_generated, options.max_batch)},
-        "agent": {"tool": options.tool, "max_tool_output_tokens": options.max_tool_output_tokens},
+        "environment": {"source": "math", "tools": [options.tool]},
+        "agent": {"max_tool_output_tokens": options.max_tool_output_tokens},
         "algo": {
             "group_size": options.group_size,
             "oversample_factor": 1,
@@ -195,6 +198,9 @@ def run_rstar2(name: str, options: argparse.Namespace, recipe: Recipe, scratch: 
     if name == "rstar2-paper":
         algo = recipe.algo.model_copy(update={"selection": "paper", "oversample_factor": 2})
         recipe = recipe.model_copy(update={"algo": algo})
+    if name == "rstar2-invariant":
+        engine = recipe.engine.model_copy(update={"batch_invariant": True})
+        recipe = recipe.model_copy(update={"engine": engine})
     scratch.mkdir()
     (scratch / "recipe.toml").write_text(to_toml(recipe))
     arguments = ["-m", "rstar2.cli.main", "train", str(scratch / "recipe.toml"), "--run", str(scratch / "run")]

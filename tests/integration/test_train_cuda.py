@@ -1,5 +1,7 @@
 """The update's own kernels on a GPU give what PyTorch's operations give, and their gradients."""
 
+import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,6 +9,8 @@ import torch
 from torch import Tensor
 
 from rstar2.config import Recipe
+from rstar2.engine import Sampling
+from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.train.learning.forward import Family, Pack
 from rstar2.train.memory.activations import GpuActivations
 from rstar2.train.memory.sizes import ModelSizes
@@ -122,11 +126,19 @@ def make_model(kind: str, dtype: torch.dtype, device: str) -> Any:
     return model.to(torch.bfloat16).to(dtype).to(device).eval()
 
 
-def make_policy_of(model: Any, dtype: str, device: str, lora: dict[str, Any] | None = None, **train: Any) -> Policy:
+def make_policy_of(
+    model: Any,
+    dtype: str,
+    device: str,
+    lora: dict[str, Any] | None = None,
+    batch_invariant: bool = False,
+    **train: Any,
+) -> Policy:
     settings = {"name": "any", "device": device, "dtype": dtype, "context_tokens": 512}
     recipe = Recipe.model_validate(
         {
             "name": "cuda",
+            "engine": {"batch_invariant": batch_invariant},
             "model": settings | ({} if lora is None else {"lora": lora}),
             "train": {"gradient_checkpointing": False} | train,
         }
@@ -151,24 +163,31 @@ def make_families() -> list[Family]:
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("lora", [None, {"rank": 8, "alpha": 16.0}])
-@pytest.mark.parametrize("is_checkpointed", [False, True])
-def test_log_probs_and_gradients_of_a_model(kind: str, lora: dict[str, Any] | None, is_checkpointed: bool) -> None:
+@pytest.mark.parametrize(("is_checkpointed", "batch_invariant"), [(False, False), (True, False), (False, True)])
+def test_log_probs_and_gradients_of_a_model(
+    kind: str, lora: dict[str, Any] | None, is_checkpointed: bool, batch_invariant: bool
+) -> None:
     """Ours, with shared prefixes, in bfloat16; `transformers` in float32 on a CPU, and in bfloat16 for what rounding
     alone does."""
     families = make_families()
 
-    def found(device: str, dtype: str, *, is_sandbox_fault: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    def found(device: str, dtype: str, *, is_ours: bool) -> tuple[Tensor, dict[str, Tensor]]:
         policy = make_policy_of(
-            make_model(kind, getattr(torch, dtype), device), dtype, device, lora, gradient_checkpointing=is_checkpointed
+            make_model(kind, getattr(torch, dtype), device),
+            dtype,
+            device,
+            lora,
+            batch_invariant and is_ours,
+            gradient_checkpointing=is_checkpointed,
         )
-        assert policy.shares_prefixes == is_sandbox_fault
+        assert policy.shares_prefixes == is_ours
         if lora is not None:
             with torch.no_grad():
                 for name, parameter in policy.parameters().items():
                     generator = torch.Generator().manual_seed(len(name))
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) / 30)
         alone = [Family([ids], [m]) for f in families for ids, m in zip(f.sequences, f.masks, strict=True)]
-        pack = Pack.of_families(families if is_sandbox_fault else alone, policy.device)
+        pack = Pack.of_families(families if is_ours else alone, policy.device)
         log_probs, _ = policy.token_log_probs(pack)
         weights = torch.linspace(-1, 2, len(log_probs), device=policy.device)
         parameters = policy.parameters()
@@ -177,9 +196,9 @@ def test_log_probs_and_gradients_of_a_model(kind: str, lora: dict[str, Any] | No
             name: gradient.cpu() for name, gradient in zip(parameters, gradients, strict=True)
         }
 
-    exact, exact_gradients = found("cpu", "float32", is_sandbox_fault=False)
-    rounded, rounded_gradients = found("cpu", "bfloat16", is_sandbox_fault=False)
-    ours, gradients = found("cuda", "bfloat16", is_sandbox_fault=True)
+    exact, exact_gradients = found("cpu", "float32", is_ours=False)
+    rounded, rounded_gradients = found("cpu", "bfloat16", is_ours=False)
+    ours, gradients = found("cuda", "bfloat16", is_ours=True)
     assert (ours - exact).norm() < 1.5 * (rounded - exact).norm()
     for name, gradient in gradients.items():
         wanted = exact_gradients[name].double()
@@ -213,3 +232,58 @@ def test_an_update_takes_the_memory_that_is_planned_for_it(
     planned = GpuActivations(sizes, 2, is_checkpointed=is_checkpointed, is_full=lora is None).measure(num_tokens)
     num_trained = sum(parameter.nbytes for parameter in policy.parameters().values())
     assert found_bytes - num_trained <= 1.02 * planned.total <= 1.15 * found_bytes
+
+
+@pytest.mark.parametrize("num_outputs", [17, 960, 2048])
+@pytest.mark.parametrize("num_inputs", [64, 200, 1536])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_batch_invariant_product(num_outputs: int, num_inputs: int, has_bias: bool) -> None:
+    from rstar2.engine.embedded.invariant import linear
+
+    x, weight = randn(777, num_inputs), randn(num_outputs, num_inputs, seed=1)
+    bias = randn(num_outputs, seed=2) if has_bias else None
+    found = linear(x, weight, bias)
+    exact = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    assert_near(found, exact)
+    for rows in (slice(0, 1), slice(5, 8), slice(300, 700)):
+        assert torch.equal(linear(x[rows], weight, bias), found[rows])
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("lora", [None, {"rank": 8, "alpha": 16.0}])
+def test_a_batch_invariant_trainer_computes_the_log_probs_of_its_engine_to_the_bit(
+    kind: str, lora: dict[str, Any] | None
+) -> None:
+    policy = make_policy_of(make_model(kind, torch.bfloat16, "cuda"), "bfloat16", "cuda", lora, True)
+    if lora is not None:
+        with torch.no_grad():
+            for parameter in policy.parameters().values():
+                parameter.add_(torch.randn_like(parameter) / 30)
+        policy.publish()
+    options = EmbeddedOptions(kv_cache_tokens=65536, max_prefill_tokens=100, batch_invariant=True)
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(999, (length,), generator=generator).tolist() for length in (3, 70, 150, 200)]
+
+    async def sample(engine: EmbeddedEngine, number: int) -> tuple[list[int], list[float]]:
+        sampling = Sampling(temperature=0.8, seed=number)
+        chunks = [chunk async for chunk in engine.generate(str(number), prompts[number % 4], sampling, 30 + number)]
+        return [i for chunk in chunks for i in chunk.token_ids], [p for chunk in chunks for p in chunk.log_probs]
+
+    async def sample_all(at_a_time: int) -> list[tuple[list[int], list[float]]]:
+        engine = EmbeddedEngine.on_model(policy.served, replace(options, max_running=at_a_time))
+        try:
+            return await asyncio.gather(*(sample(engine, number) for number in range(48)))
+        finally:
+            await engine.close()
+
+    turns = asyncio.run(sample_all(64))
+    assert asyncio.run(sample_all(3)) == turns, "a turn depends on what runs beside it"
+    families = []
+    for first, prompt in enumerate(prompts):
+        answers = [turns[number][0] for number in range(first, 48, 4)]
+        masks = [[False] * len(prompt) + [True] * len(answer) for answer in answers]
+        families.append(Family([prompt + answer for answer in answers], masks, len(prompt)))
+    with torch.no_grad():
+        found, _ = policy.token_log_probs(Pack.of_families(families, policy.device), temperature=0.8)
+    sampled = [log_prob for first in range(4) for number in range(first, 48, 4) for log_prob in turns[number][1]]
+    assert found.double().tolist() == sampled

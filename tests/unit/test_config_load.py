@@ -219,6 +219,18 @@ def test_without_tools_no_result_is_too_long(overrides: list[str], tmp_path: Pat
             "sft.max_tokens of 20000 is more than train.micro_batch_tokens",
         ),
         (["model.name=other", "model.tiny={}"], "model.tiny is for models built from nothing"),
+        (
+            ["engine.batch_invariant=true", "model.device=cuda", "model.dtype=float32"],
+            "engine.batch_invariant needs bfloat16 on a GPU",
+        ),
+        (
+            ["engine.batch_invariant=true", "model.lora={dropout = 0.1}"],
+            "engine.batch_invariant needs adapters that can be merged",
+        ),
+        (
+            ["engine.batch_invariant=true", "engine.kind=vllm", "cluster={num_nodes = 1, gpus_per_node = 8}"],
+            "engine.batch_invariant is for embedded, not vllm",
+        ),
         (["model.tiny.num_heads=10"], "does not divide hidden_size 192"),
         (["model.tiny.num_kv_heads=4"], "model.tiny.num_kv_heads of 4 does not divide num_heads 6"),
         (

@@ -89,7 +89,22 @@ def _engine(recipe: "Recipe") -> Iterator[Impossibility]:
             f'cannot be "{engine.kind}" in training: rstar2 cannot change its weights; use "embedded"',
             "engine.kind",
         )
+    if engine.batch_invariant:
+        yield from _batch_invariant(recipe)
     yield from _engine_source(recipe)
+
+
+def _batch_invariant(recipe: "Recipe") -> Iterator[Impossibility]:
+    if recipe.engine.kind != "embedded":
+        yield _no(f"is for embedded, not {recipe.engine.kind}", "engine.batch_invariant", "engine.kind")
+    if recipe.model.device == "cuda" and recipe.model.dtype == "float32":
+        yield _no("needs bfloat16 on a GPU", "engine.batch_invariant", "model.dtype")
+    if recipe.trains and recipe.model.lora is not None and recipe.model.lora.dropout:
+        yield _no(
+            "needs adapters that can be merged, and those with dropout cannot: set it to 0",
+            "engine.batch_invariant",
+            "model.lora.dropout",
+        )
 
 
 def _engine_source(recipe: "Recipe") -> Iterator[Impossibility]:

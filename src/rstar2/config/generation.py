@@ -65,6 +65,12 @@ class EngineSection(Section):
         description="Prompt tokens prefilled in one step. Longer prompts are prefilled in chunks, so that running "
         "rollouts never wait long for a new one.",
     )
+    batch_invariant: bool = Field(
+        False,
+        description="On one GPU, in bfloat16: engine and trainer use kernels whose reduction order does not depend on "
+        "the batch, so that the trainer computes exactly the log-probabilities that a rollout was sampled with. "
+        "Slower. On a CPU in float32 the engine is always batch-invariant. Only with embedded.",
+    )
 
 
 class AgentSection(Section):

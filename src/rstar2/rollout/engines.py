@@ -28,6 +28,7 @@ _OPTIONS = {
     "gpu_memory_share": "gpu_memory_share",
     "max_batch": "max_running",
     "prefill_chunk_tokens": "max_prefill_tokens",
+    "batch_invariant": "batch_invariant",
 }
 """What an engine calls the fields of `[engine]`."""
 

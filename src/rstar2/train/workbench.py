@@ -201,5 +201,6 @@ def engine_options(recipe: Recipe, *, gives_cache_back: bool = False) -> Embedde
         gpu_memory_share=recipe.engine.gpu_memory_share,
         max_prefill_tokens=recipe.engine.prefill_chunk_tokens,
         gives_cache_back=gives_cache_back,
+        batch_invariant=recipe.engine.batch_invariant,
         seed=recipe.seed,
     )

@@ -9,18 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rstar2.engine.embedded import triton_kernels
+from rstar2.engine.embedded import invariant, triton_kernels
 from rstar2.engine.embedded.architecture import ForwardBatch, rotary_table
 from rstar2.engine.embedded.cuda_memory import ReturnableTensor
-from rstar2.engine.embedded.options import PREFILL_TILE, EngineLimits
-from rstar2.engine.embedded.weights import LayerWeights, Weights
+from rstar2.engine.embedded.options import PREFILL_TILE, VOCABULARY_TILE, EngineLimits
+from rstar2.engine.embedded.weights import LayerWeights, Shape, Weights
 from rstar2.errors import UserError
 
 _CONTEXT_TILE = 64
 _MIN_DOT = 16
 """The smallest side of a matrix that Triton multiplies."""
 _GATE_TILE = 1024
-_VOCABULARY_TILE = 4096
 _MAX_SPLITS = 16
 _ENOUGH_PROGRAMS = 2048
 """Programs of decode attention, of two warps each: about what an H200's 132 multiprocessors hold at once."""
@@ -62,12 +61,13 @@ class CudaKernels:
         sum_TH = hidden_TH if residual_TH is None else residual_TH
         triton_kernels.add_norm_kernel[(num_tokens,)](
             hidden_TH,
-            sum_TH,
+            residual_TH,
             weight_H,
+            sum_TH,
             normed_TH,
             width,
             self._shape.norm_eps,
-            HAS_RESIDUAL=residual_TH is not None,
+            IS_SUM=residual_TH is not None,
             WIDTH=_next_power_of_2(width),
         )
         return normed_TH, sum_TH
@@ -81,28 +81,24 @@ class CudaKernels:
         return out_TX
 
     def attend(self, qkv_TX: Tensor, layer: LayerWeights, layer_index: int, batch: ForwardBatch) -> Tensor:
-        shape, num_tokens = self._shape, len(qkv_TX)
         keys, values = self._cache[layer_index]
-        sizes: dict[str, Any] = {"K": shape.num_kv_heads, "D": shape.head_dim, "S": self._block_size}
-        has_norms = layer.q_norm is not None
-        triton_kernels.rotate_and_store_kernel[(num_tokens,)](
+        rotate_and_store(
             qkv_TX,
             batch.positions_T,
             batch.slots_T,
             self._rotary,
-            layer.q_norm if has_norms else qkv_TX,
-            layer.k_norm if has_norms else qkv_TX,
+            (layer.q_norm, layer.k_norm),
             keys,
             values,
-            qkv_TX.stride(0),
-            shape.norm_eps,
-            N=shape.num_heads,
-            HEAD_TILE=_next_power_of_2(shape.num_heads + shape.num_kv_heads),
-            HAS_NORMS=has_norms,
-            **sizes,
-            num_warps=2,
+            self._block_size,
+            self._shape,
         )
-        out_TX = qkv_TX.new_empty((num_tokens, shape.num_heads * shape.head_dim))
+        return self._attend(qkv_TX, keys, values, batch)
+
+    def _attend(self, qkv_TX: Tensor, keys: Tensor, values: Tensor, batch: ForwardBatch) -> Tensor:
+        shape = self._shape
+        sizes: dict[str, Any] = {"K": shape.num_kv_heads, "D": shape.head_dim, "S": self._block_size}
+        out_TX = qkv_TX.new_empty((len(qkv_TX), shape.num_heads * shape.head_dim))
         if batch.tiles is None:
             self._attend_rows(qkv_TX, out_TX, keys, values, batch, sizes)
         else:
@@ -170,10 +166,81 @@ class CudaKernels:
             log_prob_B,
             entropy_B,
             vocab_size,
-            V_TILE=_VOCABULARY_TILE,
+            V_TILE=VOCABULARY_TILE,
             num_warps=8,
         )
         return token_B, log_prob_B, entropy_B
+
+
+class InvariantCudaKernels(CudaKernels):
+    """With the attention and the log-probabilities that a trainer's pass computes to the bit."""
+
+    def __init__(self, weights: Weights, limits: EngineLimits, max_rows: int) -> None:
+        super().__init__(weights, limits)
+        if weights.dtype is not torch.bfloat16:
+            raise UserError(f"engine.batch_invariant: on a GPU the model's dtype must be bfloat16, not {weights.dtype}")
+        row = torch.arange(max_rows, device=weights.device)
+        self._decode_tiles = torch.stack((row, row, row + 1), dim=1)
+
+    def _attend(self, qkv_TX: Tensor, keys: Tensor, values: Tensor, batch: ForwardBatch) -> Tensor:
+        tiles = self._decode_tiles[: len(qkv_TX)] if batch.tiles is None else batch.tiles
+        return invariant.attend(
+            qkv_TX, keys, values, self._block_size, batch.table_RP, batch.positions_T, tiles, self._shape
+        )[0]
+
+    def draw(
+        self, logits_BV: Tensor, uniform_B: Tensor, inverse_temperature_B: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        token_B, _, _ = super().draw(logits_BV, uniform_B, inverse_temperature_B)
+        scale_B = torch.where(inverse_temperature_B == 0, 1.0, inverse_temperature_B)
+        log_prob_B, entropy_B, normalizer_B = (torch.empty_like(scale_B) for _ in range(3))
+        triton_kernels.log_prob_kernel[(len(logits_BV),)](
+            logits_BV,
+            token_B,
+            scale_B,
+            log_prob_B,
+            entropy_B,
+            normalizer_B,
+            logits_BV.shape[1],
+            1,
+            TILE=VOCABULARY_TILE,
+        )
+        return token_B, log_prob_B, entropy_B
+
+
+def rotate_and_store(
+    qkv_TX: Tensor,
+    positions_T: Tensor,
+    slots_T: Tensor,
+    rotary: Tensor,
+    norms: tuple[Tensor | None, Tensor | None],
+    keys: Tensor,
+    values: Tensor,
+    block_size: int,
+    shape: Shape,
+) -> None:
+    """Queries are normed, where the model has weights for it, and rotated in place; keys too, into the cache, and
+    values beside them."""
+    q_norm, k_norm = norms
+    triton_kernels.rotate_and_store_kernel[(len(qkv_TX),)](
+        qkv_TX,
+        positions_T,
+        slots_T,
+        rotary,
+        qkv_TX if q_norm is None else q_norm,
+        qkv_TX if k_norm is None else k_norm,
+        keys,
+        values,
+        qkv_TX.stride(0),
+        shape.norm_eps,
+        N=shape.num_heads,
+        HEAD_TILE=_next_power_of_2(shape.num_heads + shape.num_kv_heads),
+        HAS_NORMS=q_norm is not None,
+        K=shape.num_kv_heads,
+        D=shape.head_dim,
+        S=block_size,
+        num_warps=2,
+    )
 
 
 def _num_splits(num_programs: int) -> int:

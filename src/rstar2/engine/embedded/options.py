@@ -12,6 +12,8 @@ CUDA_BLOCK_SIZE = 32
 """On a GPU the bottleneck is the interpreter, which allocates blocks for thousands of sequences."""
 PREFILL_TILE = 64
 """Query tokens of one program of the GPU's prefill attention."""
+VOCABULARY_TILE = 4096
+"""Logits of one row that one program of a GPU reads at a time."""
 MAX_STOP_TOKENS = 8
 """Stop ids of one turn, checked where the tokens are sampled: a fixed width, so that a step can be recorded."""
 
@@ -34,6 +36,9 @@ class EmbeddedOptions:
     """Decode steps between two runs of the scheduler. More steps use less CPU, and let requests wait longer."""
     gives_cache_back: bool = False
     """On a GPU: the cache's memory is free for others while the engine is paused for new weights."""
+    batch_invariant: bool = False
+    """On a GPU: a token's bits do not depend on the other sequences, and a trainer can compute the same ones. On a CPU
+    in float32 that is always so."""
     seed: int = 0
     """For requests without a seed."""
 
@@ -57,6 +62,7 @@ class EngineLimits:
     steps_ahead: int
     block_size: int = field(default=BLOCK_SIZE)
     gives_cache_back: bool = False
+    batch_invariant: bool = False
 
     @property
     def max_blocks_per_sequence(self) -> int:
@@ -96,6 +102,7 @@ def choose_limits(
         steps_ahead=options.steps_ahead or default_steps_ahead,
         block_size=block_size,
         gives_cache_back=options.gives_cache_back and is_cuda,
+        batch_invariant=options.batch_invariant and is_cuda,
     )
 
 

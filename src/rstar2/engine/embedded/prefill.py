@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rstar2.engine.embedded.architecture import ForwardBatch, Kernels, PrefillSpan, forward
+from rstar2.engine.embedded.invariant import queries_per_tile
 from rstar2.engine.embedded.options import PREFILL_TILE, EngineLimits
 from rstar2.engine.embedded.scheduler import PrefillChunk
 from rstar2.engine.embedded.weights import Weights
@@ -64,6 +65,7 @@ class _Recorded:
 class RecordedPrefill:
     def __init__(self, weights: Weights, kernels: Kernels, limits: EngineLimits) -> None:
         self._weights, self._kernels, self._limits = weights, kernels, limits
+        self._tile = queries_per_tile(weights.shape) if limits.batch_invariant else PREFILL_TILE
         num_rows = min(limits.max_running, limits.max_prefill_tokens)
         shape = (num_rows, limits.max_blocks_per_sequence)
         self._table_RP = torch.zeros(shape, dtype=torch.int32, device=weights.device)
@@ -103,17 +105,13 @@ class RecordedPrefill:
         ids_positions_slots[1:] = -1
         ids_positions_slots[1, :num_tokens] = layout.positions
         ids_positions_slots[2, :num_tokens] = layout.slots
-        tiles = [
-            (row, start, span.end)
-            for row, span in enumerate(layout.spans)
-            for start in range(span.start, span.end, PREFILL_TILE)
-        ]
-        integers[3 * size : 3 * size + 3 * len(tiles)] = np.array(tiles).ravel()
+        tiles = query_tiles([(span.start, span.end) for span in layout.spans], self._tile)
+        integers[3 * size : 3 * size + tiles.size] = tiles.ravel()
         return integers
 
     def _num_tiles(self, size: int) -> int:
         """An upper bound: each row has full tiles and one that is not full."""
-        return size // PREFILL_TILE + min(size, len(self._table_RP))
+        return size // self._tile + min(size, len(self._table_RP))
 
     def _record(self, size: int) -> _Recorded:
         num_tiles = self._num_tiles(size)
@@ -141,3 +139,10 @@ def release_eager_memory() -> None:
     nothing else would use the side stream's."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
+
+
+def query_tiles(spans: Sequence[tuple[int, int]], num_queries: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """Tiles of query tokens, one span of tokens for each row of the table: row, first token, and last token + 1 of the
+    span."""
+    tiles = [(row, start, end) for row, (first, end) in enumerate(spans) for start in range(first, end, num_queries)]
+    return np.array(tiles, np.int64).reshape(-1, 3)

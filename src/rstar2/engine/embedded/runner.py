@@ -23,6 +23,7 @@ from rstar2.engine.embedded import sampler
 from rstar2.engine.embedded.architecture import ForwardBatch, Kernels, forward
 from rstar2.engine.embedded.contexts_cpu import ROW_QUANTUM
 from rstar2.engine.embedded.drafts import Draft, make_drafts
+from rstar2.engine.embedded.invariant import with_invariant_products
 from rstar2.engine.embedded.kernels_cpu import CpuKernels
 from rstar2.engine.embedded.options import EngineLimits
 from rstar2.engine.embedded.packing import Packing, can_pack
@@ -56,6 +57,8 @@ class DecodeHandle:
     output_3AB: Tensor
     event: Any
     """The event at the end of the steps; None if they ran synchronously."""
+    is_exact: bool = False
+    """Keep every bit of log-probabilities and entropies."""
 
     def wait(self) -> Sampled:
         if self.event is not None:
@@ -63,7 +66,7 @@ class DecodeHandle:
         rows_3BA = np.ascontiguousarray(self.output_3AB.numpy()[:, :, : self.num_rows].transpose(0, 2, 1))
         counts_B = (rows_3BA[0] >= 0).sum(-1)
         token_ids = rows_3BA[0].astype(np.int64).tolist()
-        log_probs, entropies = rows_3BA[1:].round(NUM_DECIMALS).tolist()
+        log_probs, entropies = (rows_3BA[1:] if self.is_exact else rows_3BA[1:].round(NUM_DECIMALS)).tolist()
         for row in np.flatnonzero(counts_B < rows_3BA.shape[2]).tolist():
             for values in (token_ids, log_probs, entropies):
                 del values[row][counts_B[row] :]
@@ -82,11 +85,13 @@ class ChunkScores:
 
 class Runner:
     def __init__(self, weights: Weights, limits: EngineLimits) -> None:
+        self.is_asynchronous = weights.device.type == "cuda"
+        if limits.batch_invariant:
+            weights = with_invariant_products(weights)
         self._packing = Packing(weights) if can_pack(weights) else None
         self._weights = weights if self._packing is None else self._packing.weights
         self._limits = limits
-        self.is_asynchronous = weights.device.type == "cuda"
-        self._kernels = _make_kernels(weights, limits)
+        self._kernels = _make_kernels(weights, limits, self._num_padded(limits.max_running))
         self._slots = SlotTables(limits, weights.device)
         self._rows = _Rows(limits, self._num_padded(limits.max_running), weights.device)
         self._recorded_prefill = RecordedPrefill(weights, self._kernels, limits) if self.is_asynchronous else None
@@ -173,7 +178,7 @@ class Runner:
             else:
                 self._decode_step(batch_size, is_cut, num_columns)
         self._rows.put_back(self._slots, slots_B)
-        return DecodeHandle(num_rows, *self._rows.fetch_output())
+        return DecodeHandle(num_rows, *self._rows.fetch_output(), self._limits.batch_invariant)
 
     def _decode_with_drafts(
         self, slots_B: Tensor, num_rows: int, drafts: Sequence[Draft], is_cut: bool, num_columns: int
@@ -324,12 +329,14 @@ class _Rows:
         self.step.zero_()
 
 
-def _make_kernels(weights: Weights, limits: EngineLimits) -> Kernels:
-    if weights.device.type == "cuda":
-        from rstar2.engine.embedded.kernels_cuda import CudaKernels
+def _make_kernels(weights: Weights, limits: EngineLimits, max_rows: int) -> Kernels:
+    if weights.device.type != "cuda":
+        return CpuKernels(weights, limits)
+    from rstar2.engine.embedded.kernels_cuda import CudaKernels, InvariantCudaKernels
 
-        return CudaKernels(weights, limits)
-    return CpuKernels(weights, limits)
+    if limits.batch_invariant:
+        return InvariantCudaKernels(weights, limits, max_rows)
+    return CudaKernels(weights, limits)
 
 
 def _batch_size(num_rows: int) -> int:

@@ -12,14 +12,14 @@ import triton.language as tl
 
 
 @triton.jit
-def add_norm_kernel(hidden, total, weight, normed, width, eps, HAS_RESIDUAL: tl.constexpr, WIDTH: tl.constexpr):
+def add_norm_kernel(hidden, residual, weight, total, normed, width, eps, IS_SUM: tl.constexpr, WIDTH: tl.constexpr):
+    """One token: hidden state plus residual, and that sum normed. The trainer launches it, too."""
     row = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, WIDTH)
     mask = column < width
     x = tl.load(hidden + row + column, mask, other=0.0)
-    if HAS_RESIDUAL:
-        residual = tl.load(total + row + column, mask, other=0.0)
-        x = (x.to(tl.float32) + residual.to(tl.float32)).to(residual.dtype)
+    if IS_SUM:
+        x = (x.to(tl.float32) + tl.load(residual + row + column, mask, other=0.0).to(tl.float32)).to(x.dtype)
         tl.store(total + row + column, x, mask)
     x32 = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x32 * x32, 0) / width + eps)
@@ -270,3 +270,40 @@ def draw_kernel(logits, uniforms, inverse_temperatures, tokens, log_probs, entro
     token = tl.where(is_greedy | (drawn >= vocab_size), likeliest, drawn)
     tl.store(tokens + row, token)
     tl.store(log_probs + row, tl.load(source + token).to(tl.float32) * scale - log_total)
+
+
+@triton.jit
+def log_prob_kernel(
+    logits,
+    targets,
+    inverse_temperatures,
+    log_probs,
+    entropies,
+    normalizers,
+    vocab_size,
+    temperature_stride,
+    TILE: tl.constexpr,
+):
+    """The log-probability of the row's target, and the entropy; the running sums are rescaled whenever a larger logit
+    is met. The trainer launches it, and a batch-invariant engine."""
+    row = tl.program_id(0).to(tl.int64)
+    inverse_temperature = tl.load(inverse_temperatures + row * temperature_stride)
+    largest = float("-inf")
+    total = 0.0
+    weighted = 0.0
+    for start in range(0, vocab_size, TILE):
+        column = start + tl.arange(0, TILE)
+        mask = column < vocab_size
+        x = tl.load(logits + row * vocab_size + column, mask, other=float("-inf")).to(tl.float32) * inverse_temperature
+        larger = tl.maximum(largest, tl.max(x, 0))
+        shrinks_by = tl.exp(largest - larger)
+        weight = tl.exp(x - larger)
+        total = total * shrinks_by + tl.sum(weight, 0)
+        weighted = weighted * shrinks_by + tl.sum(weight * tl.where(weight > 0, x, 0.0), 0)
+        largest = larger
+    normalizer = largest + tl.log(total)
+    target = tl.load(targets + row)
+    chosen = tl.load(logits + row * vocab_size + target).to(tl.float32) * inverse_temperature
+    tl.store(log_probs + row, chosen - normalizer)
+    tl.store(entropies + row, normalizer - weighted / total)
+    tl.store(normalizers + row, normalizer)

@@ -30,6 +30,8 @@ class Linear:
 
 
 Projection = Callable[[Tensor], Tensor]
+Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""From inputs, weight and bias, as `torch.nn.functional.linear`."""
 
 
 @dataclass(frozen=True, slots=True)

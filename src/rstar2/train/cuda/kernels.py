@@ -1,6 +1,7 @@
 # mypy: ignore-errors
 # Triton is there only with a CUDA build of PyTorch, and what it compiles is not Python's to type.
-"""The GPU's kernels, which `operations` launches. Each docstring says what one program does.
+"""The GPU's kernels, which `operations` launches beside those of the embedded engine. Each docstring says what one
+program does.
 
 Values are rounded to the model's dtype where the embedded engine rounds them. Sizes in capitals are compile-time
 constants: N query heads, K key-value heads, D width of a head.
@@ -8,34 +9,6 @@ constants: N query heads, K key-value heads, D width of a head.
 
 import triton
 import triton.language as tl
-
-
-@triton.jit
-def log_prob_kernel(
-    logits, targets, log_probs, entropies, normalizers, vocab_size, inverse_temperature, TILE: tl.constexpr
-):
-    """The log-probability of the row's target, and the entropy; the running sums are rescaled whenever a larger logit
-    is met."""
-    row = tl.program_id(0).to(tl.int64)
-    largest = float("-inf")
-    total = 0.0
-    weighted = 0.0
-    for start in range(0, vocab_size, TILE):
-        column = start + tl.arange(0, TILE)
-        mask = column < vocab_size
-        x = tl.load(logits + row * vocab_size + column, mask, other=float("-inf")).to(tl.float32) * inverse_temperature
-        larger = tl.maximum(largest, tl.max(x, 0))
-        shrinks_by = tl.exp(largest - larger)
-        weight = tl.exp(x - larger)
-        total = total * shrinks_by + tl.sum(weight, 0)
-        weighted = weighted * shrinks_by + tl.sum(weight * tl.where(weight > 0, x, 0.0), 0)
-        largest = larger
-    normalizer = largest + tl.log(total)
-    target = tl.load(targets + row)
-    chosen = tl.load(logits + row * vocab_size + target).to(tl.float32) * inverse_temperature
-    tl.store(log_probs + row, chosen - normalizer)
-    tl.store(entropies + row, normalizer - weighted / total)
-    tl.store(normalizers + row, normalizer)
 
 
 @triton.jit
@@ -51,22 +24,6 @@ def log_prob_gradient_kernel(
     is_target = tl.where(column == tl.load(targets + row), 1.0, 0.0)
     gradient = tl.load(gradients + row) * inverse_temperature * (is_target - probability)
     tl.store(out + row * vocab_size + column, gradient.to(out.dtype.element_ty), mask)
-
-
-@triton.jit
-def add_norm_kernel(hidden, residual, weight, total, normed, width, eps, IS_SUM: tl.constexpr, WIDTH: tl.constexpr):
-    """One token: hidden state plus residual, and that sum normed."""
-    row = tl.program_id(0).to(tl.int64) * width
-    column = tl.arange(0, WIDTH)
-    mask = column < width
-    x = tl.load(hidden + row + column, mask, other=0.0)
-    if IS_SUM:
-        x = (x.to(tl.float32) + tl.load(residual + row + column, mask, other=0.0).to(tl.float32)).to(x.dtype)
-        tl.store(total + row + column, x, mask)
-    x32 = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x32 * x32, 0) / width + eps)
-    rounded = (x32 * scale).to(x.dtype)
-    tl.store(normed + row + column, rounded * tl.load(weight + column, mask, other=0.0), mask)
 
 
 @triton.jit

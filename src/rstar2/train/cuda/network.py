@@ -13,53 +13,69 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
+from rstar2.engine.embedded import invariant
 from rstar2.engine.embedded.architecture import rotary_table
-from rstar2.engine.embedded.weights import Linear, Projection, share_weights
-from rstar2.train.cuda.operations import AddNorm, Attend, Gate, Heads
+from rstar2.engine.embedded.weights import Linear, Multiply, Projection, share_weights
+from rstar2.train.cuda.operations import AddNorm, Attend, Contexts, Gate
 from rstar2.train.learning.forward import Pack, head_log_probs
 from rstar2.train.policy.merged_lora import AdaptedLinear, Adapters, MergedModel
 
 
 class TrainedLinear(torch.autograd.Function):
-    """`apply(x, weight, bias, *parameters)`: the parameters, weights and then biases, are rows of the first two."""
+    """`apply(x, weight, bias, multiply, *parameters)`: the parameters, weights and then biases, are rows of `weight`
+    and `bias`."""
 
     @staticmethod
-    def forward(ctx: Any, x_TI: Tensor, weight: Tensor, bias: Tensor | None, *parameters: Tensor) -> Tensor:
-        ctx.save_for_backward(x_TI, weight)
+    def forward(
+        ctx: Any, x_TI: Tensor, weight: Tensor, bias: Tensor | None, multiply: Multiply, *parameters: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(x_TI if any(parameter.requires_grad for parameter in parameters) else None, weight)
         ctx.sizes = [len(parameter) for parameter in parameters if parameter.ndim == 2]
         ctx.has_bias = bias is not None
-        return F.linear(x_TI, weight, bias)
+        return multiply(x_TI, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x_TI, weight = ctx.saved_tensors
         (gradient,) = gradients
         dx = gradient @ weight if ctx.needs_input_grad[0] else None
+        if not any(ctx.needs_input_grad[4:]):
+            return dx, *[None] * (len(ctx.needs_input_grad) - 1)
         weights = torch.split(gradient.T @ x_TI, ctx.sizes)
         biases = torch.split(gradient.sum(0), ctx.sizes) if ctx.has_bias else ()
-        return dx, None, None, *weights, *biases
+        return dx, None, None, None, *weights, *biases
 
 
 class CudaNetwork:
-    """A model, or the merged form of `adapted`, the network that has the adapters."""
+    """A model, or the merged form of `adapted`, the network that has the adapters. If it is batch-invariant, its
+    log-probabilities are to the bit those of a batch-invariant engine with the same weights."""
 
     def __init__(
-        self, model: Any, *, merged: MergedModel | None = None, adapted: Any = None, is_checkpointed: bool = False
+        self,
+        model: Any,
+        *,
+        merged: MergedModel | None = None,
+        adapted: Any = None,
+        is_checkpointed: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         weights = share_weights(model)
-        shape = weights.shape
         self._model = model
         self._merged = merged
         self._is_checkpointed = is_checkpointed
-        self._heads = Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.norm_eps)
-        self._rotary = rotary_table(weights, shape.context_tokens)
+        self._batch_invariant = batch_invariant
+        self._shape = weights.shape
+        self._rotary = rotary_table(weights, weights.shape.context_tokens)
+        multiply: Multiply = invariant.linear if batch_invariant else F.linear
+        head = model.lm_head.weight
+        self._head = _trained(Linear(head.data, None), [model.lm_head], multiply) if batch_invariant else model.lm_head
 
         def projection(joined: Projection, index: int, *names: str) -> Projection:
             assert isinstance(joined, Linear)
             paths = [f"model.layers.{index}.{name}" for name in names]
             if merged is None:
-                return _trained(joined, [model.get_submodule(path) for path in paths])
-            return _adapted(joined, merged.adapters(adapted, paths))
+                return _trained(joined, [model.get_submodule(path) for path in paths], multiply)
+            return _adapted(joined, merged.adapters(adapted, paths), multiply)
 
         self._layers = [
             _Layer(
@@ -81,26 +97,36 @@ class CudaNetwork:
             self._merged.merge()
         hidden_TH = F.embedding(pack.token_ids_T, self._model.model.embed_tokens.weight)
         residual_TH: Tensor | None = None
+        contexts = Contexts.of(pack.spans, self._shape, hidden_TH.device) if self._batch_invariant else None
         is_checkpointed = self._is_checkpointed and torch.is_grad_enabled()
         for layer in self._layers:
-            arguments = (layer, hidden_TH, residual_TH, pack)
+            arguments = (layer, hidden_TH, residual_TH, pack, contexts)
             hidden_TH, residual_TH = (
                 checkpoint(self._run, *arguments, use_reentrant=False) if is_checkpointed else self._run(*arguments)
             )
         normed_TH, _ = self._add_norm(hidden_TH, residual_TH, self._model.model.norm.weight)
-        return head_log_probs(self._model.lm_head, normed_TH, pack, temperature)
+        return head_log_probs(self._head, normed_TH, pack, temperature)
 
-    def _run(self, layer: "_Layer", hidden_TH: Tensor, residual_TH: Tensor | None, pack: Pack) -> tuple[Tensor, Tensor]:
+    def _run(
+        self, layer: "_Layer", hidden_TH: Tensor, residual_TH: Tensor | None, pack: Pack, contexts: Contexts | None
+    ) -> tuple[Tensor, Tensor]:
         normed_TH, residual_TH = self._add_norm(hidden_TH, residual_TH, layer.input_norm)
         attended_TX: Tensor = Attend.apply(  # type: ignore[no-untyped-call]
-            layer.qkv(normed_TH), layer.q_norm, layer.k_norm, pack.positions_T, self._rotary, pack.spans, self._heads
+            layer.qkv(normed_TH),
+            layer.q_norm,
+            layer.k_norm,
+            pack.positions_T,
+            self._rotary,
+            pack.spans,
+            self._shape,
+            contexts,
         )
         normed_TH, residual_TH = self._add_norm(layer.attention_out(attended_TX), residual_TH, layer.mlp_norm)
         gated_TX: Tensor = Gate.apply(layer.gate_up(normed_TH))  # type: ignore[no-untyped-call]
         return layer.down(gated_TX), residual_TH
 
     def _add_norm(self, hidden_TH: Tensor, residual_TH: Tensor | None, weight_H: Tensor) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = AddNorm.apply(hidden_TH, residual_TH, weight_H, self._heads.norm_eps)  # type: ignore[no-untyped-call]
+        found: tuple[Tensor, Tensor] = AddNorm.apply(hidden_TH, residual_TH, weight_H, self._shape.norm_eps)  # type: ignore[no-untyped-call]
         return found
 
 
@@ -118,13 +144,13 @@ class _Layer:
     down: Projection
 
 
-def _trained(joined: Linear, modules: Sequence[Any]) -> Projection:
+def _trained(joined: Linear, modules: Sequence[Any], multiply: Multiply) -> Projection:
     parameters = [module.weight for module in modules]
     parameters += [module.bias for module in modules if module.bias is not None]
-    return lambda x_TI: TrainedLinear.apply(x_TI, joined.weight, joined.bias, *parameters)  # type: ignore[no-untyped-call]
+    return lambda x_TI: TrainedLinear.apply(x_TI, joined.weight, joined.bias, multiply, *parameters)  # type: ignore[no-untyped-call]
 
 
-def _adapted(joined: Linear, adapters: Adapters | None) -> Projection:
+def _adapted(joined: Linear, adapters: Adapters | None, multiply: Multiply) -> Projection:
     if adapters is None:
-        return joined
-    return lambda x_TI: AdaptedLinear.apply(x_TI, joined.weight, joined.bias, adapters, *adapters.parameters)  # type: ignore[no-untyped-call]
+        return _trained(joined, [], multiply)
+    return lambda x_TI: AdaptedLinear.apply(x_TI, joined.weight, joined.bias, multiply, adapters, *adapters.parameters)  # type: ignore[no-untyped-call]

@@ -7,13 +7,17 @@ Suffixes: T tokens, H hidden size, X any width, N query heads, K key-value heads
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from rstar2.train.learning.forward import Spans
+from rstar2.engine.embedded.invariant import attend, queries_per_tile
+from rstar2.engine.embedded.options import VOCABULARY_TILE
+from rstar2.engine.embedded.prefill import query_tiles
+from rstar2.engine.embedded.weights import Shape
+from rstar2.train.learning.forward import Spans, attended_pieces, on_device
 
 _GATE_TILE = 1024
-_VOCABULARY_TILE = 4096
 _NUM_PROGRAMS = 1056
 """Programs of kernels that process many tokens: eight for each of an H200's 132 multiprocessors."""
 
@@ -25,7 +29,7 @@ class AddNorm(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_TH: Tensor, residual_TH: Tensor | None, weight_H: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        from rstar2.train.cuda.kernels import add_norm_kernel
+        from rstar2.engine.embedded.triton_kernels import add_norm_kernel
 
         num_tokens, width = hidden_TH.shape
         normed_TH = torch.empty_like(hidden_TH)
@@ -103,35 +107,38 @@ class Gate(torch.autograd.Function):
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
-    """How a row of queries, keys and values is cut."""
+class Contexts:
+    """The context of each piece of a pack, as a batch-invariant engine reads it from the blocks of its cache: here a
+    block is one token of the pack."""
 
-    num_query: int
-    num_key_value: int
-    width: int
-    norm_eps: float
+    table_RP: Tensor
+    tiles: Tensor
+    slots_T: Tensor
 
-    def cut(self, qkv_TX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        sizes = [self.num_query, self.num_key_value, self.num_key_value]
-        q_TND, k_TKD, v_TKD = torch.split(qkv_TX.view(len(qkv_TX), -1, self.width), sizes, dim=1)
-        return q_TND, k_TKD, v_TKD
-
-    @property
-    def constants(self) -> dict[str, int]:
-        num_heads = self.num_query + 2 * self.num_key_value
-        return {
-            "N": self.num_query,
-            "K": self.num_key_value,
-            "D": self.width,
-            "HEAD_TILE": _next_power_of_2(num_heads),
-            "num_warps": max(1, min(8, _next_power_of_2(num_heads) * self.width // 1024)),
-        }
+    @classmethod
+    def of(cls, spans: Spans, shape: Shape, device: torch.device) -> "Contexts":
+        pieces = list(attended_pieces(spans))
+        contexts = [
+            np.concatenate([np.arange(span.start, span.stop) for span in (prefix, own) if span is not None])
+            for own, prefix in pieces
+        ]
+        table = np.zeros((len(contexts), max(map(len, contexts))), np.int32)
+        for row, context in zip(table, contexts, strict=True):
+            row[: len(context)] = context
+        tiles = query_tiles([(own.start, own.stop) for own, _ in pieces], queries_per_tile(shape))
+        num_tokens = spans.own.values[-1]
+        return cls(
+            on_device(table, device),
+            on_device(tiles, device),
+            torch.arange(num_tokens, dtype=torch.int64, device=device),
+        )
 
 
 class Attend(torch.autograd.Function):
-    """`apply(qkv_TX, q_norm, k_norm, positions_T, rotary, spans, heads)`: queries and keys are normed where the model
-    has weights for it, and rotated; then each token attends to its own sequence up to itself, and to the prefix that
-    its sequence shares with others. What comes out is T x (N D)."""
+    """`apply(qkv_TX, q_norm, k_norm, positions_T, rotary, spans, shape, contexts or None)`: queries and keys are normed
+    where the model has weights for it, and rotated; then each token attends to its own sequence up to itself, and to
+    the prefix that its sequence shares with others. What comes out is T x (N D); with contexts, to the bit what a
+    batch-invariant engine computes."""
 
     @staticmethod
     def forward(
@@ -142,55 +149,37 @@ class Attend(torch.autograd.Function):
         positions_T: Tensor,
         rotary: Tensor,
         spans: Spans,
-        heads: Heads,
+        shape: Shape,
+        contexts: Contexts | None,
     ) -> Tensor:
-        from rstar2.train.cuda.kernels import rotate_kernel
-
-        rotated_TX = torch.empty_like(qkv_TX)
-        rotate_kernel[(len(qkv_TX),)](
-            qkv_TX,
-            positions_T,
-            rotary,
-            q_norm,
-            k_norm,
-            rotated_TX,
-            heads.norm_eps,
-            HAS_NORMS=q_norm is not None,
-            **heads.constants,
-        )
-        out_TND, normalizer_NT = spans_attention(*heads.cut(rotated_TX), spans, heads.width**-0.5)
+        if contexts is None:
+            q_TND, k_TKD, v_TKD = _rotate(qkv_TX, q_norm, k_norm, positions_T, rotary, shape)
+            out_TND, normalizer_NT = spans_attention(q_TND, k_TKD, v_TKD, spans, shape.head_dim**-0.5)
+        else:
+            q_TND, k_TKD, v_TKD, out_TND, normalizer_NT = _attend_as_engine(
+                qkv_TX, q_norm, k_norm, positions_T, rotary, contexts, shape
+            )
         ctx.save_for_backward(
             qkv_TX if q_norm is not None else None,
-            q_norm,
-            k_norm,
-            positions_T,
-            rotary,
-            rotated_TX,
-            out_TND,
-            normalizer_NT,
+            *(q_norm, k_norm, positions_T, rotary, q_TND, k_TKD, v_TKD, out_TND, normalizer_NT),
         )
-        ctx.spans, ctx.heads = spans, heads
+        ctx.spans, ctx.shape = spans, shape
         return out_TND.flatten(1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         from rstar2.train.cuda.kernels import rotate_gradient_kernel
 
-        qkv_TX, q_norm, k_norm, positions_T, rotary, rotated_TX, out_TND, normalizer_NT = ctx.saved_tensors
-        heads: Heads = ctx.heads
+        qkv_TX, q_norm, k_norm, positions_T, rotary, q_TND, k_TKD, v_TKD, out_TND, normalizer_NT = ctx.saved_tensors
+        shape: Shape = ctx.shape
         dq, dk, dv = spans_attention_gradients(
-            gradients[0].view_as(out_TND),
-            *heads.cut(rotated_TX),
-            out_TND,
-            normalizer_NT,
-            ctx.spans,
-            heads.width**-0.5,
+            gradients[0].view_as(out_TND), q_TND, k_TKD, v_TKD, out_TND, normalizer_NT, ctx.spans, shape.head_dim**-0.5
         )
-        num_tokens = len(rotated_TX)
+        num_tokens = len(out_TND)
         num_programs = min(num_tokens, 4 * _NUM_PROGRAMS)
-        out_TX = torch.empty_like(rotated_TX)
+        out_TX = out_TND.new_empty((num_tokens, (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim))
         needs_norms = ctx.needs_input_grad[1]
-        partial = rotated_TX.new_empty((num_programs, 2, heads.width) if needs_norms else (0,), dtype=torch.float32)
+        partial = out_TND.new_empty((num_programs, 2, shape.head_dim) if needs_norms else (0,), dtype=torch.float32)
         rotate_gradient_kernel[(num_programs,)](
             qkv_TX,
             positions_T,
@@ -203,13 +192,66 @@ class Attend(torch.autograd.Function):
             out_TX,
             partial,
             num_tokens,
-            heads.norm_eps,
+            shape.norm_eps,
             HAS_NORMS=q_norm is not None,
             HAS_NORM_GRADIENTS=needs_norms,
-            **heads.constants,
+            **_head_constants(shape),
         )
         norm_gradients = partial.sum(0).to(q_norm.dtype).unbind() if needs_norms else (None, None)
-        return out_TX, *norm_gradients, None, None, None, None
+        return out_TX, *norm_gradients, None, None, None, None, None
+
+
+def _rotate(
+    qkv_TX: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, positions_T: Tensor, rotary: Tensor, shape: Shape
+) -> tuple[Tensor, Tensor, Tensor]:
+    from rstar2.train.cuda.kernels import rotate_kernel
+
+    rotated_TX = torch.empty_like(qkv_TX)
+    rotate_kernel[(len(qkv_TX),)](
+        qkv_TX,
+        positions_T,
+        rotary,
+        q_norm,
+        k_norm,
+        rotated_TX,
+        shape.norm_eps,
+        HAS_NORMS=q_norm is not None,
+        **_head_constants(shape),
+    )
+    sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+    q_TND, k_TKD, v_TKD = torch.split(rotated_TX.view(len(qkv_TX), -1, shape.head_dim), sizes, dim=1)
+    return q_TND, k_TKD, v_TKD
+
+
+def _attend_as_engine(
+    qkv_TX: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    positions_T: Tensor,
+    rotary: Tensor,
+    contexts: Contexts,
+    shape: Shape,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys and values as they attend, what they come to, and the normalizers."""
+    from rstar2.engine.embedded.kernels_cuda import rotate_and_store
+
+    rotated_TX = qkv_TX.clone()
+    k_TKD, v_TKD = (qkv_TX.new_empty((len(qkv_TX), shape.num_kv_heads, shape.head_dim)) for _ in range(2))
+    rotate_and_store(rotated_TX, positions_T, contexts.slots_T, rotary, (q_norm, k_norm), k_TKD, v_TKD, 1, shape)
+    out_TX, normalizer_NT = attend(rotated_TX, k_TKD, v_TKD, 1, contexts.table_RP, positions_T, contexts.tiles, shape)
+    q_TND = rotated_TX.view(len(qkv_TX), -1, shape.head_dim)[:, : shape.num_heads]
+    return q_TND, k_TKD, v_TKD, out_TX.view(len(qkv_TX), shape.num_heads, shape.head_dim), normalizer_NT
+
+
+def _head_constants(shape: Shape) -> dict[str, int]:
+    num_heads = shape.num_heads + 2 * shape.num_kv_heads
+    return {
+        "N": shape.num_heads,
+        "K": shape.num_kv_heads,
+        "D": shape.head_dim,
+        "HEAD_TILE": _next_power_of_2(num_heads),
+        "num_warps": max(1, min(8, _next_power_of_2(num_heads) * shape.head_dim // 1024)),
+    }
 
 
 def spans_attention(q_TND: Tensor, k_TKD: Tensor, v_TKD: Tensor, spans: Spans, scaling: float) -> tuple[Tensor, Tensor]:
@@ -330,7 +372,7 @@ class LogProbs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_SV: Tensor, targets_S: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """The log-probabilities, and the entropies, which have no gradient."""
-        from rstar2.train.cuda.kernels import log_prob_kernel
+        from rstar2.engine.embedded.triton_kernels import log_prob_kernel
 
         logits_SV = logits_SV.contiguous()
         num_rows, vocab_size = logits_SV.shape
@@ -340,12 +382,13 @@ class LogProbs(torch.autograd.Function):
         log_prob_kernel[(num_rows,)](
             logits_SV,
             targets_S,
+            torch.full((1,), 1 / temperature, dtype=torch.float32, device=logits_SV.device),
             log_prob_S,
             entropy_S,
             normalizer_S,
             vocab_size,
-            1 / temperature,
-            TILE=_VOCABULARY_TILE,
+            0,
+            TILE=VOCABULARY_TILE,
         )
         ctx.save_for_backward(logits_SV, targets_S, normalizer_S)
         ctx.temperature = temperature
@@ -359,7 +402,7 @@ class LogProbs(torch.autograd.Function):
         logits_SV, targets_S, normalizer_S = ctx.saved_tensors
         num_rows, vocab_size = logits_SV.shape
         gradient_SV = torch.empty_like(logits_SV)
-        log_prob_gradient_kernel[(num_rows, -(-vocab_size // _VOCABULARY_TILE))](
+        log_prob_gradient_kernel[(num_rows, -(-vocab_size // VOCABULARY_TILE))](
             logits_SV,
             targets_S,
             normalizer_S,
@@ -367,7 +410,7 @@ class LogProbs(torch.autograd.Function):
             gradient_SV,
             vocab_size,
             1 / ctx.temperature,
-            TILE=_VOCABULARY_TILE,
+            TILE=VOCABULARY_TILE,
         )
         return gradient_SV, None, None
 

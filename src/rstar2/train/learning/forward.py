@@ -261,7 +261,7 @@ def _packed_attention(
         assert spans.shared is None, "prefixes are shared in the pass of `rstar2.train.cuda`"
         return _varlen(query, key, value, spans.own, scaling), None
     pieces = []
-    for own, prefix in _pieces(spans):
+    for own, prefix in attended_pieces(spans):
         keys, values, mask = key[:, :, own], value[:, :, own], None
         if prefix is not None:
             keys = torch.cat((key[:, :, prefix], keys), dim=2)
@@ -276,7 +276,7 @@ def _packed_attention(
     return torch.cat(pieces, dim=2).transpose(1, 2), None
 
 
-def _pieces(spans: Spans) -> Iterator[tuple[slice, slice | None]]:
+def attended_pieces(spans: Spans) -> Iterator[tuple[slice, slice | None]]:
     """Each piece of a pack, and the prefix that it continues."""
     for start, end in pairwise(spans.own.values):
         prefix = None

@@ -15,19 +15,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from rstar2.engine.embedded.weights import Multiply
 from rstar2.train.policy.served_weights import ADAPTER, is_adapted, merged_weight
 
 
 class AdaptedLinear(torch.autograd.Function):
-    """`apply(x, weight, bias, adapters, *adapters.parameters)`: one product, by the merged weight."""
+    """`apply(x, weight, bias, multiply, adapters, *adapters.parameters)`: one product, by the merged weight."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, adapters: "Adapters", *_parameters: Tensor
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        multiply: Multiply,
+        adapters: "Adapters",
+        *_parameters: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.adapters = adapters
-        return F.linear(x, weight, bias)
+        return multiply(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -35,7 +42,7 @@ class AdaptedLinear(torch.autograd.Function):
         (gradient,) = gradients
         dx = gradient @ weight if ctx.needs_input_grad[0] else None
         found = ctx.adapters.gradients(x.flatten(0, -2), gradient.flatten(0, -2))
-        return dx, None, None, None, *found
+        return dx, None, None, None, None, *found
 
 
 class Adapters:
@@ -133,7 +140,7 @@ class MergedModel:
 
 def _adapt(layer: Any, adapters: Adapters) -> None:
     def forward(x: Tensor) -> Tensor:
-        out: Tensor = AdaptedLinear.apply(x, layer.weight, layer.bias, adapters, *adapters.parameters)  # type: ignore[no-untyped-call]
+        out: Tensor = AdaptedLinear.apply(x, layer.weight, layer.bias, F.linear, adapters, *adapters.parameters)  # type: ignore[no-untyped-call]
         return out
 
     layer.forward = forward

@@ -129,7 +129,13 @@ def _merged_forward(merged: MergedModel) -> Forward:
 def _on_cuda(model: Any, recipe: Recipe, merged: MergedModel | None = None, adapted: Any = None) -> Forward:
     from rstar2.train.cuda.network import CudaNetwork
 
-    ours = CudaNetwork(model, merged=merged, adapted=adapted, is_checkpointed=is_checkpointed(recipe))
+    ours = CudaNetwork(
+        model,
+        merged=merged,
+        adapted=adapted,
+        is_checkpointed=is_checkpointed(recipe),
+        batch_invariant=recipe.engine.batch_invariant,
+    )
     return lambda _network, pack, *, temperature: ours.token_log_probs(pack, temperature=temperature)
 
 
