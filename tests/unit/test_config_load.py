@@ -231,6 +231,10 @@ def test_without_tools_no_result_is_too_long(overrides: list[str], tmp_path: Pat
             ["engine.batch_invariant=true", "engine.kind=vllm", "cluster={num_nodes = 1, gpus_per_node = 8}"],
             "engine.batch_invariant is for embedded, not vllm",
         ),
+        (
+            ["engine.batch_invariant=true", "cluster={num_nodes = 1, gpus_per_node = 8}", "model.device=cuda"],
+            "engine.batch_invariant is for one machine",
+        ),
         (["model.tiny.num_heads=10"], "does not divide hidden_size 192"),
         (["model.tiny.num_kv_heads=4"], "model.tiny.num_kv_heads of 4 does not divide num_heads 6"),
         (

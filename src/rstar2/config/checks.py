@@ -97,6 +97,8 @@ def _engine(recipe: "Recipe") -> Iterator[Impossibility]:
 def _batch_invariant(recipe: "Recipe") -> Iterator[Impossibility]:
     if recipe.engine.kind != "embedded":
         yield _no(f"is for embedded, not {recipe.engine.kind}", "engine.batch_invariant", "engine.kind")
+    elif recipe.trains and recipe.cluster is not None:
+        yield _no("is for one machine: leave one of them out", "engine.batch_invariant", "cluster")
     if recipe.model.device == "cuda" and recipe.model.dtype == "float32":
         yield _no("needs bfloat16 on a GPU", "engine.batch_invariant", "model.dtype")
     if recipe.trains and recipe.model.lora is not None and recipe.model.lora.dropout:
