@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, get_args
 
 from rstar2.config import Recipe
@@ -18,6 +19,9 @@ from rstar2.config.section import Section
 Field = tuple[str, str]
 """The class of a section, and a field of it."""
 Names = dict[str, set[str]]
+_SCOPES = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_BINDINGS = (ast.arg, ast.AnnAssign, ast.Assign, ast.NamedExpr, ast.For, ast.comprehension)
+_LOOKED_AT = (*_SCOPES, *_BINDINGS, ast.Attribute, ast.Call)
 
 
 def sections(root: type[Section] = Recipe) -> dict[str, type[Section]]:
@@ -73,7 +77,7 @@ class _Scan:
         return len(self.found) + sum(map(len, self.attributes.values()))
 
     def read(self, tree: ast.Module) -> None:
-        self.named = self.known.keys() - set(_namesakes(tree))
+        self.named = self.known.keys() - _namesakes(tree)
         self._scope(tree, {})
 
     def _scope(self, scope: ast.AST, outer: Names) -> None:
@@ -82,8 +86,8 @@ class _Scan:
         if isinstance(scope, ast.ClassDef) and scope.name in self.named:
             names["self"] = {scope.name}
         if isinstance(scope, ast.ClassDef):
-            self.class_fields = {ast.unparse(item.target) for item in scope.body if isinstance(item, ast.AnnAssign)}
-        inner = list(_inside(scope))
+            self.class_fields = {_text(item.target) for item in scope.body if isinstance(item, ast.AnnAssign)}
+        inner = _inside(scope)
         for _ in range(2):  # a loop may bind what stands above it
             for node in inner:
                 self._bind(node, names)
@@ -93,11 +97,11 @@ class _Scan:
                     own = self._fields(kind)
                     handed_on = own if node.attr == "model_dump" else own.keys() & {node.attr}
                     self.found |= {(kind, name) for name in handed_on}
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pick":
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "pick":
                 for kind in set().union(*(self._kinds(section, names) for section in node.args[1:])):
                     self.found |= {(kind, name) for name in self._fields(kind).keys() & self.class_fields}
         for node in inner:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            if isinstance(node, _SCOPES):
                 self._scope(node, names)
 
     def _bind(self, node: ast.AST, names: Names) -> None:
@@ -121,7 +125,7 @@ class _Scan:
                 ast.FunctionDef(returns=ast.expr() as annotation)
                 | ast.AsyncFunctionDef(returns=ast.expr() as annotation)
             ):
-                self.attributes[node.name] |= self._annotated(annotation)  # type: ignore[union-attr]
+                self.attributes[node.name] |= self._annotated(annotation)
 
     def _assign(self, target: ast.AST, kinds: set[str], names: Names) -> None:
         if isinstance(target, ast.Name):
@@ -156,24 +160,36 @@ class _Scan:
 
     def _annotated(self, annotation: ast.expr) -> set[str]:
         """Quoted or not."""
-        return self.named & set(re.findall(r"\w+", ast.unparse(annotation)))
+        return self.named & set(re.findall(r"\w+", _text(annotation)))
 
     def _fields(self, kind: str) -> dict[str, Any]:
         return {name: known.annotation for name, known in self.known[kind].model_fields.items()}
 
 
-def _namesakes(tree: ast.Module) -> Iterator[str]:
+# The same modules are read until nothing new is found.
+_text = cache(ast.unparse)
+
+
+@cache
+def _namesakes(tree: ast.Module) -> set[str]:
     """What a module has from elsewhere or defines: `Engine` is also a Protocol."""
+    found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("rstar2.config"):
-            yield from (alias.asname or alias.name for alias in node.names)
+            found |= {alias.asname or alias.name for alias in node.names}
         if isinstance(node, ast.ClassDef) and "Section" not in map(ast.unparse, node.bases):
-            yield node.name
+            found.add(node.name)
+    return found
 
 
-def _inside(scope: ast.AST) -> Iterator[ast.AST]:
-    """Its nodes, without those of scopes within it."""
-    for child in ast.iter_child_nodes(scope):
-        yield child
-        if not isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from _inside(child)
+@cache
+def _inside(scope: ast.AST) -> list[ast.AST]:
+    """Its nodes, without those of scopes within it; only the kinds that are looked at."""
+
+    def walk(node: ast.AST) -> Iterator[ast.AST]:
+        for child in ast.iter_child_nodes(node):
+            yield child
+            if not isinstance(child, _SCOPES):
+                yield from walk(child)
+
+    return [node for node in walk(scope) if isinstance(node, _LOOKED_AT)]
