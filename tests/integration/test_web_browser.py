@@ -603,7 +603,7 @@ async def test_rollouts_that_were_forked_are_shown_as_a_tree(page: Page, tmp_pat
     with create(tmp_path / "tree") as run:
         run.write_trace(root)
         run.write_trace(branch)
-        run.write_group(replace(group, turn_advantages=((0.0, 0.7), (None, -0.7))))
+        run.write_group(replace(group, token_advantages=(((3, 0.0), (4, 0.7)), ((3, None), (4, -0.7)))))
     async with serving(create_app(open_runs([tmp_path / "tree"])), "127.0.0.1", 0) as url:
         await page.look(*WIDE)
         await page.open(f"{url}#/run/tree/step/1/group/0")

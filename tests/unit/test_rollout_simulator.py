@@ -193,7 +193,7 @@ def test_recorded_branches_are_replayed_after_their_parents(tmp_path: Path) -> N
             directory.write_trace(trace)
     first, second = replay(tmp_path / "run").rollouts
     assert (first.spec, first.after) == (RolloutSpec("t0", "g", 2, 6), ())
-    assert (second.spec, second.after) == (RolloutSpec("t1", "t0/0", 2 + 5, 6 - 5, "/branches"), ("t0",))
+    assert (second.spec, second.after) == (RolloutSpec("t1", "t0/1/0", 2 + 5, 6 - 5, "/branches"), ("t0",))
     assert second.turns == (PlannedTurn(1),)
 
 
@@ -202,7 +202,10 @@ def test_branches_begin_when_the_roots_have_ended_and_share_what_is_before_them(
     tree = as_trees(Workload("test", tuple(flat)), num_roots=2)
     branches = tree.rollouts[2:]
     assert tree.rollouts[:2] == tuple(flat[:2])
-    assert [(branch.spec.problem, branch.after) for branch in branches] == [("a/0", ("a", "b")), ("b/0", ("a", "b"))]
+    assert [(branch.spec.problem, branch.after) for branch in branches] == [
+        ("a/1/0", ("a", "b")),
+        ("b/1/0", ("a", "b")),
+    ]
     assert {(branch.spec.num_prompt_tokens, branch.spec.max_response_tokens) for branch in branches} == {(40, 870)}
     result = run(*tree.rollouts)
     assert result.generated_tokens == 2 * 50 + 2 * 30, "shared turns are generated once"
@@ -212,7 +215,7 @@ def test_branches_begin_when_the_roots_have_ended_and_share_what_is_before_them(
     assert roots.makespan_s < lower_bound_s(tree, PLAIN, 1) <= result.makespan_s
 
     both = as_trees(Workload("test", (flat[0], *flat[2:])), num_roots=1).rollouts
-    assert [branch.spec.problem for branch in both] == ["p", "a/0", "a/0"]
+    assert [branch.spec.problem for branch in both] == ["p", "a/1/0", "a/1/0"]
     assert run(*both).makespan_s == pytest.approx(run(flat[0]).makespan_s + 0.041 + 29 * 0.010), (
         "the second branch of a point finds its prefix in the cache"
     )

@@ -7,7 +7,7 @@ within, cut at the response limit. Lengths and tool calls go together, as more t
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -84,12 +84,12 @@ SHAPES = {
 }
 
 
-def branch_spec(spec: RolloutSpec, parent: str, turn: int, num_shared_tokens: int) -> RolloutSpec:
-    """The rollout as a branch of a tree: its prompt is everything up to the result of a turn of its parent's, and the
-    branches of that point share it."""
+def branch_spec(spec: RolloutSpec, point: str, num_shared_tokens: int) -> RolloutSpec:
+    """The rollout as a branch of a tree: its prompt is everything before a point of its parent's, and the branches of
+    that point share it."""
     return RolloutSpec(
         spec.rollout,
-        f"{parent}/{turn}",
+        point,
         spec.num_prompt_tokens + num_shared_tokens,
         spec.max_response_tokens - num_shared_tokens,
         f"{spec.stage}/branches",
@@ -162,9 +162,13 @@ def _planned(trace: Trace, known: Collection[str], max_response_tokens: int) -> 
     spec = RolloutSpec(trace.id, trace.group_id or trace.problem_id, len(trace.prompt_ids), max_response_tokens)
     if trace.parent in known:
         shared = trace.turns[: trace.num_shared_turns]
-        num_shared_tokens = sum(len(turn.token_ids) + len(turn.appended_ids) for turn in shared)
-        spec = branch_spec(spec, trace.parent, len(shared) - 1, num_shared_tokens)
-        return PlannedRollout(spec, _planned_turns(trace.own_turns), (trace.parent,))
+        num_shared_tokens = trace.num_shared_tokens + sum(
+            len(turn.token_ids) + len(turn.appended_ids) for turn in shared
+        )
+        spec = branch_spec(spec, f"{trace.parent}/{len(shared)}/{trace.num_shared_tokens}", num_shared_tokens)
+        first, *others = trace.own_turns
+        own = replace(first, token_ids=first.token_ids[trace.num_shared_tokens :], log_probs=(), entropies=())
+        return PlannedRollout(spec, _planned_turns((own, *others)), (trace.parent,))
     return PlannedRollout(spec, _planned_turns(trace.turns))
 
 
