@@ -20,7 +20,7 @@ from rstar2.rollout.driver import Driver
 from rstar2.rollout.judge import judge_of, judged
 from rstar2.rollout.placed_rollout import PlacedRollout
 from rstar2.rollout.request import OnTrace, RolloutRequest
-from rstar2.rollout.scheduler import RolloutSpec
+from rstar2.rollout.scheduler import RolloutSpec, branch_spec
 from rstar2.rollout.trees.grow import ForkPoint, LeafRequest, StateKeeper, grow
 
 
@@ -213,14 +213,13 @@ def _keeper(leaf: LeafRequest, episode: Episode) -> StateKeeper | None:
 def _spec(leaf: LeafRequest, prompt: Transcript, limits: AgentLimits) -> RolloutSpec:
     """For the scheduler the branches of one point are rollouts that share their prompt: all before the point."""
     request = leaf.request
+    root = RolloutSpec(
+        request.trace_id, request.problem.id, len(prompt.prompt_ids), limits.max_response_tokens, request.stage
+    )
     if leaf.start is None:
-        num_prompt_tokens, num_used, problem, stage = len(prompt.prompt_ids), 0, request.problem.id, request.stage
-    else:
-        point = leaf.start
-        num_used = point.transcript.num_tokens_after(0) + point.num_tokens
-        num_prompt_tokens = len(point.transcript.prompt_ids) + num_used
-        problem, stage = f"{point.rollout}/{point.turn}/{point.num_tokens}", f"{request.stage}/branches"
-    return RolloutSpec(request.trace_id, problem, num_prompt_tokens, limits.max_response_tokens - num_used, stage)
+        return root
+    num_shared = len(leaf.start.transcript.token_ids) - len(leaf.start.transcript.prompt_ids)
+    return branch_spec(root, leaf.start.rollout, leaf.start.parts, num_shared)
 
 
 async def _gathered(trees: Sequence[Coroutine[Any, Any, list[Trace]]]) -> list[list[Trace]]:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rstar2.algo.tree import Segment
-from rstar2.rollout.simulator.workload import PlannedRollout, PlannedTurn, Workload, branch_spec
+from rstar2.rollout.scheduler import PromptPart, branch_spec
+from rstar2.rollout.simulator.workload import PlannedRollout, PlannedTurn, Workload
 from rstar2.rollout.trees.policies import ForkFacts, Leaf, Point, uniform
 
 
@@ -39,8 +40,12 @@ def _tree(roots: Sequence[PlannedRollout], others: Sequence[PlannedRollout]) -> 
 
 
 def _branch(other: PlannedRollout, root: PlannedRollout, turn: int, after: tuple[str, ...]) -> PlannedRollout:
-    num_shared_tokens = sum(shared.num_sampled_tokens + shared.num_appended_tokens for shared in root.turns[: turn + 1])
-    spec = branch_spec(other.spec, f"{root.spec.rollout}/{turn + 1}/0", num_shared_tokens)
+    shared = [
+        PromptPart(f"{root.spec.rollout}/{number + 1}/0", planned.num_sampled_tokens + planned.num_appended_tokens)
+        for number, planned in enumerate(root.turns[: turn + 1])
+    ]
+    num_shared_tokens = sum(part.num_tokens for part in shared)
+    spec = branch_spec(other.spec, root.spec.rollout, (*root.spec.prompt_parts, *shared), num_shared_tokens)
     turns = other.turns[turn + 1 :] or other.turns[-1:]
     return PlannedRollout(spec, _within(turns, spec.max_response_tokens), after)
 

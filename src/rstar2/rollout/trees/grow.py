@@ -21,6 +21,7 @@ from rstar2.errors import InfrastructureError
 from rstar2.extensions import FORK_POLICIES
 from rstar2.records import Trace
 from rstar2.rollout.request import RolloutRequest
+from rstar2.rollout.scheduler import PromptPart
 from rstar2.rollout.trees.points import PointRule, has_failed
 from rstar2.rollout.trees.policies import ForkFacts, Leaf, Point, num_affordable
 from rstar2.rollout.trees.settings import TreeSettings
@@ -36,6 +37,8 @@ class ForkPoint:
     """With `begun` tokens of the turn, if the point is inside it."""
     episode: Episode
     """A copy that nobody changes: each branch gets a copy of it."""
+    parts: tuple[PromptPart, ...] = ()
+    """Everything before it, from one point to the next."""
 
     @property
     def turn(self) -> int:
@@ -119,6 +122,11 @@ async def grow(requests: Sequence[RolloutRequest], settings: TreeSettings, roll_
 
 def _points_of(leaf: LeafRequest, trace: Trace, rule: PointRule) -> Iterator[ForkPoint]:
     """Where an ended leaf can be forked, in the order of its turns."""
+    parts: tuple[PromptPart, ...] = ()
+    if leaf.start is not None:
+        parts = leaf.start.parts
+    elif leaf.states:
+        parts = (PromptPart(leaf.request.problem.id, len(leaf.states[0].transcript.prompt_ids)),)
     for state in leaf.states or ():
         if state.turn >= len(trace.turns):
             continue  # nothing was sampled after it
@@ -128,8 +136,10 @@ def _points_of(leaf: LeafRequest, trace: Trace, rule: PointRule) -> Iterator[For
             first = leaf.start.num_tokens + 1  # the parent's own point
         num_tokens = rule.cut(turn, first, _generator(leaf.request, state.turn))
         if num_tokens is not None:
-            begun = BegunTurn.of(turn, num_tokens)
-            yield replace(state, transcript=replace(state.transcript, begun=begun))
+            transcript = replace(state.transcript, begun=BegunTurn.of(turn, num_tokens))
+            num_new = len(transcript.token_ids) - sum(part.num_tokens for part in parts)
+            parts = (*parts, PromptPart(f"{state.rollout}/{state.turn}/{num_tokens}", num_new))
+            yield replace(state, transcript=transcript, parts=parts)
 
 
 def _generator(request: RolloutRequest, turn: int) -> np.random.Generator:
