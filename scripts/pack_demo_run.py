@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from rstar2.records import RunView, Trace
+from rstar2.records.branches import stored
 from rstar2.records.codec import encode
 from rstar2.web import demo
 from rstar2.web.report import evenly
@@ -55,7 +56,7 @@ def files_of(view: RunView, groups_per_step: int) -> dict[str, bytes]:
         wanted = (trace for trace in view.traces(step) if not groups or trace.id in ids)
         traces = list(islice(wanted, MAX_TRACES_PER_STEP))
         files[f"groups/{name}"] = b"".join(encode(group) + b"\n" for group in kept)
-        files[f"traces/{name}"] = b"".join(encode(rounded(trace)) + b"\n" for trace in traces)
+        files[f"traces/{name}"] = b"".join(encode(stored(rounded(trace))) + b"\n" for trace in traces)
     for step in evenly(view.schedule_steps(), NUM_STEPS):
         files[f"schedule/step-{step:06d}.jsonl"] = b"".join(encode(r) + b"\n" for r in view.step_records(step))
     return files

@@ -126,6 +126,22 @@ FORK_POLICIES = Table(
         "entropy": ("rstar2.rollout.trees.policies:by_entropy", "where the turn after the point was least certain"),
     },
 )
+FORK_POINTS = Table(
+    "kind of fork point",
+    {
+        "results": ("rstar2.rollout.trees.points:RESULTS", "after every tool result"),
+        "first-result": ("rstar2.rollout.trees.points:FIRST_RESULT", "after the first tool result of each rollout"),
+        "errors": (
+            "rstar2.rollout.trees.points:ERRORS",
+            "after results of calls that failed through the model's fault",
+        ),
+        "random": ("rstar2.rollout.trees.points:RANDOM", "inside every turn, at a token drawn at random"),
+        "entropy": (
+            "rstar2.rollout.trees.points:ENTROPY",
+            "inside every turn, at its token of highest entropy, which the engine must report",
+        ),
+    },
+)
 LOSS_TERMS = Table(
     "loss term",
     {

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,11 @@ from rollout_leftovers import left_in_driver
 from train_rollouts import CHAT, answer
 
 from rstar2.agent import AgentLimits, JupyterTool, Tool
-from rstar2.engine import Sampling
+from rstar2.agent.chat_template import ASSISTANT_OPENING
+from rstar2.engine import Chunk, Sampling
 from rstar2.engine.scripted import ScriptedEngine, ScriptedPrompt
 from rstar2.environments.plain_episode import PlainEnvironment
+from rstar2.extensions import FORK_POINTS
 from rstar2.grading import Grader
 from rstar2.records import Outcome, Problem, Trace
 from rstar2.records.branches import iterate_traces, stored
@@ -62,10 +65,13 @@ class Unforkable(JupyterTool):
 
 
 def make_roller(
-    make_tools: Callable[[], Sequence[Tool]], executor: LocalExecutor, reply: Callable[[ScriptedPrompt], str] = says
+    make_tools: Callable[[], Sequence[Tool]],
+    executor: LocalExecutor,
+    reply: Callable[[ScriptedPrompt], str] = says,
+    kind: type[ScriptedEngine] = ScriptedEngine,
 ) -> Roller:
     driver: Driver[Trace] = Driver(make_policy("kv-aware"))
-    engine = ScriptedEngine(reply, CHAT.tokenizer, CHAT.end_of_turn_id)
+    engine = kind(reply, CHAT.tokenizer, CHAT.end_of_turn_id)
     driver.add_engine("scripted", engine, EngineSpeed(1e-6, 1e-4, 1e-9), num_cache_tokens=1 << 20)
     environment = PlainEnvironment(answer_judge(Grader(executor)).decide, make_tools)
     return Roller(driver, CHAT, {"": environment}, "scripted")
@@ -128,12 +134,77 @@ async def test_forks_at_errors_come_after_calls_that_failed(executor: LocalExecu
     assert [(trace.parent, trace.num_shared_turns) for trace in traces] == [("", 0), *[("t0", 2)] * 3]
 
 
+def asks(token_id: int) -> bool:
+    return "?" in CHAT.tokenizer.decode([token_id])
+
+
+class Unsure(ScriptedEngine):
+    """Most unsure where it asks. The log-probability of each token is minus the number of its rollout."""
+
+    async def generate(
+        self, session: str, token_ids: Sequence[int], sampling: Sampling, max_tokens: int
+    ) -> AsyncIterator[Chunk]:
+        async for chunk in super().generate(session, token_ids, sampling, max_tokens):
+            entropies = tuple(2.0 if asks(token) else 1.0 for token in chunk.token_ids)
+            yield replace(chunk, log_probs=(-float(session[1:]),) * len(chunk.token_ids), entropies=entropies)
+
+
+def continues(prompt: ScriptedPrompt) -> str:
+    """The rest of a turn in which `says` is asked in the middle of its first words."""
+    before, _, begun = prompt.text.rpartition(ASSISTANT_OPENING)
+    said = says(replace(prompt, text=before)).replace("</reason>", "?</reason>")
+    return said[len(begun) :]
+
+
+@pytest.mark.parametrize("points", ["entropy", "random"])
+async def test_a_branch_inside_a_turn_has_its_first_tokens_and_the_notebook_before_it(
+    executor: LocalExecutor, tmp_path: Path, points: str
+) -> None:
+    roller = make_roller(lambda: (JupyterTool(executor),), executor, continues, Unsure)
+    seen: list[Trace] = []
+    wanted = requests(10, TreeSettings(2, num_rounds=2, points=points))
+    traces = await roller.run(wanted, LIMITS, Sampling(entropies=True), seen.append)
+    by_id = {trace.id: trace for trace in traces}
+    assert all(trace.parent for trace in traces[2:])
+    assert sum(trace.num_shared_tokens > 0 for trace in traces) >= 4
+    for trace in traces[2:]:
+        parent, turn, num = by_id[trace.parent], trace.num_shared_turns, trace.num_shared_tokens
+        assert trace.turns[:turn] == parent.turns[:turn]
+        theirs, ours = parent.turns[turn], trace.turns[turn]
+        assert ours.token_ids[:num] == theirs.token_ids[:num]
+        assert ours.log_probs[:num] == theirs.log_probs[:num] and ours.entropies[:num] == theirs.entropies[:num]
+        assert set(ours.log_probs[num:]) == {-float(trace.id[1:])}, "the rest is its own"
+        assert ours.text == CHAT.tokenizer.decode(ours.token_ids)
+        if points == "entropy":
+            is_first = bool(parent.parent) and turn == parent.num_shared_turns
+            assert num == parent.num_shared_tokens + 1 if is_first else asks(theirs.token_ids[num])
+    for trace in traces:
+        values = trace.results[1].text.strip("[]").split(", ")
+        assert len(values) == 2 and values[0] == "6", "no call of another branch was made in its notebook"
+    assert left_in_driver(roller.driver) == []
+
+    path = tmp_path / "traces.jsonl"
+    with RecordWriter[Trace](path) as writer:
+        for trace in seen:
+            writer.append(stored(trace))
+    assert [trace for trace, _ in iterate_traces(path)] == seen
+    again = await roller.run(wanted, LIMITS, Sampling(entropies=True))
+    assert [(trace.token_ids, trace.parent) for trace in again] == [(trace.token_ids, trace.parent) for trace in traces]
+
+
+async def test_without_entropies_nothing_is_forked_by_them(executor: LocalExecutor) -> None:
+    roller = make_roller(lambda: (JupyterTool(executor),), executor)
+    traces = await roller.run(requests(4, TreeSettings(1, points="entropy")), LIMITS, Sampling())
+    assert all(not trace.parent for trace in traces)
+
+
 async def test_a_tree_of_roots_is_what_flat_rollouts_are(executor: LocalExecutor) -> None:
     roller = make_roller(lambda: (JupyterTool(executor),), executor)
     flat = await roller.run(requests(3, None), LIMITS, Sampling())
-    tree = await roller.run(requests(3, TreeSettings(3)), LIMITS, Sampling())
-    assert [trace.token_ids for trace in tree] == [trace.token_ids for trace in flat]
-    assert [(trace.reward, trace.parent) for trace in tree] == [(trace.reward, "") for trace in flat]
+    for points in FORK_POINTS:
+        tree = await roller.run(requests(3, TreeSettings(3, points=points)), LIMITS, Sampling())
+        assert [trace.token_ids for trace in tree] == [trace.token_ids for trace in flat]
+        assert [(trace.reward, trace.parent) for trace in tree] == [(trace.reward, "") for trace in flat]
 
 
 async def test_a_budget_of_tokens_ends_a_tree_and_the_rest_comes_back_unsampled(executor: LocalExecutor) -> None:

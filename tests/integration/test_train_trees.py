@@ -91,10 +91,12 @@ async def test_a_budget_of_tokens_leaves_leaves_out_and_is_not_made_up_for(tmp_p
     )
 
 
+@pytest.mark.parametrize("points", ["results", "entropy"])
 async def test_trees_are_learnt_from_and_a_stopped_run_ends_with_the_same_bits(
-    tmp_path: Path, sandbox_url: str
+    tmp_path: Path, sandbox_url: str, points: str
 ) -> None:
-    settings = recipe(tmp_path / "data", sandbox_url, "[rollout.tree]\nnum_roots = 2\nnum_rounds = 2\n")
+    tree = f'[rollout.tree]\nnum_roots = 2\nnum_rounds = 2\npoints = "{points}"\n'
+    settings = recipe(tmp_path / "data", sandbox_url, tree)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     await train(prepare_new(settings, whole), Observers())
     with pytest.raises(StopError):
@@ -102,18 +104,21 @@ async def test_trees_are_learnt_from_and_a_stopped_run_ends_with_the_same_bits(
     await train(prepare_resumed(stopped), Observers())
     assert same(stopped, whole)
 
-    num_branches = 0
+    num_branches, num_inside = 0, 0
     for step in STEPS:
         groups, traces = step_of(whole, step)
         assert {trace_id: trace.token_ids for trace_id, trace in step_of(stopped, step)[1].items()} == {
             trace_id: trace.token_ids for trace_id, trace in traces.items()
         }
         num_branches += sum(bool(trace.parent) for trace in traces.values())
+        num_inside += sum(bool(trace.num_shared_tokens) for trace in traces.values())
         for group in groups:
             trained = sum(rollout.num_learnt for rollout in kept_rollouts(group, traces))
             members = [traces[trace_id] for trace_id in group.trace_ids]
             pairs = zip(paths_of(members), group.selections, strict=True)
             segments = {segment for path, selection in pairs if selection is Selection.KEPT for segment in path}
-            sampled = sum(len(members[leaf].turns[turn].token_ids) for leaf, turn in segments)
-            assert trained == sampled, "each token that was sampled for a kept leaf, once"
+            assert trained == sum(segment.num_tokens for segment in segments), (
+                "each token that was sampled for a kept leaf, once"
+            )
     assert num_branches > 0
+    assert (num_inside > 0) == (points == "entropy")

@@ -21,7 +21,7 @@ from rstar2.engine.plain_text import PlainTextTokenizer
 from rstar2.engine.scripted import ScriptedEngine, ScriptedPrompt
 from rstar2.environments import Judgement
 from rstar2.environments.plain_episode import PlainEnvironment, PlainEpisode
-from rstar2.records import Problem, Selection, ToolResult, ToolStatus, Verdict
+from rstar2.records import Problem, RunView, Selection, ToolResult, ToolStatus, Verdict
 from rstar2.records.trace import GOLD_KEY
 from rstar2.sandbox import LocalExecutor
 from rstar2.serve import ServedAgent, ServedModel, ServeSettings
@@ -365,6 +365,24 @@ async def test_the_demo_opens(page: Page, site: str) -> None:
     await settled(page)
 
 
+async def test_the_demo_shows_a_tree_that_a_model_sampled(page: Page, site: str, tmp_path: Path) -> None:
+    view = RunView(unpack_demo(tmp_path))
+    step = view.group_steps()[-1]
+    traces = {trace.id: trace for trace in view.traces(step)}
+    groups = [[traces[trace_id] for trace_id in group.trace_ids] for group in view.groups(step)]
+    number, leaves = next((n, group) for n, group in enumerate(groups) if any(trace.parent for trace in group))
+    num_generated = sum(trace.num_generated_tokens for trace in leaves)
+    num_saved = sum(trace.num_sampled_tokens for trace in leaves) - num_generated
+    assert num_saved > 0
+    await page.look(*WIDE)
+    await page.open(f"{site}#/run/demo/step/{step}/group/{number}")
+    assert await page.text(".tree p") == f"{num_generated:,} tokens generated, {num_saved:,} shared with a parent"
+    places = await page.texts(".tree ul ul li")
+    assert len(places) == sum(bool(trace.parent) for trace in leaves)
+    assert all("after turn" in place and ("right" in place or "wrong" in place) for place in places)
+    await settled(page)
+
+
 @pytest.mark.parametrize("size", [PHONE, WIDE], ids=["phone", "wide"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_every_view_fits_in_light_and_dark(page: Page, site: str, size: tuple[int, int], scheme: str) -> None:
@@ -603,7 +621,7 @@ async def test_rollouts_that_were_forked_are_shown_as_a_tree(page: Page, tmp_pat
     with create(tmp_path / "tree") as run:
         run.write_trace(root)
         run.write_trace(branch)
-        run.write_group(replace(group, turn_advantages=((0.0, 0.7), (None, -0.7))))
+        run.write_group(replace(group, token_advantages=(((3, 0.0), (4, 0.7)), ((3, None), (4, -0.7)))))
     async with serving(create_app(open_runs([tmp_path / "tree"])), "127.0.0.1", 0) as url:
         await page.look(*WIDE)
         await page.open(f"{url}#/run/tree/step/1/group/0")

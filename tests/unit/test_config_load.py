@@ -203,6 +203,23 @@ def test_without_tools_no_result_is_too_long(overrides: list[str], tmp_path: Pat
         ),
         (["stages.hard.difficulty_filter.drop_solved=9"], "of 9 can never be reached with num_samples of 8"),
         (["engine.kind=vllm"], 'engine.kind cannot be "vllm" without a [cluster]'),
+        (
+            [
+                "engine.kind=vllm",
+                "cluster={num_nodes = 1, gpus_per_node = 8}",
+                "rollout.tree={num_roots = 8, points = 'entropy'}",
+            ],
+            'rollout.tree.points cannot be "entropy" with engine.kind "vllm", which does not report the entropies',
+        ),
+        (
+            [
+                "engine.kind=vllm",
+                "cluster={num_nodes = 1, gpus_per_node = 8}",
+                "eval.tree={num_roots = 8, policy = 'entropy'}",
+            ],
+            'eval.tree.policy cannot be "entropy" with engine.kind "vllm"',
+        ),
+        (["rollout.tree={num_roots = 8, points = 'result'}"], "did you mean 'results'?"),
         (["sandbox.base_url=http://h", "sandbox.num_slots=2"], "sandbox.num_slots is set by the service"),
         (["sandbox.token_env=TOKEN"], "sandbox.token_env is for a service"),
         (["algo.selection=off"], "set algo.group_size to 32"),

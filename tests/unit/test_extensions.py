@@ -31,6 +31,7 @@ def test_every_entry_loads_and_says_what_it_does(name: str) -> None:
         inner = {
             "SELECTIONS": "choose",
             "BENCHMARKS": "read",
+            "FORK_POINTS": "copies",
             "ENVIRONMENTS": "open",
             "SFT_SOURCES": "convert",
             "RL_SOURCES": "convert",

@@ -6,6 +6,7 @@ import pytest
 
 from rstar2.engine import EngineLoad
 from rstar2.errors import UserError
+from rstar2.rollout.cache_account import CacheAccount
 from rstar2.rollout.policies.kv_aware import KvAware, KvAwareSettings
 from rstar2.rollout.scheduler import (
     Cancel,
@@ -17,6 +18,7 @@ from rstar2.rollout.scheduler import (
     Evict,
     KeepWaiting,
     Move,
+    PromptPart,
     Resume,
     RolloutEnded,
     RolloutSpec,
@@ -204,3 +206,61 @@ def test_moves_that_are_not_forced_stay_within_the_budget() -> None:
     policy.handle(TurnEnded(3.0, starts[0], PROMPT + 160))
     policy.handle(ToolCalled(3.0, starts[0]))
     assert list(policy.handle(ToolReturned(4.0, starts[0], PROMPT + 170))) == [Resume(starts[0], "e0")]
+
+
+def branch(rollout: str, parent: str, *turns: int, max_response_tokens: int = 1000) -> RolloutSpec:
+    """A branch of a root of problem p, after as many of its turns, each of so many tokens."""
+    parts = [PromptPart("p", PROMPT)]
+    parts += [PromptPart(f"{parent}/{number + 1}/0", num_tokens) for number, num_tokens in enumerate(turns)]
+    num_prompt_tokens = PROMPT + sum(turns)
+    return RolloutSpec(
+        rollout, parts[-1].name, num_prompt_tokens, max_response_tokens, "branches", parent, tuple(parts)
+    )
+
+
+def test_branches_start_where_their_parent_ended() -> None:
+    policy = make(4, 1_000_000)
+    roots = started(
+        policy.handle(RolloutsSubmitted(0.0, tuple(RolloutSpec(f"r{n}", "p", PROMPT, 1000) for n in range(8))))
+    )
+    assert len(set(roots.values())) > 1
+    for root in roots:
+        end(policy, root, 900)
+    specs = tuple(branch(f"b{n}", f"r{n % 8}", 400, 300) for n in range(16))
+    starts = started(policy.handle(RolloutsSubmitted(2.0, specs)))
+    assert starts == {spec.rollout: roots[spec.parent] for spec in specs}
+
+
+def test_a_branch_of_a_lost_engine_starts_elsewhere() -> None:
+    policy = make(2, 1_000_000)
+    (home,) = started(policy.handle(RolloutsSubmitted(0.0, (RolloutSpec("r", "p", PROMPT, 1000),)))).values()
+    end(policy, "r", 900)
+    policy.handle(EngineLost(1.5, home))
+    (engine,) = started(policy.handle(RolloutsSubmitted(2.0, (branch("b", "r", 400),)))).values()
+    assert engine != home
+
+
+def test_what_branches_of_one_root_share_is_counted_once() -> None:
+    account = CacheAccount("e0", 10_000, SPEED)
+    account.add(branch("b0", "r", 400, 300), 0)
+    assert account.num_prompt_tokens == PROMPT + 700
+    assert account.num_missing(branch("b1", "r", 400, 300, 200)) == 200
+    assert account.num_missing(branch("b2", "other", 400)) == 400
+    account.add(branch("b1", "r", 400), 0)
+    assert account.num_prompt_tokens == PROMPT + 700
+    account.remove(branch("b0", "r", 400, 300))
+    assert account.num_prompt_tokens == PROMPT + 400
+    account.remove(branch("b1", "r", 400))
+    assert account.num_prompt_tokens == 0 and not account.parts_held
+
+
+def test_a_branch_that_is_evicted_costs_what_no_other_shares() -> None:
+    policy = make(1, 3500)
+    specs = (branch("b0", "r", 1500), branch("b1", "r", 1500))
+    assert len(started(policy.handle(RolloutsSubmitted(0.0, specs)))) == 2
+    for rollout, num_own in (("b0", 900), ("b1", 930)):
+        policy.handle(TurnEnded(1.0, rollout, PROMPT + 1500 + num_own))
+        policy.handle(ToolCalled(1.0, rollout))
+    policy.handle(ToolReturned(1.5, "b1", PROMPT + 1500 + 960))
+    assert report(policy, "e0") == [Evict("b0", "e0")]
+    assert policy._num_recomputed == 900, "its prefix stays with the other branch"

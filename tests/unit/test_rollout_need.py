@@ -145,3 +145,28 @@ def test_what_was_abandoned_is_known_to_be_longer() -> None:
             need.end(spec.rollout, 2000, was_abandoned=was_abandoned)
         middles[was_abandoned] = float(need.expected_tokens(["p0"])[0])
     assert middles[False] < 3000 < 4000 < middles[True]
+
+
+def test_submissions_in_the_middle_of_a_step_do_not_forget_what_has_ended() -> None:
+    """Problems go on in new ones when their rollouts have ended, as trees do: what is left runs long."""
+    rng = np.random.default_rng(3)
+    need = NeedModel()
+    need.submit(specs(64, 16))
+    lengths = draw(rng, [3000.0] * 64, 16)
+    run_up_to(need, lengths, 4000)
+    before = need.expected_tokens(["p0"])[0]
+    assert 0.8 < before / (3000 * math.exp(0.125)) < 1.25
+    for number in range(48):
+        need.submit([RolloutSpec(f"b{number}", f"p{number}-0/1/0", 2100, 10_000, "branches", f"p{number}-0")])
+    running = [f"p{n.removeprefix('p').partition('-')[0]}" for n, length in lengths.items() if length > 4000]
+    after = need.expected_tokens(sorted(set(running)))
+    assert np.median(after) / (3000 * math.exp(0.125)) < 1.25, "the survivors are not taken for all"
+
+
+def test_points_of_trees_are_not_remembered_for_ever() -> None:
+    need = NeedModel()
+    for step in range(3):
+        need.submit([RolloutSpec(f"b{step}", f"a{step}/1/0", 200, 1000, "branches", f"a{step}")])
+        need.end(f"b{step}", 500)
+    need.submit(specs(1, 1))
+    assert not need._history

@@ -9,7 +9,7 @@ import pytest
 from rstar2.errors import UserError
 from rstar2.records import Outcome, RunDirectory, StopReason, Trace, Turn
 from rstar2.rollout.policies import LeastRequests, RoundRobin
-from rstar2.rollout.scheduler import Decision, Fact, RolloutSpec
+from rstar2.rollout.scheduler import Decision, Fact, PromptPart, RolloutSpec
 from rstar2.rollout.simulator import (
     HARDWARE,
     QWEN3_14B,
@@ -28,6 +28,7 @@ from rstar2.rollout.simulator import (
     simulate,
     write_measured,
 )
+from rstar2.rollout.simulator.cache import Cache
 
 pytestmark = pytest.mark.unit
 
@@ -193,7 +194,9 @@ def test_recorded_branches_are_replayed_after_their_parents(tmp_path: Path) -> N
             directory.write_trace(trace)
     first, second = replay(tmp_path / "run").rollouts
     assert (first.spec, first.after) == (RolloutSpec("t0", "g", 2, 6), ())
-    assert (second.spec, second.after) == (RolloutSpec("t1", "t0/0", 2 + 5, 6 - 5, "/branches"), ("t0",))
+    parts = (PromptPart("g", 2), PromptPart("t0/1/0", 5))
+    branched = RolloutSpec("t1", "t0/1/0", 2 + 5, 6 - 5, "/branches", "t0", parts)
+    assert (second.spec, second.after) == (branched, ("t0",))
     assert second.turns == (PlannedTurn(1),)
 
 
@@ -202,20 +205,43 @@ def test_branches_begin_when_the_roots_have_ended_and_share_what_is_before_them(
     tree = as_trees(Workload("test", tuple(flat)), num_roots=2)
     branches = tree.rollouts[2:]
     assert tree.rollouts[:2] == tuple(flat[:2])
-    assert [(branch.spec.problem, branch.after) for branch in branches] == [("a/0", ("a", "b")), ("b/0", ("a", "b"))]
+    assert [(branch.spec.problem, branch.after) for branch in branches] == [
+        ("a/1/0", ("a", "b")),
+        ("b/1/0", ("a", "b")),
+    ]
     assert {(branch.spec.num_prompt_tokens, branch.spec.max_response_tokens) for branch in branches} == {(40, 870)}
     result = run(*tree.rollouts)
     assert result.generated_tokens == 2 * 50 + 2 * 30, "shared turns are generated once"
     roots = run(*tree.rollouts[:2])
-    # The two prefixes of 40 tokens are computed in one step, and 29 more steps follow.
-    assert result.makespan_s == pytest.approx(roots.makespan_s + 0.080 + 29 * 0.010)
+    # The roots left their prefixes in the cache: one step samples the first tokens, and 29 more steps follow.
+    assert result.makespan_s == pytest.approx(roots.makespan_s + 0.010 + 29 * 0.010)
     assert roots.makespan_s < lower_bound_s(tree, PLAIN, 1) <= result.makespan_s
 
     both = as_trees(Workload("test", (flat[0], *flat[2:])), num_roots=1).rollouts
-    assert [branch.spec.problem for branch in both] == ["p", "a/0", "a/0"]
-    assert run(*both).makespan_s == pytest.approx(run(flat[0]).makespan_s + 0.041 + 29 * 0.010), (
-        "the second branch of a point finds its prefix in the cache"
+    assert [branch.spec.problem for branch in both] == ["p", "a/1/0", "a/1/0"]
+    assert run(*both).makespan_s == pytest.approx(run(flat[0]).makespan_s + 0.010 + 29 * 0.010), (
+        "both branches of a point find its prefix in the cache"
     )
+
+
+def test_a_cache_keeps_what_branches_begin_with_until_the_room_is_needed() -> None:
+    prompt, first, second = PromptPart("p", 10), PromptPart("a/1/0", 30), PromptPart("a/2/0", 20)
+    cache = Cache(100)
+    cache.hold("a", (prompt,), 50)
+    cache.leave("a", 50, 50)
+    cache.forget("a")
+    assert cache.num_used == 0, "an ended rollout leaves nothing by itself"
+    cache.leave_for_branches((prompt, first, second))
+    assert (cache.num_used, cache.num_available) == (60, 100)
+    assert [cache.num_missing(parts) for parts in ((prompt,), (prompt, first), (prompt, first, second))] == [0, 0, 0]
+    cache.hold("b", (prompt, first), 15)
+    assert (cache.num_prompt, cache.num_kept, cache.num_used) == (40, 20, 75)
+    cache.hold("c", (PromptPart("q", 30),), 5)
+    assert cache.num_missing((prompt, first, second)) == 20, "the end of the context was evicted"
+    assert cache.num_used <= cache.num_tokens and cache.num_kept == 0
+    cache.leave_for_branches((second,))
+    cache.forget("b")
+    assert cache.num_missing((prompt, first, second)) == 60, "nothing is found behind a part that is gone"
 
 
 def test_branches_keep_to_the_limit_and_nothing_is_forked_without_tools() -> None:

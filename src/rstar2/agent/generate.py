@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from rstar2.agent.chat_template import ASSISTANT_OPENING, ChatFormat
 from rstar2.agent.events import Observer, TextGenerated, TurnRestarted, TurnStarted, ignore_event
-from rstar2.agent.incremental import TextStream
+from rstar2.agent.incremental import NOT_BEGUN, BegunTurn, TextStream
 from rstar2.agent.retry import with_retries
 from rstar2.engine.protocol import Chunk, Sampling
 from rstar2.errors import InfrastructureError
@@ -22,8 +22,12 @@ class TurnRequest:
     turn: int
     """The number of the turn in its conversation, from 0."""
     token_ids: Sequence[int]
+    """What the engine continues: everything before the turn, and how it begins."""
     sampling: Sampling
     max_tokens: int
+    """Of the whole turn."""
+    begun: BegunTurn = NOT_BEGUN
+    """The first tokens of the turn, if it was begun elsewhere."""
 
 
 async def generate_turn(
@@ -61,7 +65,9 @@ async def _attempt(
     chunks: list[Chunk] = []
     shown = TextStream(chat.tokenizer)
     started = clock()
-    async with left_cleanly(generate(request.token_ids, request.sampling, request.max_tokens)) as arriving:
+    begun = request.begun
+    num_tokens_left = request.max_tokens - len(begun.token_ids)
+    async with left_cleanly(generate(request.token_ids, request.sampling, num_tokens_left)) as arriving:
         async for chunk in arriving:
             chunks.append(chunk)
             if text_observer is None:
@@ -72,11 +78,11 @@ async def _attempt(
     if not chunks or chunks[-1].stop_reason is None:
         raise InfrastructureError("the engine ended a turn without saying why")
     queue_s = waited_s()
-    token_ids = tuple(token_id for chunk in chunks for token_id in chunk.token_ids)
+    token_ids = begun.token_ids + tuple(token_id for chunk in chunks for token_id in chunk.token_ids)
     return Turn(
         token_ids=token_ids,
-        log_probs=tuple(value for chunk in chunks for value in chunk.log_probs),
-        entropies=tuple(value for chunk in chunks for value in chunk.entropies),
+        log_probs=begun.log_probs + tuple(value for chunk in chunks for value in chunk.log_probs),
+        entropies=begun.entropies + tuple(value for chunk in chunks for value in chunk.entropies),
         text=chat.tokenizer.decode(token_ids),
         stop_reason=chunks[-1].stop_reason,
         policy_version=chunks[0].policy_version,

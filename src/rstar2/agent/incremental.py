@@ -1,7 +1,8 @@
 """A conversation as it grows, exact in tokens.
 
 Invariant: ids are only ever put behind ids. The model's own stay as the engine reported them; what the environment says
-is tokenized once, alone, when it is appended. A request for the next turn sends `token_ids` to the engine.
+is tokenized once, alone, when it is appended. A request for the next turn sends `token_ids` to the engine. If the turn
+was begun elsewhere, they end with its first tokens, which become part of it as they were reported.
 """
 
 from collections.abc import Sequence
@@ -15,12 +16,30 @@ from rstar2.records import Turn
 
 
 @dataclass(frozen=True, slots=True)
+class BegunTurn:
+    """The first tokens of a turn that another rollout sampled, as the engine reported them then."""
+
+    token_ids: tuple[int, ...] = ()
+    log_probs: tuple[float, ...] = ()
+    entropies: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, turn: Turn, num_tokens: int) -> Self:
+        return cls(turn.token_ids[:num_tokens], turn.log_probs[:num_tokens], turn.entropies[:num_tokens])
+
+
+NOT_BEGUN = BegunTurn()
+
+
+@dataclass(frozen=True, slots=True)
 class Transcript:
     """The prompt, and every turn so far with what was appended to it."""
 
     prompt_text: str
     prompt_ids: tuple[int, ...]
     turns: tuple[Turn, ...] = ()
+    begun: BegunTurn = NOT_BEGUN
+    """How the next turn begins. Empty, but in a branch that was forked inside a turn."""
 
     @classmethod
     def start(cls, chat: ChatFormat, question: str | Sequence[Message], tools: Sequence[ToolSchema]) -> Self:
@@ -32,14 +51,14 @@ class Transcript:
     @property
     def token_ids(self) -> tuple[int, ...]:
         pieces = (ids for turn in self.turns for ids in (turn.token_ids, turn.appended_ids))
-        return self.prompt_ids + tuple(token_id for ids in pieces for token_id in ids)
+        return self.prompt_ids + tuple(token_id for ids in pieces for token_id in ids) + self.begun.token_ids
 
     def num_tokens_after(self, num_turns: int) -> int:
-        """Tokens after the first `num_turns` turns, the model's and the environment's."""
+        """Tokens of all turns after the first `num_turns`, the model's and the environment's."""
         return sum(len(turn.token_ids) + len(turn.appended_ids) for turn in self.turns[num_turns:])
 
     def with_turn(self, turn: Turn) -> Self:
-        return replace(self, turns=(*self.turns, turn))
+        return replace(self, turns=(*self.turns, turn), begun=NOT_BEGUN)
 
     def with_user_turn(self, chat: ChatFormat, content: str) -> Self:
         """The user speaks after the last turn, which nothing was appended to yet."""

@@ -49,8 +49,8 @@ class _SilentWorld:
 
 
 SILENT: World = _SilentWorld()
-OnResult = Callable[[Transcript], Awaitable[None]]
-"""Called after a turn's tool results, if the model continues: the moment at which a rollout can be forked."""
+BeforeTurn = Callable[[Transcript], Awaitable[None]]
+"""Called before each turn, with everything before it: the moments at which the state of a rollout can be copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ class Agent:
         observer: Observer = ignore_event,
         start: Transcript | None = None,
         world: World = SILENT,
-        on_result: OnResult | None = None,
+        before_turn: BeforeTurn | None = None,
     ) -> Trace:
         """One attempt at one problem. The tools serve this rollout alone; the caller closes them. `start` is the
         problem's `Transcript.start` with these tools, if the caller has it already: siblings share it. If it has turns,
-        they are continued, and count as this rollout's."""
+        or the beginning of one, they are continued, and count as this rollout's."""
         session = trace_id or uuid.uuid4().hex
         transcript = start or Transcript.start(self.chat, problem.problem, [tool.schema for tool in tools])
         try:
@@ -92,7 +92,7 @@ class Agent:
                 observer=observer,
                 world=world,
                 num_before=0,
-                on_result=on_result,
+                before_turn=before_turn,
             )
         finally:
             await self.engine.release(session)
@@ -116,16 +116,16 @@ class Agent:
         observer: Observer = ignore_event,
         world: World = SILENT,
         num_before: int | None = None,
-        on_result: OnResult | None = None,
+        before_turn: BeforeTurn | None = None,
     ) -> tuple[Transcript, End]:
         """The assistant's turns from here on, until it has answered or must end. The limits count what follows the
         first `num_before` turns; all that there are, if it is left out."""
         table, end = by_name(tools), None
         num_before = len(transcript.turns) if num_before is None else num_before
         while end is None:
+            if before_turn is not None:
+                await before_turn(transcript)
             transcript, end = await self._advance(transcript, num_before, table, session, observer, world)
-            if on_result is not None and end is None and transcript.turns[-1].results:
-                await on_result(transcript)
         observer(Ended(end.outcome, end.note))
         return transcript, end
 
@@ -143,7 +143,7 @@ class Agent:
         num_tokens_left = self.limits.max_response_tokens - transcript.num_tokens_after(num_before)
         turn_number = len(transcript.turns)
         sampling = sampling_of_turn(replace(self.sampling, stop_token_ids=self.chat.stop_token_ids), turn_number)
-        request = TurnRequest(turn_number, transcript.token_ids, sampling, num_tokens_left)
+        request = TurnRequest(turn_number, transcript.token_ids, sampling, num_tokens_left, transcript.begun)
         try:
             turn = await generate_turn(
                 partial(self.engine.generate, session),

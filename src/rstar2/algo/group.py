@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from rstar2.algo.advantage import group_advantages, rewards_are_equal
 from rstar2.algo.penalties import Penalty, trace_penalty
 from rstar2.algo.resample import DEFAULT_EPSILON, SelectionRule, resample
-from rstar2.algo.tree import paths_of, turn_advantages
+from rstar2.algo.tree import paths_of, token_advantages
 from rstar2.errors import UserError
 from rstar2.extensions import ADVANTAGES, SELECTIONS, TREE_ADVANTAGES
 from rstar2.records import Group, Outcome, Selection, Trace, Verdict
@@ -124,13 +124,13 @@ def decide_group(
         selections=_selections(rewards, choice),
         is_right=is_right,
         is_success=is_right,
-        turn_advantages=_turn_advantages(traces, rewards, choice, settings),
+        token_advantages=_token_advantages(traces, rewards, choice, settings),
     )
 
 
-def _turn_advantages(
+def _token_advantages(
     traces: Sequence[Trace], rewards: Sequence[float | None], choice: Choice, settings: RocSettings
-) -> tuple[tuple[float | None, ...], ...]:
+) -> tuple[tuple[tuple[int, float | None], ...], ...]:
     if settings.tree_advantage is None:
         return ()
     paths, is_trained = paths_of(traces), ~np.isnan(choice.advantages)
@@ -139,7 +139,7 @@ def _turn_advantages(
         np.array([reward for reward, is_kept in zip(rewards, is_trained, strict=True) if is_kept], dtype=np.float64),
         ADVANTAGES.load(settings.advantage),
     )
-    return turn_advantages(paths, is_trained.tolist(), of_segment)
+    return token_advantages(paths, is_trained.tolist(), of_segment)
 
 
 def _scored_reward(trace: Trace) -> float | None:

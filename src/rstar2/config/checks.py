@@ -91,6 +91,15 @@ def _engine(recipe: "Recipe") -> Iterator[Impossibility]:
         )
     if engine.batch_invariant:
         yield from _batch_invariant(recipe)
+    for section, tree in (("rollout", recipe.rollout.tree), ("eval", recipe.eval.tree)):
+        for key, name in () if tree is None else (("points", tree.points), ("policy", tree.policy)):
+            if name == "entropy" and engine.kind != "embedded":
+                yield _no(
+                    f'cannot be "entropy" with engine.kind "{engine.kind}", which does not report the entropies of '
+                    'tokens; use "embedded", or another choice here',
+                    f"{section}.tree.{key}",
+                    "engine.kind",
+                )
     yield from _engine_source(recipe)
 
 

@@ -8,7 +8,16 @@ from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from rstar2.extensions import ADVANTAGES, ENGINES, ENVIRONMENTS, FORK_POLICIES, POLICIES, SELECTIONS, TREE_ADVANTAGES
+from rstar2.extensions import (
+    ADVANTAGES,
+    ENGINES,
+    ENVIRONMENTS,
+    FORK_POINTS,
+    FORK_POLICIES,
+    POLICIES,
+    SELECTIONS,
+    TREE_ADVANTAGES,
+)
 
 
 class Section(BaseModel):
@@ -24,3 +33,4 @@ EngineName: TypeAlias = Annotated[str, AfterValidator(ENGINES.check), ENGINES]
 PolicyName: TypeAlias = Annotated[str, AfterValidator(POLICIES.check), POLICIES]
 TreeAdvantageName: TypeAlias = Annotated[str, AfterValidator(TREE_ADVANTAGES.check), TREE_ADVANTAGES]
 ForkPolicyName: TypeAlias = Annotated[str, AfterValidator(FORK_POLICIES.check), FORK_POLICIES]
+ForkPointsName: TypeAlias = Annotated[str, AfterValidator(FORK_POINTS.check), FORK_POINTS]

@@ -1,11 +1,9 @@
 """`[rollout.tree]` and `[eval.tree]`: the rollouts of a problem as a tree."""
 
-from typing import Literal
-
 from pydantic import Field
 
-from rstar2.config.section import ForkPolicyName, Section, TreeAdvantageName
-from rstar2.extensions import FORK_POLICIES, TREE_ADVANTAGES
+from rstar2.config.section import ForkPointsName, ForkPolicyName, Section, TreeAdvantageName
+from rstar2.extensions import FORK_POINTS, FORK_POLICIES, TREE_ADVANTAGES
 
 
 class ForkSection(Section):
@@ -15,8 +13,8 @@ class ForkSection(Section):
         ge=1,
         examples=[8],
         description="Rollouts of a problem that begin at the prompt. The others (in training up to group_size times "
-        "oversample_factor, in an evaluation up to num_samples) continue one that has ended from one of its tool "
-        "results. A quarter to a half is common.",
+        "oversample_factor, in an evaluation up to num_samples) continue one that has ended from one of its "
+        "points. A quarter to a half is common.",
     )
     num_rounds: int = Field(
         1,
@@ -24,11 +22,13 @@ class ForkSection(Section):
         description="Rounds in which the other rollouts are sampled. In each the policy knows what all earlier ones "
         "came to, and waits for them: more rounds choose better, and leave engines idle for longer.",
     )
-    policy: ForkPolicyName = Field("uniform", description=f"Where rollouts fork. {FORK_POLICIES.describe()}")
-    points: Literal["results", "first-result", "errors"] = Field(
+    policy: ForkPolicyName = Field(
+        "uniform", description=f"At which of the points rollouts fork. {FORK_POLICIES.describe()}"
+    )
+    points: ForkPointsName = Field(
         "results",
-        description="Which tool results may be forked at. results: all. first-result: the first of each rollout. "
-        "errors: those of failed calls. Where a problem's rollouts have none, further ones begin at the prompt.",
+        description=f"Where rollouts may be forked. {FORK_POINTS.describe()} Where a problem's rollouts have no such "
+        "point, further ones begin at the prompt.",
     )
     max_generated_tokens: int | None = Field(
         None,
@@ -40,10 +40,10 @@ class ForkSection(Section):
 
 
 class TreeSection(ForkSection):
-    """`[rollout.tree]`: the rollouts of a problem as a tree, forked after tool results. If left out, they share nothing
-    but the prompt."""
+    """`[rollout.tree]`: the rollouts of a problem as a tree. If left out, they share nothing but the prompt."""
 
     advantage: TreeAdvantageName = Field(
         "leaves",
-        description=f"The advantage of a turn. {TREE_ADVANTAGES.describe()} Both use algo.advantage to compare.",
+        description="The advantage of a turn, or of the part of one before or after a fork. "
+        f"{TREE_ADVANTAGES.describe()} Both use algo.advantage to compare.",
     )

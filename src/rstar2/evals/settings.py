@@ -51,7 +51,8 @@ class EvalSettings:
 
     @property
     def sampling(self) -> Sampling:
-        return Sampling(temperature=self.temperature, entropies=self.entropies)
+        needs_entropies = self.tree is not None and self.tree.needs_entropies
+        return Sampling(temperature=self.temperature, entropies=self.entropies or needs_entropies)
 
     @property
     def deviations(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from rstar2.records.codec import RecordError, decode
 from rstar2.records.jsonl import read_lines
 from rstar2.records.record_file import decode_at
-from rstar2.records.trace import Trace
+from rstar2.records.trace import Trace, Turn
 
 MAX_PARENTS = 64
 """Parents that are kept in memory: branches of one are near one another in a file."""
@@ -22,8 +22,33 @@ _ID = re.compile(rb'\{"id":("(?:[^"\\]|\\.)*")')
 
 
 def stored(trace: Trace) -> Trace:
-    """The trace as it is written: a branch has its own turns alone."""
-    return replace(trace, prompt_ids=(), prompt_text="", turns=trace.own_turns) if trace.parent else trace
+    """The trace as it is written: a branch has its own turns alone, the first without the tokens of its parent."""
+    if not trace.parent:
+        return trace
+    turns = trace.own_turns
+    if trace.num_shared_tokens:
+        turns = (_without(turns[0], trace.num_shared_tokens), *turns[1:])
+    return replace(trace, prompt_ids=(), prompt_text="", turns=turns)
+
+
+def _without(turn: Turn, num_tokens: int) -> Turn:
+    """The turn without its first tokens. Its text stays complete: a token need not be a text."""
+    return replace(
+        turn,
+        token_ids=turn.token_ids[num_tokens:],
+        log_probs=turn.log_probs[num_tokens:],
+        entropies=turn.entropies[num_tokens:],
+    )
+
+
+def _rejoined(turn: Turn, parent: Turn, num_tokens: int) -> Turn:
+    """The turn after the parent's first tokens."""
+    return replace(
+        turn,
+        token_ids=parent.token_ids[:num_tokens] + turn.token_ids,
+        log_probs=parent.log_probs[:num_tokens] + turn.log_probs,
+        entropies=parent.entropies[:num_tokens] + turn.entropies,
+    )
 
 
 class JoinedTraces:
@@ -40,11 +65,14 @@ class JoinedTraces:
         if not trace.parent or trace.prompt_ids:
             return trace
         parent = self._parent(trace.parent, start)
+        num_turns, turns = trace.num_shared_turns, trace.turns
+        if trace.num_shared_tokens:
+            turns = (_rejoined(turns[0], parent.turns[num_turns], trace.num_shared_tokens), *turns[1:])
         return replace(
             trace,
             prompt_ids=parent.prompt_ids,
             prompt_text=parent.prompt_text,
-            turns=parent.turns[: trace.num_shared_turns] + trace.turns,
+            turns=parent.turns[:num_turns] + turns,
         )
 
     def _parent(self, trace_id: str, before: int) -> Trace:

@@ -59,9 +59,9 @@ class Group:
     right."""
     is_success: tuple[bool, ...] = ()
     """Which rollouts were successes for resampling. If left out, a reward above 0 is a success."""
-    turn_advantages: tuple[tuple[float | None, ...], ...] = ()
-    """In a tree, the advantage of each turn of each rollout; None where the turn is not trained, or in another rollout
-    that shares it. Empty where every kept rollout has its one advantage."""
+    token_advantages: tuple[tuple[tuple[int, float | None], ...], ...] = ()
+    """In a tree, for each rollout: how many of its sampled tokens, in order, have which advantage; None where they are
+    not trained, or in another rollout that shares them. Empty where every kept rollout has its one advantage."""
     schema_version: int = GROUP_SCHEMA_VERSION
 
     def __post_init__(self) -> None:
@@ -71,8 +71,8 @@ class Group:
         if not self.is_success:
             object.__setattr__(self, "is_success", tuple(r is not None and r > 0 for r in self.rewards))
         columns = ["rewards", "error_penalties", "format_penalties", "advantages", "selections"]
-        if self.turn_advantages:
-            columns.append("turn_advantages")
+        if self.token_advantages:
+            columns.append("token_advantages")
         for name in (*columns, "is_right", "is_success"):
             if len(getattr(self, name)) != num_rollouts:
                 raise ValueError(

@@ -134,6 +134,8 @@ class Trace:
     """The rollout from which this one was forked, in a tree; empty for one that began at the prompt."""
     num_shared_turns: int = 0
     """How many of its turns are the parent's."""
+    num_shared_tokens: int = 0
+    """How many sampled tokens of the turn after these are the parent's, where it was forked inside that turn."""
     note: str = ""
     """Why it ended as it did, where the outcome alone does not say."""
     metadata: dict[str, str] = field(default_factory=dict)
@@ -234,13 +236,14 @@ class Trace:
 
     @property
     def own_turns(self) -> tuple[Turn, ...]:
-        """The turns that this rollout sampled itself: all, unless it was forked."""
+        """The turns that this rollout ended itself: all, unless it was forked. The first of them begins with
+        `num_shared_tokens` of the parent's."""
         return self.turns[self.num_shared_turns :]
 
     @property
     def num_generated_tokens(self) -> int:
         """Tokens that were sampled for this rollout: those that it shares with its parent were not."""
-        return sum(len(turn.token_ids) for turn in self.own_turns)
+        return sum(len(turn.token_ids) for turn in self.own_turns) - self.num_shared_tokens
 
     @property
     def results(self) -> tuple[ToolResult, ...]:

@@ -1,7 +1,7 @@
 """The scheduler's own account of one engine's cache: which rollouts it holds, and a forecast of how full it will be.
 
-A rollout counts from the moment it is sent there until it ends, moves or is evicted, including its tool calls. Siblings
-share their prompt.
+A rollout counts from the moment it is sent there until it ends, moves or is evicted, including its tool calls. What
+several prompts have in common counts once.
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,9 @@ class CacheAccount:
         self.num_own_tokens_at_most = 0
         """The total if every resident reaches its limit."""
         self.num_prompt_tokens = 0
-        self.prompts_held: dict[str, int] = {}
-        """How many residents share each problem's prompt."""
+        self.parts_held: dict[str, int] = {}
+        """How many residents share each part of a prompt, by its name."""
+        self._part_tokens: dict[str, int] = {}
         self._forecast: Forecast | None = None
         self._need_version = -1
 
@@ -36,20 +37,27 @@ class CacheAccount:
         self.residents[spec.rollout] = num_own_tokens
         self.num_own_tokens += num_own_tokens
         self.num_own_tokens_at_most += spec.max_response_tokens
-        if spec.problem not in self.prompts_held:
-            self.prompts_held[spec.problem] = 0
-            self.num_prompt_tokens += spec.num_prompt_tokens
-        self.prompts_held[spec.problem] += 1
+        for part in spec.prompt_parts:
+            if part.name not in self.parts_held:
+                self.parts_held[part.name] = 0
+                self._part_tokens[part.name] = part.num_tokens
+                self.num_prompt_tokens += part.num_tokens
+            self.parts_held[part.name] += 1
         self._forecast = None
 
     def remove(self, spec: RolloutSpec) -> None:
         self.num_own_tokens -= self.residents.pop(spec.rollout)
         self.num_own_tokens_at_most -= spec.max_response_tokens
-        self.prompts_held[spec.problem] -= 1
-        if not self.prompts_held[spec.problem]:
-            del self.prompts_held[spec.problem]
-            self.num_prompt_tokens -= spec.num_prompt_tokens
+        for part in spec.prompt_parts:
+            self.parts_held[part.name] -= 1
+            if not self.parts_held[part.name]:
+                del self.parts_held[part.name]
+                self.num_prompt_tokens -= self._part_tokens.pop(part.name)
         self._forecast = None
+
+    def num_missing(self, spec: RolloutSpec) -> int:
+        """Tokens of the prompt that no resident holds."""
+        return sum(part.num_tokens for part in spec.prompt_parts if part.name not in self.parts_held)
 
     def grow(self, rollout: str, num_own_tokens: int) -> None:
         self.num_own_tokens += num_own_tokens - self.residents[rollout]

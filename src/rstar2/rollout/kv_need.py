@@ -9,7 +9,7 @@ estimate. Turns correct the chance to end: those of number t end `rate(t)` times
 Invariant: a forecast never exceeds the rollout's response limit, whatever was learned.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +40,9 @@ NUM_HORIZONS = 24
 REFRESH_EVERY = 32
 """Endings between two updates of the estimates; or a 64th of all endings so far, if that is more."""
 NEWTON_STEPS = 3
+NUM_EVIDENCE = 16_384
+"""Of the last so many rollouts, those that have ended are learnt from while others run: as many as a step of the report
+has."""
 MOST_UPDATES = 8
 """The most updates in one call: by then Newton's method has converged."""
 
@@ -83,7 +86,9 @@ class NeedModel:
         self._stage_numbers: dict[str, int] = {}
         self._history: dict[str, tuple[float, float]] = {}
         """`mu` and its variance, of problems that were submitted before."""
-        # One entry per rollout of the last submission, or still alive then.
+        self._staying: dict[str, tuple[float, float, float]] = {}
+        """The prior of `mu` and its variance, and `mu`, of problems whose rollouts stayed at the last submission."""
+        # One entry per rollout that runs, and per ended one that is still learnt from.
         self._rows: dict[str, int] = {}
         self._specs: list[RolloutSpec] = []
         self._tokens = np.zeros(0)
@@ -116,24 +121,47 @@ class NeedModel:
     def submit(self, specs: Sequence[RolloutSpec]) -> None:
         """Adds rollouts. The estimates of their problems so far become their history."""
         self._learn_if_due()
-        for problem, row in self._problem_rows.items():
-            self._history[problem] = (float(self._problem_mu[row]), float(self._problem_variance[row]) + DRIFT**2)
+        kept = self._rows_to_keep({spec.problem for spec in specs})
+        self._remember(kept, {spec.problem for spec in specs})
         for spec in specs:
             if spec.stage not in self._stage_numbers:
                 self._stage_numbers[spec.stage] = len(self._stages)
                 self._stages.append(StageLengths(m=float(np.log(spec.max_response_tokens * FIRST_MEDIAN_SHARE))))
-        alive = np.flatnonzero(~self._has_ended)
-        self._specs = [self._specs[row] for row in alive] + list(specs)
+        self._specs = [self._specs[row] for row in kept] + list(specs)
         self._rows = {spec.rollout: row for row, spec in enumerate(self._specs)}
         fresh = np.zeros(len(specs))
-        self._tokens = np.concatenate([self._tokens[alive], fresh])
-        self._turn = np.concatenate([self._turn[alive], fresh.astype(np.int64)])
-        self._turn_tokens = np.concatenate([self._turn_tokens[alive], fresh])
-        self._has_ended = np.zeros(len(self._specs), dtype=bool)
-        self._is_cut_off = np.zeros(len(self._specs), dtype=bool)
+        self._tokens = np.concatenate([self._tokens[kept], fresh])
+        self._turn = np.concatenate([self._turn[kept], fresh.astype(np.int64)])
+        self._turn_tokens = np.concatenate([self._turn_tokens[kept], fresh])
+        self._has_ended = np.concatenate([self._has_ended[kept], fresh.astype(bool)])
+        self._is_cut_off = np.concatenate([self._is_cut_off[kept], fresh.astype(bool)])
         self._limit = np.array([spec.max_response_tokens for spec in self._specs], dtype=np.float64)
         self._enter_problems()
         self._refresh()
+
+    def _rows_to_keep(self, submitted: Collection[str]) -> Ints:
+        """Those that still run, and beside them those that have ended: to learn from the survivors alone would make
+        every length too long. Where nothing runs, a new step begins."""
+        is_kept = ~self._has_ended
+        if is_kept.any():
+            num_rows = len(self._specs)
+            is_other = np.array([spec.problem not in submitted for spec in self._specs])
+            is_kept |= is_other & (np.arange(num_rows) >= num_rows - NUM_EVIDENCE)
+        return np.flatnonzero(is_kept)
+
+    def _remember(self, kept: Ints, submitted: Collection[str]) -> None:
+        """What is known of problems whose rollouts go, or are submitted again, becomes their history; the others stay
+        as they are. The points of a tree are never submitted again."""
+        staying = {self._specs[row].problem for row in kept} - set(submitted)
+        branched = {spec.problem for spec in self._specs if spec.parent}
+        self._staying = {}
+        for problem, row in self._problem_rows.items():
+            mu = float(self._problem_mu[row])
+            if problem in staying:
+                prior = float(self._problem_prior_mu[row]), float(self._problem_prior_variance[row])
+                self._staying[problem] = (*prior, mu)
+            elif problem not in branched:
+                self._history[problem] = (mu, float(self._problem_variance[row]) + DRIFT**2)
 
     def observe(self, rollout: str, num_response_tokens: int) -> None:
         """The rollout has `num_response_tokens` now."""
@@ -240,10 +268,17 @@ class NeedModel:
         self._problem_limit = np.zeros(len(self._problem_rows))
         self._problem_limit[self._problem] = self._limit
         self.horizons = float(self._limit.max(initial=1.0)) * np.linspace(0.0, 1.0, NUM_HORIZONS) ** 1.5
-        history = [self._history.get(problem, (np.nan, np.nan)) for problem in self._problem_rows]
-        self._problem_prior_mu, self._problem_prior_variance = np.array(history).reshape(-1, 2).T
+        known = [self._known(problem) for problem in self._problem_rows]
+        self._problem_prior_mu, self._problem_prior_variance, mu = np.array(known).reshape(-1, 3).T
         m = np.array([stage.m for stage in self._stages])[self._problem_stage]
-        self._problem_mu = np.where(np.isnan(self._problem_prior_mu), m, self._problem_prior_mu)
+        self._problem_mu = np.where(np.isnan(mu), m, mu)
+
+    def _known(self, problem: str) -> tuple[float, float, float]:
+        """The prior of `mu`, its variance, and where to look for `mu`; NaN where that is the stage's to say."""
+        if problem in self._staying:
+            return self._staying[problem]
+        mu, variance = self._history.get(problem, (np.nan, np.nan))
+        return mu, variance, mu
 
     def _learn_if_due(self) -> None:
         """Lazily: where everything fits, no forecast is needed. Each update takes a few steps of Newton's method, so

@@ -20,8 +20,8 @@ from rstar2.rollout.driver import Driver
 from rstar2.rollout.judge import judge_of, judged
 from rstar2.rollout.placed_rollout import PlacedRollout
 from rstar2.rollout.request import OnTrace, RolloutRequest
-from rstar2.rollout.scheduler import RolloutSpec
-from rstar2.rollout.trees.grow import LeafRequest, PointKeeper, grow
+from rstar2.rollout.scheduler import RolloutSpec, branch_spec
+from rstar2.rollout.trees.grow import ForkPoint, LeafRequest, StateKeeper, grow
 
 
 class Roller:
@@ -152,10 +152,10 @@ class Roller:
                     observer=engine.observe,
                     start=observed,
                     world=episode,
-                    on_result=_keeper(leaf, episode),
+                    before_turn=_keeper(leaf, episode),
                 )
             if leaf.start is not None:
-                trace = replace(trace, parent=leaf.start.rollout, num_shared_turns=len(leaf.start.transcript.turns))
+                trace = _as_branch(trace, leaf.start)
             judge = judge_of(environment, episode, self.chat.end_of_turn)
             trace = await judged(judge, request.problem, self._labelled(request, trace))
         finally:
@@ -196,24 +196,30 @@ class Roller:
         )
 
 
-def _keeper(leaf: LeafRequest, episode: Episode) -> PointKeeper | None:
+def _as_branch(trace: Trace, start: ForkPoint) -> Trace:
+    # A turn that failed before its first new token is not in the trace: then nothing inside it is shared.
+    num_tokens = start.num_tokens if start.turn < len(trace.turns) else 0
+    return replace(trace, parent=start.rollout, num_shared_turns=start.turn, num_shared_tokens=num_tokens)
+
+
+def _keeper(leaf: LeafRequest, episode: Episode) -> StateKeeper | None:
     tree = leaf.request.tree
-    if tree is None or leaf.points is None:
+    if tree is None or leaf.states is None:
         return None
-    return PointKeeper(leaf.request.trace_id, episode, tree, leaf.points)
+    num_shared_turns = None if leaf.start is None else leaf.start.turn
+    return StateKeeper(leaf.request.trace_id, episode, tree.rule, leaf.states, num_shared_turns)
 
 
 def _spec(leaf: LeafRequest, prompt: Transcript, limits: AgentLimits) -> RolloutSpec:
     """For the scheduler the branches of one point are rollouts that share their prompt: all before the point."""
     request = leaf.request
+    root = RolloutSpec(
+        request.trace_id, request.problem.id, len(prompt.prompt_ids), limits.max_response_tokens, request.stage
+    )
     if leaf.start is None:
-        num_prompt_tokens, num_used, problem, stage = len(prompt.prompt_ids), 0, request.problem.id, request.stage
-    else:
-        point = leaf.start
-        num_used = point.transcript.num_tokens_after(0)
-        num_prompt_tokens = len(point.transcript.prompt_ids) + num_used
-        problem, stage = f"{point.rollout}/{point.turn}", f"{request.stage}/branches"
-    return RolloutSpec(request.trace_id, problem, num_prompt_tokens, limits.max_response_tokens - num_used, stage)
+        return root
+    num_shared = len(leaf.start.transcript.token_ids) - len(leaf.start.transcript.prompt_ids)
+    return branch_spec(root, leaf.start.rollout, leaf.start.parts, num_shared)
 
 
 async def _gathered(trees: Sequence[Coroutine[Any, Any, list[Trace]]]) -> list[list[Trace]]:

@@ -14,7 +14,7 @@ order.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rstar2.engine import EngineLoad
 
@@ -31,9 +31,17 @@ class EngineSpeed:
     """What each token in the contexts of the running rollouts adds to a decoding step."""
 
 
+class PromptPart(NamedTuple):
+    """A part of prompts. Rollouts that name it share it, and everything before it, also in a cache."""
+
+    name: str
+    num_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutSpec:
-    """A rollout to be run. Rollouts of one problem share their prompt, also in a cache."""
+    """A rollout to be run. Rollouts of one problem share their prompt, also in a cache. For a branch of a tree the
+    problem is the point where it begins, and the prompt everything before it."""
 
     rollout: str
     problem: str
@@ -41,6 +49,29 @@ class RolloutSpec:
     max_response_tokens: int
     stage: str = ""
     """Lengths are learned separately for each stage of a curriculum."""
+    parent: str = ""
+    """Of a branch: the ended rollout that computed its prompt."""
+    parts: tuple[PromptPart, ...] = ()
+    """The prompt of a branch, from one point to the next. Empty: one part, which the problem's rollouts share."""
+
+    @property
+    def prompt_parts(self) -> tuple[PromptPart, ...]:
+        return self.parts or (PromptPart(self.problem, self.num_prompt_tokens),)
+
+
+def branch_spec(
+    spec: RolloutSpec, parent: str, parts: tuple[PromptPart, ...], num_shared_response_tokens: int
+) -> RolloutSpec:
+    """The rollout as a branch of a tree, which shares so many tokens of its response with its parent."""
+    return RolloutSpec(
+        spec.rollout,
+        parts[-1].name,
+        sum(part.num_tokens for part in parts),
+        spec.max_response_tokens - num_shared_response_tokens,
+        f"{spec.stage}/branches",
+        parent,
+        parts,
+    )
 
 
 @dataclass(frozen=True, slots=True)

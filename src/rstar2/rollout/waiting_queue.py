@@ -3,9 +3,9 @@
 Of those that fit, the ones that may exceed their expected length by most go first. A step is not over before its last
 rollout is, so what may become long must start early; but what is certainly long fills a cache for long, and where all
 may reach the same limit, those that are expected to be short let more others start in time. An engine prefers problems
-whose prompt it holds or was chosen to hold, by what the prompt costs in tokens, and problems of which few rollouts have
-started, because those are the most informative. Siblings start in their order, and of equal problems the one that was
-submitted first.
+whose prompt it holds, in part or in whole, or was chosen to hold, by what that costs in tokens, and problems of which
+few rollouts have started, because those are the most informative. Siblings start in their order, and of equal problems
+the one that was submitted first.
 
 Invariant (no starvation): no rollout is started while another waits that was submitted `max_overtakes` or more places
 before it.
@@ -39,6 +39,8 @@ class WaitingQueue:
         self._num_started = np.zeros(0)
         self._most_tokens = 0
         self._home_rows: dict[str, list[int]] = {}
+        self._part_rows: dict[str, list[tuple[int, int]]] = {}
+        """The rows whose prompts have each part, and its tokens."""
         self._row_problems: list[str] = []
         self._surprises = np.zeros(0)
         self._growth = Forecast.zero(0)
@@ -70,16 +72,19 @@ class WaitingQueue:
     def best_for(self, account: CacheAccount, forecast: Forecast | None, limits: CacheLimits) -> RolloutSpec | None:
         """The rollout that this engine should start next, of those that fit; without a forecast, all do."""
         rows = np.flatnonzero(self._oldest < self._oldest.min() + self._max_overtakes)
-        is_near = np.zeros(len(self._oldest), dtype=bool)
-        is_near[[self._rows[problem] for problem in account.prompts_held if problem in self._rows]] = True
+        num_near = np.zeros(len(self._oldest))
+        for part in account.parts_held.keys() & self._part_rows.keys():
+            for row, num_tokens in self._part_rows[part]:
+                num_near[row] += num_tokens
         if forecast is not None:
-            num_prompt = np.where(is_near[rows], 0, self._num_prompt[rows])
+            num_prompt = self._num_prompt[rows] - num_near[rows]
             rows = rows[limits.fit(account, forecast + self._growth.take(rows), num_prompt)]
         if not rows.size:
             return None
-        is_near[self._home_rows.get(account.engine, [])] = True
+        home_rows = self._home_rows.get(account.engine, [])
+        num_near[home_rows] = self._num_prompt[home_rows]
         score = self._surprises[rows] + PROBE_TOKENS / (1 + self._num_started[rows])
-        score += np.where(is_near[rows], self._prompt_weight * self._num_prompt[rows], 0)
+        score += self._prompt_weight * num_near[rows]
         return self._queues[self._row_problems[rows[int(score.argmax())]]][0][1]
 
     def take(self, spec: RolloutSpec) -> None:
@@ -110,6 +115,10 @@ class WaitingQueue:
         self._num_prompt = np.array([spec.num_prompt_tokens for _, spec in heads], dtype=np.float64)
         self._most_tokens = max((spec.num_prompt_tokens + spec.max_response_tokens for _, spec in heads), default=0)
         self._num_started = np.array([started.get(problem, 0.0) for problem in self._rows])
+        self._part_rows = {}
+        for row, (_, spec) in enumerate(heads):
+            for part in spec.prompt_parts:
+                self._part_rows.setdefault(part.name, []).append((row, part.num_tokens))
         self._home_rows = {}
         for problem, engines in self._homes.items():
             for engine in engines:

@@ -130,6 +130,7 @@ def _head_json(start: int, trace: Trace, place: tuple[Group, int] | None) -> dic
         ],
         "parent": trace.parent,
         "num_shared_turns": trace.num_shared_turns,
+        "num_shared_tokens": trace.num_shared_tokens,
         "num_own_tokens": trace.num_generated_tokens,
         "num_tokens": trace.num_sampled_tokens,
         "num_calls": trace.num_tool_calls,
@@ -143,7 +144,7 @@ def _place_json(group: Group, index: int) -> dict[str, Any]:
         "selection": group.selections[index].value,
         "why": why(group, index),
         "advantage": group.advantages[index],
-        "turn_advantages": list(group.turn_advantages[index]) if group.turn_advantages else None,
+        "token_advantages": [list(run) for run in group.token_advantages[index]] if group.token_advantages else None,
         "error_penalty": group.error_penalties[index],
         "format_penalty": group.format_penalties[index],
     }

@@ -9,7 +9,7 @@ evicted, running turns are cancelled. They continue, before anything new starts,
 of a lost engine continue in the same way.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -65,6 +65,8 @@ class KvAwareSettings:
     """Siblings run where their prompt is, but not all on one engine: their lengths are correlated."""
     move_gain: float = 4.0
     """A move must save this many times its cost: neighbours end too, and then there is less to save."""
+    num_remembered: int = 32_768
+    """Ended rollouts whose engine is remembered, for branches of them: twice as many as one step of the report has."""
     move_budget: float = 0.007
     """Share of all tokens so far that may be recomputed, including overflow; beyond it only forced moves happen."""
 
@@ -90,6 +92,8 @@ class KvAware:
         """What is left of the overflow budget; negative if it is overspent."""
         self._engine_of: dict[str, str] = {}
         """The engine of each rollout that is in a cache."""
+        self._ended_at: OrderedDict[str, str] = OrderedDict()
+        """The last engine of rollouts that have ended: its prefix cache may still hold what their branches share."""
         self._at_tool: set[str] = set()
         self._being_cancelled: set[str] = set()
         self._displaced: dict[str, str] = {}
@@ -141,10 +145,16 @@ class KvAware:
         return [*started, *(KeepWaiting(spec.rollout) for spec in specs if spec.rollout not in running)]
 
     def _choose_homes(self, specs: Sequence[RolloutSpec]) -> dict[str, tuple[str, ...]]:
-        """Homes are assigned round-robin, so that each engine is home to as many siblings."""
+        """Branches are at home where their parent ended. Other homes are assigned round-robin, so that each engine is
+        home to as many siblings."""
         engines = list(self._accounts)
         homes: dict[str, tuple[str, ...]] = {}
+        parents = {spec.problem: spec.parent for spec in specs}
         for problem, num_siblings in Counter(spec.problem for spec in specs).items():
+            home = self._ended_at.get(parents[problem])
+            if home in self._accounts:
+                homes[problem] = (home,)
+                continue
             count = min(len(engines), max(1, round(num_siblings / self._settings.siblings_per_home)))
             homes[problem] = tuple(engines[(self._num_homes + number) % len(engines)] for number in range(count))
             self._num_homes += count
@@ -184,10 +194,11 @@ class KvAware:
         return decisions
 
     def _overflow(self, rollout: str) -> None:
-        context = self._specs[rollout].num_prompt_tokens + self._tokens[rollout]
-        self._num_recomputed += context
-        self._num_to_spare -= context
+        account = self._accounts[self._engine_of[rollout]]
         self._displace(rollout)
+        num_lost = account.num_missing(self._specs[rollout]) + self._tokens[rollout]
+        self._num_recomputed += num_lost
+        self._num_to_spare -= num_lost
 
     def _displace(self, rollout: str) -> None:
         engine = self._engine_of.pop(rollout)
@@ -205,11 +216,15 @@ class KvAware:
         target = self._better_engine(rollout, engine)
         if target is None:
             return [Resume(rollout, engine)]
+        self._num_recomputed += self._num_to_compute(rollout, self._accounts[target])
         self._displace(rollout)
         del self._displaced[rollout]
         self._place(rollout, target)
-        self._num_recomputed += fact.num_tokens
         return [Move(rollout, engine, target)]
+
+    def _num_to_compute(self, rollout: str, account: CacheAccount) -> int:
+        """Tokens that an engine where the rollout is not must compute to continue it: all but what it shares there."""
+        return account.num_missing(self._specs[rollout]) + self._tokens[rollout]
 
     def _better_engine(self, rollout: str, engine: str) -> str | None:
         """An engine where the rollout would gain more than the move costs. While rollouts wait to start, every engine
@@ -219,14 +234,15 @@ class KvAware:
         here = self._accounts[engine]
         there = min(self._accounts.values(), key=lambda account: account.num_used_tokens)
         context = self._specs[rollout].num_prompt_tokens + self._tokens[rollout]
-        num_fewer_read = here.num_used_tokens - there.num_used_tokens - context
-        if num_fewer_read <= 0 or self._num_recomputed + context > self._settings.move_budget * self._num_tokens:
+        num_to_compute = self._num_to_compute(rollout, there)
+        num_fewer_read = here.num_used_tokens - there.num_used_tokens - num_to_compute
+        if num_fewer_read <= 0 or self._num_recomputed + num_to_compute > self._settings.move_budget * self._num_tokens:
             return None
         # Its own steps get shorter by what its former neighbours hold, those of its neighbours by what it holds; its
         # prefill delays everything that runs there.
         num_fewer_read += context * (len(here.residents) - 1 - len(there.residents))
         saved_s = self._need.expected_tokens_left(rollout) * num_fewer_read * there.speed.cached_token_s
-        cost_s = context * there.speed.prefill_token_s * (len(there.residents) + 1)
+        cost_s = num_to_compute * there.speed.prefill_token_s * (len(there.residents) + 1)
         return there.engine if saved_s > self._settings.move_gain * cost_s else None
 
     def _ended(self, fact: RolloutEnded) -> list[Decision]:
@@ -243,6 +259,9 @@ class KvAware:
             del self._displaced[rollout]
             return self._fill(self._emptiest_first())
         self._accounts[engine].remove(spec)
+        self._ended_at[rollout] = engine
+        if len(self._ended_at) > self._settings.num_remembered:
+            self._ended_at.popitem(last=False)
         return self._fill((engine,))
 
     def _cancelled(self, fact: TurnCancelled) -> list[Decision]:
@@ -312,7 +331,7 @@ class KvAware:
     def _fits_displaced(self, rollout: str, account: CacheAccount, limits: CacheLimits) -> bool:
         """Whether there is room for a rollout that has started."""
         spec = self._specs[rollout]
-        prompt = 0 if spec.problem in account.prompts_held else spec.num_prompt_tokens
+        prompt = account.num_missing(spec)
         forecast = account.forecast(self._need) + self._need.forecast((rollout,))
         return bool(limits.fit(account, forecast, np.array([prompt])).all())
 

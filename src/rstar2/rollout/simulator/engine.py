@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from rstar2.engine import EngineLoad
 from rstar2.errors import UserError
+from rstar2.rollout.scheduler import PromptPart
 from rstar2.rollout.simulator.cache import Cache
 from rstar2.rollout.simulator.hardware import EngineModel
 
@@ -44,7 +45,8 @@ class SimulatedSequence:
     """One turn of one rollout, queued or running. Own tokens are those beyond the prompt that siblings share."""
 
     rollout: str
-    problem: str
+    parts: tuple[PromptPart, ...]
+    """The prompt."""
     num_prompt_tokens: int
     num_own_tokens: int
     num_computed_tokens: int
@@ -300,11 +302,11 @@ class SimulatedEngine:
             sequence = self._waiting[0]
             # Besides its own tokens, one more block for it and for each that runs.
             need = sequence.num_own_tokens + self.model.block_size * (1 + len(self._running))
-            if not self.cache.fits(sequence.problem, sequence.num_prompt_tokens, need):
+            if not self.cache.fits(sequence.parts, need):
                 if self._running:
                     return
                 self.cache.forget_all_kept()
-                if not self.cache.fits(sequence.problem, sequence.num_prompt_tokens, need):
+                if not self.cache.fits(sequence.parts, need):
                     raise UserError(f"one rollout outgrows the cache of {self.cache.num_tokens} tokens")
             self._waiting.popleft()
             self._hold(sequence)
@@ -313,12 +315,12 @@ class SimulatedEngine:
         num_missing = sequence.num_own_tokens - self.cache.kept(sequence.rollout)
         sequence.num_to_prefill = num_missing
         sequence.num_to_recompute = max(0, sequence.num_computed_tokens - self.cache.kept(sequence.rollout))
-        if not self.cache.has_prompt(sequence.problem):
-            sequence.num_to_prefill += sequence.num_prompt_tokens
-            sequence.num_to_recompute += sequence.num_prompt_tokens if sequence.prompt_was_computed else 0
+        num_missing = self.cache.num_missing(sequence.parts)
+        sequence.num_to_prefill += num_missing
+        sequence.num_to_recompute += num_missing if sequence.prompt_was_computed else 0
         # As in vLLM, the last token of a fully cached context is recomputed, to sample from.
         sequence.num_to_prefill = max(1, sequence.num_to_prefill)
-        self.cache.hold(sequence.rollout, sequence.problem, sequence.num_prompt_tokens, sequence.num_own_tokens)
+        self.cache.hold(sequence.rollout, sequence.parts, sequence.num_own_tokens)
         self._running[sequence.rollout] = sequence
         self._prefilling[sequence.rollout] = sequence
 

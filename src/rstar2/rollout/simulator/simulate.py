@@ -18,6 +18,7 @@ from rstar2.rollout.scheduler import (
     Fact,
     KeepWaiting,
     Move,
+    PromptPart,
     Resume,
     RolloutEnded,
     RolloutsSubmitted,
@@ -97,7 +98,7 @@ class _Rollout:
         spec = self.plan.spec
         return SimulatedSequence(
             rollout=spec.rollout,
-            problem=spec.problem,
+            parts=spec.prompt_parts,
             num_prompt_tokens=spec.num_prompt_tokens,
             num_own_tokens=self.num_own,
             num_computed_tokens=max(0, self.num_computed),
@@ -138,6 +139,11 @@ class _Simulation:
         for plan in workload.rollouts:
             for earlier in plan.after:
                 self.waiting_for.setdefault(earlier, []).append(plan.spec.rollout)
+        self.parts_below: dict[str, dict[PromptPart, None]] = {}
+        """For each rollout that others are branches of: the parts of their prompts, first to last."""
+        for plan in sorted(workload.rollouts, key=lambda plan: len(plan.spec.parts)):
+            if plan.spec.parent:
+                self.parts_below.setdefault(plan.spec.parent, {}).update(dict.fromkeys(plan.spec.parts))
         self.rollouts = {plan.spec.rollout: _Rollout(plan) for plan in workload.rollouts}
         self.num_ended = 0
         self.num_cancelled = 0
@@ -239,6 +245,7 @@ class _Simulation:
         rollout.turn += 1
         if rollout.turn == len(rollout.plan.turns):
             engine.cache.forget(sequence.rollout)
+            engine.cache.leave_for_branches(tuple(self.parts_below.get(sequence.rollout, ())))
             self.num_ended += 1
             self.makespan_s = self.now_s
             self._tell(RolloutEnded(self.now_s, sequence.rollout, rollout.num_tokens))

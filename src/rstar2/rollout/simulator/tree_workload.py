@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rstar2.rollout.simulator.workload import PlannedRollout, PlannedTurn, Workload, branch_spec
+from rstar2.algo.tree import Segment
+from rstar2.rollout.scheduler import PromptPart, branch_spec
+from rstar2.rollout.simulator.workload import PlannedRollout, PlannedTurn, Workload
 from rstar2.rollout.trees.policies import ForkFacts, Leaf, Point, uniform
 
 
@@ -23,8 +25,12 @@ def as_trees(workload: Workload, num_roots: int) -> Workload:
 
 
 def _tree(roots: Sequence[PlannedRollout], others: Sequence[PlannedRollout]) -> list[PlannedRollout]:
-    leaves = [Leaf(None, False, tuple((n, turn) for turn in range(len(root.turns)))) for n, root in enumerate(roots)]
-    points = [Point(n, turn, has_failed=False) for n, root in enumerate(roots) for turn in range(len(root.turns) - 1)]
+    paths = [
+        tuple(Segment(n, turn, 0, planned.num_sampled_tokens) for turn, planned in enumerate(root.turns))
+        for n, root in enumerate(roots)
+    ]
+    leaves = [Leaf(None, False, path) for path in paths]
+    points = [Point(leaf, turn, end, has_failed=False) for path in paths for leaf, turn, _, end in path[:-1]]
     if not points:
         return [*roots, *others]
     chosen = uniform(ForkFacts(tuple(leaves), tuple(points)), len(others), np.random.default_rng(0))
@@ -34,8 +40,12 @@ def _tree(roots: Sequence[PlannedRollout], others: Sequence[PlannedRollout]) -> 
 
 
 def _branch(other: PlannedRollout, root: PlannedRollout, turn: int, after: tuple[str, ...]) -> PlannedRollout:
-    num_shared_tokens = sum(shared.num_sampled_tokens + shared.num_appended_tokens for shared in root.turns[: turn + 1])
-    spec = branch_spec(other.spec, root.spec.rollout, turn, num_shared_tokens)
+    shared = [
+        PromptPart(f"{root.spec.rollout}/{number + 1}/0", planned.num_sampled_tokens + planned.num_appended_tokens)
+        for number, planned in enumerate(root.turns[: turn + 1])
+    ]
+    num_shared_tokens = sum(part.num_tokens for part in shared)
+    spec = branch_spec(other.spec, root.spec.rollout, (*root.spec.prompt_parts, *shared), num_shared_tokens)
     turns = other.turns[turn + 1 :] or other.turns[-1:]
     return PlannedRollout(spec, _within(turns, spec.max_response_tokens), after)
 

@@ -6,8 +6,8 @@ within, cut at the response limit. Lengths and tool calls go together, as more t
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from rstar2.errors import UserError
 from rstar2.records import RunView, Trace, Turn
-from rstar2.rollout.scheduler import RolloutSpec
+from rstar2.rollout.scheduler import PromptPart, RolloutSpec, branch_spec
 
 MIN_RESPONSE_TOKENS = 32
 
@@ -84,18 +84,6 @@ SHAPES = {
 }
 
 
-def branch_spec(spec: RolloutSpec, parent: str, turn: int, num_shared_tokens: int) -> RolloutSpec:
-    """The rollout as a branch of a tree: its prompt is everything up to the result of a turn of its parent's, and the
-    branches of that point share it."""
-    return RolloutSpec(
-        spec.rollout,
-        f"{parent}/{turn}",
-        spec.num_prompt_tokens + num_shared_tokens,
-        spec.max_response_tokens - num_shared_tokens,
-        f"{spec.stage}/branches",
-    )
-
-
 def generate(name: str, seed: int, num_problems: int = 512, num_rollouts_each: int = 32) -> Workload:
     if name not in SHAPES:
         raise UserError(f"there is no workload {name!r}; there are {', '.join(SHAPES)}")
@@ -154,17 +142,42 @@ def replay(run: Path, step: int | None = None) -> Workload:
     traces.sort(key=lambda trace: (trace.group_id or trace.problem_id, trace.sample_index, trace.id))
     # The limit is not in the traces; the longest response is what the run needed.
     max_response_tokens = max(trace.num_response_tokens for trace in traces)
-    ids = {trace.id for trace in traces}
-    return Workload(f"{run.name}-step-{chosen}", tuple(_planned(trace, ids, max_response_tokens) for trace in traces))
+    known = {trace.id: trace for trace in traces}
+    points: dict[str, set[tuple[int, int]]] = {}
+    for trace in traces:
+        points.setdefault(trace.parent, set()).add((trace.num_shared_turns, trace.num_shared_tokens))
+    planned = tuple(_planned(trace, known, points, max_response_tokens) for trace in traces)
+    return Workload(f"{run.name}-step-{chosen}", planned)
 
 
-def _planned(trace: Trace, known: Collection[str], max_response_tokens: int) -> PlannedRollout:
+def _parts(trace: Trace, known: Mapping[str, Trace], points: Mapping[str, set[tuple[int, int]]]) -> list[PromptPart]:
+    """Everything before a rollout, from one point of its ancestors' to the next."""
+    if trace.parent not in known:
+        return [PromptPart(trace.group_id or trace.problem_id, len(trace.prompt_ids))]
+    parts = _parts(known[trace.parent], known, points)
+    for num_turns, num_tokens in sorted(points[trace.parent]):
+        if (num_turns, num_tokens) <= (trace.num_shared_turns, trace.num_shared_tokens):
+            num_before = len(trace.prompt_ids) + _num_shared(trace, num_turns, num_tokens)
+            num_new = num_before - sum(part.num_tokens for part in parts)
+            parts.append(PromptPart(f"{trace.parent}/{num_turns}/{num_tokens}", num_new))
+    return parts
+
+
+def _num_shared(trace: Trace, num_turns: int, num_tokens: int) -> int:
+    """Tokens of the response up to a point."""
+    return num_tokens + sum(len(turn.token_ids) + len(turn.appended_ids) for turn in trace.turns[:num_turns])
+
+
+def _planned(
+    trace: Trace, known: Mapping[str, Trace], points: Mapping[str, set[tuple[int, int]]], max_response_tokens: int
+) -> PlannedRollout:
     spec = RolloutSpec(trace.id, trace.group_id or trace.problem_id, len(trace.prompt_ids), max_response_tokens)
     if trace.parent in known:
-        shared = trace.turns[: trace.num_shared_turns]
-        num_shared_tokens = sum(len(turn.token_ids) + len(turn.appended_ids) for turn in shared)
-        spec = branch_spec(spec, trace.parent, len(shared) - 1, num_shared_tokens)
-        return PlannedRollout(spec, _planned_turns(trace.own_turns), (trace.parent,))
+        num_shared = _num_shared(trace, trace.num_shared_turns, trace.num_shared_tokens)
+        spec = branch_spec(spec, trace.parent, tuple(_parts(trace, known, points)), num_shared)
+        first, *others = trace.own_turns
+        own = replace(first, token_ids=first.token_ids[trace.num_shared_tokens :], log_probs=(), entropies=())
+        return PlannedRollout(spec, _planned_turns((own, *others)), (trace.parent,))
     return PlannedRollout(spec, _planned_turns(trace.turns))
 
 

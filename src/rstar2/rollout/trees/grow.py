@@ -1,4 +1,4 @@
-"""A tree of rollouts as it grows: round by round, each leaf from the prompt or from a tool result of an earlier leaf.
+"""A tree of rollouts as it grows: round by round, each leaf from the prompt or from a point of an earlier leaf.
 
 Invariant: the first requests have a trace each, in their order; the rest were beyond the tree's budget of tokens, and
 without one there is no rest. Where leaves fork follows from what the earlier rounds
@@ -7,67 +7,82 @@ closed when the tree is complete, or given up.
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from rstar2.agent import Transcript
+from rstar2.agent.incremental import BegunTurn
 from rstar2.algo.tree import Path, paths_of
 from rstar2.environments import Episode
 from rstar2.environments.protocol import fork_of
 from rstar2.errors import InfrastructureError
 from rstar2.extensions import FORK_POLICIES
-from rstar2.records import Fault, Trace, Turn
+from rstar2.records import Trace
 from rstar2.rollout.request import RolloutRequest
+from rstar2.rollout.scheduler import PromptPart
+from rstar2.rollout.trees.points import PointRule, has_failed
 from rstar2.rollout.trees.policies import ForkFacts, Leaf, Point, num_affordable
 from rstar2.rollout.trees.settings import TreeSettings
 
 
 @dataclass(frozen=True, slots=True)
 class ForkPoint:
-    """A moment of a rollout that can be returned to: the conversation up to a tool result, and the episode then."""
+    """A moment of a rollout that can be returned to: the conversation up to there, and the episode then. Inside a turn,
+    the episode is as it was before the turn: nothing of it was carried out yet."""
 
     rollout: str
     transcript: Transcript
+    """With `begun` tokens of the turn, if the point is inside it."""
     episode: Episode
     """A copy that nobody changes: each branch gets a copy of it."""
+    parts: tuple[PromptPart, ...] = ()
+    """Everything before it, from one point to the next."""
 
     @property
     def turn(self) -> int:
-        return len(self.transcript.turns) - 1
+        """The turn that branches sample, or sample the rest of."""
+        return len(self.transcript.turns)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many of its tokens they keep."""
+        return len(self.transcript.begun.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
-class PointKeeper:
-    """Keeps the points at which one rollout can be forked, while it runs."""
+class StateKeeper:
+    """Copies the states of one rollout that its branches can begin with, while it runs."""
 
     rollout: str
     episode: Episode
-    settings: TreeSettings
-    points: list[ForkPoint]
+    rule: PointRule
+    states: list[ForkPoint]
+    """The start of a turn each; where in the turn branches begin is said when the rollout has ended."""
+    num_shared_turns: int | None
+    """Of a branch: the turns that it began with. None: it began at the prompt."""
 
     async def __call__(self, transcript: Transcript) -> None:
-        *earlier, last = transcript.turns
-        num_earlier = sum(bool(turn.results) for turn in earlier)
-        if not self.settings.admits(num_earlier, has_failed=has_failed(last)):
+        is_parents = len(transcript.turns) == self.num_shared_turns  # the parent has a point with this state
+        if not self.rule.copies(transcript.turns) or (is_parents and not self.rule.is_inside):
             return
         try:
             episode = await fork_of(self.episode)
         except InfrastructureError:
             return  # the rollout goes on; it only cannot be forked here
         if episode is not None:
-            self.points.append(ForkPoint(self.rollout, transcript, episode))
+            self.states.append(ForkPoint(self.rollout, transcript, episode))
 
 
 @dataclass(frozen=True, slots=True)
 class LeafRequest:
-    """A rollout of a tree: where it begins, and where the points at which it can be forked are put."""
+    """A rollout of a tree: where it begins, and where the states that branches of it can begin with are put."""
 
     request: RolloutRequest
     start: ForkPoint | None
     """None: the prompt."""
-    points: list[ForkPoint] | None = field(default_factory=list)
+    states: list[ForkPoint] | None = field(default_factory=list)
     """None in the last round, which nothing continues."""
 
 
@@ -77,7 +92,7 @@ RollRound = Callable[[Sequence[LeafRequest]], Awaitable[Sequence[Trace]]]
 
 async def grow(requests: Sequence[RolloutRequest], settings: TreeSettings, roll_round: RollRound) -> list[Trace]:
     traces = list[Trace]()
-    points = list[ForkPoint]()
+    states, points = list[ForkPoint](), list[ForkPoint]()
     sizes = iter(settings.rounds(len(requests)))
     try:
         while len(traces) < len(requests):
@@ -95,12 +110,40 @@ async def grow(requests: Sequence[RolloutRequest], settings: TreeSettings, roll_
             try:
                 traces += await roll_round(leaves)
             finally:
-                points += [point for leaf in leaves for point in leaf.points or ()]
+                states += [state for leaf in leaves for state in leaf.states or ()]
+            for leaf, trace in zip(leaves, traces[-len(leaves) :], strict=True):
+                points += _points_of(leaf, trace, settings.rule)
     finally:
-        for point in points:
+        for state in states:
             with contextlib.suppress(InfrastructureError):  # a copy that cannot be closed changes nothing
-                await point.episode.close()
+                await state.episode.close()
     return traces
+
+
+def _points_of(leaf: LeafRequest, trace: Trace, rule: PointRule) -> Iterator[ForkPoint]:
+    """Where an ended leaf can be forked, in the order of its turns."""
+    parts: tuple[PromptPart, ...] = ()
+    if leaf.start is not None:
+        parts = leaf.start.parts
+    elif leaf.states:
+        parts = (PromptPart(leaf.request.problem.id, len(leaf.states[0].transcript.prompt_ids)),)
+    for state in leaf.states or ():
+        if state.turn >= len(trace.turns):
+            continue  # nothing was sampled after it
+        turn = trace.turns[state.turn]
+        first = 0 if state.turn else 1  # a branch that keeps nothing of the first turn is a root
+        if leaf.start is not None and leaf.start.turn == state.turn:
+            first = leaf.start.num_tokens + 1  # the parent's own point
+        num_tokens = rule.cut(turn, first, _generator(leaf.request, state.turn))
+        if num_tokens is not None:
+            transcript = replace(state.transcript, begun=BegunTurn.of(turn, num_tokens))
+            num_new = len(transcript.token_ids) - sum(part.num_tokens for part in parts)
+            parts = (*parts, PromptPart(f"{state.rollout}/{state.turn}/{num_tokens}", num_new))
+            yield replace(state, transcript=transcript, parts=parts)
+
+
+def _generator(request: RolloutRequest, turn: int) -> np.random.Generator:
+    return np.random.default_rng(None if request.seed is None else [request.seed, turn])
 
 
 def _choose(
@@ -108,35 +151,33 @@ def _choose(
 ) -> list[ForkPoint | None]:
     """Where each of the requests begins; fewer than there are, if the budget of tokens does not pay for all."""
     numbers = {trace.id: number for number, trace in enumerate(traces)}
-    usable = [point for point in points if point.turn + 1 < len(traces[numbers[point.rollout]].turns)]
     paths = paths_of(traces)
     facts = ForkFacts(
         tuple(_leaf(trace, path, settings) for trace, path in zip(traces, paths, strict=True)),
-        tuple(_point(numbers[point.rollout], point, traces, paths) for point in usable),
+        tuple(_point(numbers[point.rollout], point, traces) for point in points),
     )
     chosen: Sequence[int | None] = [None] * len(asked)
-    if usable:
+    if points:
         chosen = FORK_POLICIES.load(settings.policy)(facts, len(asked), np.random.default_rng(asked[0].seed))
     if settings.max_generated_tokens is not None:
         num_left = settings.max_generated_tokens - sum(trace.num_generated_tokens for trace in traces)
         starts = [None if index is None else facts.points[index] for index in chosen]
         chosen = chosen[: num_affordable(facts, starts, num_left)]
-    return [None if index is None else usable[index] for index in chosen]
+    return [None if index is None else points[index] for index in chosen]
 
 
 def _leaf(trace: Trace, path: Path, settings: TreeSettings) -> Leaf:
-    turn_tokens = tuple(len(turn.token_ids) for turn in trace.turns)
     if not settings.knows_rewards:
-        return Leaf(None, False, path, turn_tokens)
-    return Leaf(trace.reward, bool(trace.is_right), path, turn_tokens)
+        return Leaf(None, False, path)
+    return Leaf(trace.reward, bool(trace.is_right), path)
 
 
-def _point(number: int, point: ForkPoint, traces: Sequence[Trace], paths: Sequence[Path]) -> Point:
+def _point(number: int, point: ForkPoint, traces: Sequence[Trace]) -> Point:
+    """The token before the point is the leaf's own: points of shared turns are its parent's."""
     turns = traces[number].turns
-    leaf, turn = paths[number][point.turn]
-    return Point(leaf, turn, has_failed(turns[point.turn]), turns[point.turn + 1].entropies)
-
-
-def has_failed(turn: Turn) -> bool:
-    """Whether one of the turn's calls failed through the model's fault."""
-    return any(result.fault is Fault.POLICY for result in turn.results)
+    num_tokens, turn = point.num_tokens, point.turn
+    failed = point.turn > 0 and has_failed(turns[point.turn - 1])
+    entropies = turns[point.turn].entropies[num_tokens:]
+    if not num_tokens:
+        turn, num_tokens = turn - 1, len(turns[turn - 1].token_ids)
+    return Point(number, turn, num_tokens, failed, entropies)

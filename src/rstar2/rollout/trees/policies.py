@@ -16,6 +16,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from rstar2.algo.tree import Segment
+
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
@@ -23,23 +25,36 @@ class Leaf:
 
     reward: float | None
     is_right: bool
-    path: tuple[tuple[int, int], ...]
-    """Its turns, each as the leaf that sampled it and the number of the turn."""
-    turn_tokens: tuple[int, ...] = ()
-    """How many tokens were sampled in each of its turns."""
+    path: tuple[Segment, ...]
+    """What was sampled for it, with what it shares."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A tool result after which a leaf went on, and may be continued in another way."""
+    """A place from which a leaf went on, and may be continued in another way: a tool result, or a token."""
 
     leaf: int
     turn: int
-    """The leaf's turn whose calls the result answers."""
+    """The leaf's turn that holds the last sampled token before the point."""
+    num_tokens: int
+    """How many tokens of that turn are before the point: all, if it is a tool result."""
     has_failed: bool
-    """Whether one of these calls failed through the model's fault."""
+    """Whether a call of the last turn that ended before the point failed through the model's fault."""
     next_entropies: tuple[float, ...] = ()
     """The entropies of the tokens that the leaf continued with; empty if the engine reports none."""
+
+    def is_on(self, path: Sequence[Segment]) -> bool:
+        """Whether a leaf of this path has the last token before the point."""
+        return any(self._holds(segment) for segment in path)
+
+    def num_tokens_after(self, path: Sequence[Segment]) -> int:
+        """The sampled tokens that follow the point on a path that has it."""
+        place = next(place for place, segment in enumerate(path) if self._holds(segment))
+        return path[place].end - self.num_tokens + sum(segment.num_tokens for segment in path[place + 1 :])
+
+    def _holds(self, segment: Segment) -> bool:
+        is_same_turn = (segment.leaf, segment.turn) == (self.leaf, self.turn)
+        return is_same_turn and segment.start < self.num_tokens <= segment.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +64,7 @@ class ForkFacts:
 
     def below(self, point: Point) -> list[Leaf]:
         """The leaves that have the point on their paths."""
-        segment = (point.leaf, point.turn)
-        return [leaf for leaf in self.leaves if segment in leaf.path]
+        return [leaf for leaf in self.leaves if point.is_on(leaf.path)]
 
 
 ForkPolicy: TypeAlias = Callable[[ForkFacts, int, np.random.Generator], Sequence[int]]
@@ -70,12 +84,12 @@ def num_affordable(facts: ForkFacts, starts: Sequence[Point | None], num_tokens:
 
 def _expected_tokens(facts: ForkFacts, start: Point | None) -> float:
     if start is None:
-        return fmean(sum(leaf.turn_tokens) for leaf in facts.leaves)
-    return fmean(sum(leaf.turn_tokens[start.turn + 1 :]) for leaf in facts.below(start))
+        return fmean(sum(segment.num_tokens for segment in leaf.path) for leaf in facts.leaves)
+    return fmean(start.num_tokens_after(leaf.path) for leaf in facts.below(start))
 
 
 FIRST_TOKENS = 8
-"""Tokens after a tool result whose mean entropy says how open the continuation is."""
+"""Tokens after a point whose mean entropy says how open the continuation is."""
 
 
 def uniform(facts: ForkFacts, num_leaves: int, _rng: np.random.Generator) -> list[int]:

@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from rstar2.extensions import FORK_POINTS
+from rstar2.rollout.trees.points import PointRule
 from rstar2.settings import pick
 
 if TYPE_CHECKING:
     from rstar2.config import ForkSection, Recipe
 
+ENTROPY_POLICY = "entropy"
 ROOT_SHARE = 4
 """One leaf in so many begins at the prompt where nobody says how many do."""
 
@@ -19,7 +22,7 @@ class TreeSettings:
     num_rounds: int = 1
     policy: str = "uniform"
     points: str = "results"
-    """`results`, `first-result` or `errors`."""
+    """An entry of `FORK_POINTS`."""
     max_generated_tokens: int | None = None
     """Once the roots have ended, a leaf is begun only if these tokens are expected to pay for it."""
     knows_rewards: bool = True
@@ -49,12 +52,13 @@ class TreeSettings:
         num_rounds = min(self.num_rounds, num_left)
         return [num_roots, *(num_left * (n + 1) // num_rounds - num_left * n // num_rounds for n in range(num_rounds))]
 
-    def admits(self, num_earlier_results: int, *, has_failed: bool) -> bool:
-        """Whether a leaf may be forked at a tool result that so many others precede."""
-        match self.points:
-            case "first-result":
-                return num_earlier_results == 0
-            case "errors":
-                return has_failed
-            case _:
-                return True
+    @property
+    def rule(self) -> PointRule:
+        """Where a leaf may be forked."""
+        rule: PointRule = FORK_POINTS.load(self.points)
+        return rule
+
+    @property
+    def needs_entropies(self) -> bool:
+        """Whether the engine must report the entropy of each token."""
+        return self.rule.needs_entropies or self.policy == ENTROPY_POLICY

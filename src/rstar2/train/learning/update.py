@@ -39,7 +39,7 @@ class Rollout:
     engine_log_probs: tuple[float, ...]
     """The log-probabilities of the sampled tokens alone, in order."""
     advantage: float
-    by_turn: tuple[tuple[int, float], ...] = ()
+    by_segment: tuple[tuple[int, float], ...] = ()
     """In a tree: how many of the sampled tokens, in order, have which advantage, in place of the one."""
 
     @property
@@ -62,7 +62,7 @@ class UpdateSettings:
 
 
 def kept_rollouts(group: Group, traces: Mapping[str, Trace]) -> list[Rollout]:
-    if group.turn_advantages:
+    if group.token_advantages:
         return _kept_of_tree(group, traces)
     rollouts = []
     for trace_id, selection, advantage in zip(group.trace_ids, group.selections, group.advantages, strict=True):
@@ -76,22 +76,22 @@ def kept_rollouts(group: Group, traces: Mapping[str, Trace]) -> list[Rollout]:
 
 
 def _kept_of_tree(group: Group, traces: Mapping[str, Trace]) -> list[Rollout]:
-    """Each turn is learnt in one of the leaves that share it; a leaf without such a turn is left out."""
+    """Each segment is learnt in one of the leaves that share it; a leaf without such a segment is left out."""
     rollouts = []
-    for trace_id, leaf_advantage, advantages in zip(
-        group.trace_ids, group.advantages, group.turn_advantages, strict=True
+    for trace_id, leaf_advantage, segments in zip(
+        group.trace_ids, group.advantages, group.token_advantages, strict=True
     ):
         trace = traces[trace_id]
-        pairs = [(turn, value) for turn, value in zip(trace.turns, advantages, strict=True) if value is not None]
-        if leaf_advantage is None or not pairs:
+        by_segment = tuple((num_tokens, value) for num_tokens, value in segments if value is not None)
+        if leaf_advantage is None or not by_segment:
             continue
-        mask = [False] * len(trace.prompt_ids)
-        for turn, value in zip(trace.turns, advantages, strict=True):
-            mask += [value is not None] * len(turn.token_ids) + [False] * len(turn.appended_ids)
-        log_probs = tuple(value for turn, _ in pairs for value in turn.log_probs)
-        by_turn = tuple((len(turn.token_ids), value) for turn, value in pairs)
-        _require_log_probs(trace_id, len(log_probs), sum(num for num, _ in by_turn))
-        rollouts.append(Rollout(trace.token_ids, tuple(mask), log_probs, leaf_advantage, by_turn))
+        sampled = [value for turn in trace.turns for value in turn.log_probs]
+        _require_log_probs(trace_id, len(sampled), trace.num_sampled_tokens)
+        is_learnt = [value is not None for num_tokens, value in segments for _ in range(num_tokens)]
+        log_probs = tuple(value for value, learnt in zip(sampled, is_learnt, strict=True) if learnt)
+        learnt_in_order = iter(is_learnt)
+        mask = tuple(is_sampled and next(learnt_in_order) for is_sampled in trace.loss_mask)
+        rollouts.append(Rollout(trace.token_ids, mask, log_probs, leaf_advantage, by_segment))
     return rollouts
 
 
@@ -215,7 +215,9 @@ class _MicroBatch:
     def advantages(self) -> Tensor:
         """Each rollout's, or each of its turns', once for each of its tokens."""
         spans = [
-            span for rollout in self._rollouts for span in rollout.by_turn or ((rollout.num_learnt, rollout.advantage),)
+            span
+            for rollout in self._rollouts
+            for span in rollout.by_segment or ((rollout.num_learnt, rollout.advantage),)
         ]
         advantages = np.array([advantage for _, advantage in spans], np.float32)
         return on_device(np.repeat(advantages, [num_tokens for num_tokens, _ in spans]), self.device)

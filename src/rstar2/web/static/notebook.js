@@ -124,3 +124,9 @@ export function badges(row) {
     row.stage && h("span", { class: "badge" }, row.stage),
     row.selection && h("span", { class: `badge selection-${row.selection}` }, selection));
 }
+
+/** Where a branch of a tree begins: after a turn of its parent's, or inside one. */
+export function forkPlace(rollout) {
+  if (!rollout.num_shared_tokens) return `after turn ${rollout.num_shared_turns}`;
+  return `inside turn ${rollout.num_shared_turns + 1}, after ${plural(rollout.num_shared_tokens, "token")}`;
+}

@@ -18,15 +18,18 @@ export function measuresOf(trace) {
   return MEASURES.filter(([name]) => has[name]);
 }
 
-/** The advantage of a turn: in a tree its own, null where another rollout that shares the turn is trained on it. */
-function advantageOf(turn, trace) {
-  return trace.turn_advantages ? trace.turn_advantages[trace.turns.indexOf(turn)] : trace.advantage ?? null;
+/** The advantage of each token of a turn: in a tree null where another rollout that shares the token is trained on it. */
+function advantagesOf(turn, trace) {
+  if (!trace.token_advantages) return turn.tokens.ids.map(() => trace.advantage ?? null);
+  const all = trace.token_advantages.flatMap(([length, value]) => Array(length).fill(value));
+  const before = trace.turns.slice(0, trace.turns.indexOf(turn)).reduce((sum, earlier) => sum + earlier.tokens.ids.length, 0);
+  return all.slice(before, before + turn.tokens.ids.length);
 }
 
 function valuesOf(turn, trace, measure) {
   if (measure === "entropy") return turn.tokens.entropies;
   if (measure === "log_prob") return turn.tokens.log_probs;
-  return turn.tokens.ids.map(() => advantageOf(turn, trace));
+  return advantagesOf(turn, trace);
 }
 
 /** A value to a share of full colour: up to where 98 of 100 tokens of the trace lie. */
@@ -41,7 +44,7 @@ function scaleOf(trace, measure) {
 export function tokenStrip(trace, turn, measure) {
   const values = valuesOf(turn, trace, measure);
   const scale = scaleOf(trace, measure);
-  const sign = measure === "advantage" ? ((advantageOf(turn, trace) ?? 0) < 0 ? "negative" : "positive") : "heat";
+  const sign = measure === "advantage" ? ((values.findLast((value) => value !== null) ?? 0) < 0 ? "negative" : "positive") : "heat";
   const details = h("details", { class: `tokens ${sign}` },
     h("summary", {}, h("span", {}, `${plural(turn.num_tokens, "token")} sampled`,
       turn.appended.ids.length ? `, ${number(turn.appended.ids.length)} appended` : ""), ribbon(turn, values, scale)));
@@ -76,6 +79,7 @@ function tokenList(trace, turn, values, scale, measure) {
   const appended = turn.appended.ids.map((id, index) =>
     ({ id, text: turn.appended.texts?.[index], value: null, isOwn: false }));
   const all = [...own, ...appended];
+  const advantages = advantagesOf(turn, trace);
   const readout = h("p", { class: "readout", role: "status" }, "Point at a token, or move with the arrow keys.");
   const label = `Tokens coloured by ${words(measure)}; arrow keys read them`;
   const box = h("div", { class: "token-box", tabindex: "0", role: "application", "aria-label": label });
@@ -102,7 +106,7 @@ function tokenList(trace, turn, values, scale, measure) {
       token.isOwn ? [
         token.entropy === undefined ? "" : ` · entropy ${number(token.entropy)}`,
         token.logProb === undefined ? "" : ` · log-probability ${number(token.logProb)}`,
-        advantageOf(turn, trace) === null ? " · not trained on" : ` · advantage ${number(advantageOf(turn, trace))}`,
+        advantages[index] === null ? " · not trained on" : ` · advantage ${number(advantages[index])}`,
       ] : " · appended by the environment: masked, never trained on");
   }
 

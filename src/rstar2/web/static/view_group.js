@@ -1,7 +1,7 @@
 // The rollouts of one problem side by side, right and wrong, with what GRPO-RoC made of each.
 import { h, replace } from "./dom.js";
 import { number, percent, plural, words } from "./format.js";
-import { answerElement, badges, cellElement, factList, goldElement, gradeOf, messageElement, noteElement } from "./notebook.js";
+import { answerElement, badges, cellElement, factList, forkPlace, goldElement, gradeOf, messageElement, noteElement } from "./notebook.js";
 import { link } from "./router.js";
 import { source } from "./source.js";
 
@@ -14,6 +14,7 @@ const SHOWN = [
   ["left", "Not kept", (rollout) => rollout.selection !== undefined && rollout.selection !== "kept"],
 ];
 const RETRY_MS = 100;
+const MAX_ANSWER_CHARS = 24;
 
 export async function groupView(context) {
   const { run, parts, signal } = context;
@@ -65,6 +66,10 @@ export async function groupView(context) {
   ];
 }
 
+function cut(text) {
+  return text.length > MAX_ANSWER_CHARS ? `${text.slice(0, MAX_ANSWER_CHARS)}…` : text;
+}
+
 /** Rollouts that were forked from one another, each below its parent: where it forked, and what it came to. */
 export function treeOutline(run, step, all) {
   const rollouts = all.filter((rollout) => rollout.outcome !== "beyond_budget");
@@ -73,9 +78,10 @@ export function treeOutline(run, step, all) {
   const children = (id) => rollouts.filter((rollout) => (known.has(rollout.parent) ? rollout.parent : "") === id);
   const items = (id) => h("ul", {}, children(id).map((rollout) => h("li", { class: `verdict-${gradeOf(rollout)}` },
     h("a", { href: link(["run", run.key, "step", step, "trace", rollout.at]) }, `Rollout ${rollout.sample_index}`),
-    rollout.parent ? ` after turn ${rollout.num_shared_turns}: ` : " from the prompt: ",
+    rollout.parent ? ` ${forkPlace(rollout)}: ` : " from the prompt: ",
     rollout.is_right === null ? "not scored" : rollout.is_right ? "right" : "wrong",
-    `, ${plural(rollout.num_own_tokens, "token")} of its own`, children(rollout.id).length > 0 && items(rollout.id))));
+    `, ${plural(rollout.num_own_tokens, "token")} of its own`,
+    rollout.answer ? h("span", { class: "quiet" }, `, answer ${cut(rollout.answer)}`) : "", children(rollout.id).length > 0 && items(rollout.id))));
   const sum = (name) => rollouts.reduce((total, rollout) => total + rollout[name], 0);
   const saved = sum("num_tokens") - sum("num_own_tokens");
   return h("section", { class: "tree", "aria-label": "Tree of the rollouts" }, h("h3", {}, "Tree"),

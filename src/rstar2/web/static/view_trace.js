@@ -1,7 +1,7 @@
 // One rollout as a notebook, with its tokens below each turn.
 import { h, replace } from "./dom.js";
 import { duration, number, plural, words } from "./format.js";
-import { answerElement, badges, cellElement, factList, goldElement, gradeOf, messageElement, noteElement } from "./notebook.js";
+import { answerElement, badges, cellElement, factList, forkPlace, goldElement, gradeOf, messageElement, noteElement } from "./notebook.js";
 import { link } from "./router.js";
 import { source } from "./source.js";
 import { measuresOf, tokenStrip } from "./tokens.js";
@@ -40,7 +40,7 @@ export async function traceView(context) {
 
 function details(trace) {
   return factList([
-    ["environment", trace.environment || null], ["model", trace.model || null], ["weights", trace.weights || null], ["turns", number(trace.turns.length)], ["forked from", trace.parent ? `${trace.parent}, after turn ${trace.num_shared_turns}` : null], ["sampled tokens", number(trace.num_tokens)],
+    ["environment", trace.environment || null], ["model", trace.model || null], ["weights", trace.weights || null], ["turns", number(trace.turns.length)], ["forked from", trace.parent ? `${trace.parent}, ${forkPlace(trace)}` : null], ["sampled tokens", number(trace.num_tokens)],
     ["tool calls", number(trace.num_calls)], ["failed calls", number(trace.num_errors)], ["id", trace.id], ...trace.metadata,
   ]);
 }
