@@ -40,11 +40,8 @@ NUM_HORIZONS = 24
 REFRESH_EVERY = 32
 """Endings between two updates of the estimates; or a 64th of all endings so far, if that is more."""
 NEWTON_STEPS = 3
-NUM_EVIDENCE = 16_384
-"""Of the last so many rollouts, those that have ended are learnt from while others run: as many as a step of the report
-has."""
-MOST_UPDATES = 8
-"""The most updates in one call: by then Newton's method has converged."""
+NUM_EVIDENCE = 2048
+"""Of the last so many rollouts, those that have ended are learnt from while others run."""
 
 
 @dataclass(frozen=True, slots=True)
