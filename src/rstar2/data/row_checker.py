@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rstar2.config import Recipe
+from rstar2.config import DataSet, EnvironmentSection, Recipe
 from rstar2.data.load import row_places
 from rstar2.data.mistakes import Mistakes
 from rstar2.environments.row_check import check_rows
@@ -11,6 +11,8 @@ from rstar2.records import Problem
 
 
 class RowChecker:
+    """Shows the sets of a recipe to their environments."""
+
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self.notes: list[str] = []
@@ -18,20 +20,29 @@ class RowChecker:
 
     def check(self, name: str, problems: Sequence[Problem]) -> None:
         """UserError names the file and the line of each row of the set that its environment cannot use."""
-        if name not in self._recipe.data or not problems or not problems[0].row:
-            return  # a benchmark, or mathematics: the row was read when it was loaded
+        if name not in self._recipe.data:
+            return  # a benchmark of the catalog: its rows were read when it was loaded
         section = self._recipe.environment_of(name)
-        found = check_rows(section, self._recipe, problems)
-        if found.num_checked < len(problems):
+        num_checked = require_usable_rows(name, self._recipe.data[name], problems, section, self._recipe)
+        if num_checked < len(problems):
             self.notes.append(
-                f"data.{name}: {found.num_checked:,} of its {len(problems):,} rows were checked with {section.source}; "
+                f"data.{name}: {num_checked:,} of its {len(problems):,} rows were checked with {section.source}; "
                 "the run checks the others when it starts"
             )
-        if not found.mistakes:
-            return
-        places = row_places(name, self._recipe.data[name])
-        mistakes = Mistakes()
+
+
+def require_usable_rows(
+    name: str, spec: DataSet, problems: Sequence[Problem], section: EnvironmentSection, recipe: Recipe
+) -> int:
+    """How many were checked; time may run out. UserError names the file and the line of each row that the environment
+    cannot use."""
+    if not problems or not problems[0].row:
+        return len(problems)  # mathematics: the row was read when it was loaded
+    found = check_rows(section, recipe, problems)
+    if found.mistakes:
+        places, mistakes = row_places(name, spec), Mistakes()
         for problem_id, sentence in found.mistakes.items():
             where = places.get(problem_id, f"data.{name}, problem {problem_id}")
             mistakes.note(UserError(f"{where}: {sentence}"))
         mistakes.raise_any(name)
+    return found.num_checked
