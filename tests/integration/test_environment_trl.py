@@ -1,8 +1,9 @@
 """Environment classes of TRL's own documentation and examples, unmodified, as environments of ours.
 
 Neither the wheel nor the sdist of TRL holds its documentation or examples: RSTAR2_TRL names a checkout of its
-repository. A class of a page is written to a file with the imports of its code block; an example is run as it is.
-`make test-clients` runs them in an environment that has TRL.
+repository. What the package does ship is in `test_environment_trl_package.py`. A class of a page is written to a file
+with the imports of its code block; an example is run as it is. `make test-clients` runs them in an environment that has
+TRL.
 """
 
 import ast

@@ -9,16 +9,19 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
 import openai
 import pytest
 import pytest_asyncio
 from agent_app import RunningAgent, call_of, python_agent, serving_agent
 from engine_child import ChildEngine, start_child
-from process_tree import until
-from sandbox_cluster import TOKEN, SandboxProcess
+from process_tree import descendants, is_running, until
+from sandbox_cluster import TOKEN, SandboxProcess, ask
 from train_rollouts import CHAT
 
+from model_server import ModelServer
 from rstar2.agent import AgentLimits
 from rstar2.engine.scripted import ScriptedPrompt
 from rstar2.environments.plain_episode import PlainEnvironment
@@ -117,7 +120,7 @@ async def test_processes_of_the_sandbox_that_are_killed_are_replaced(
 
 
 async def test_a_server_of_a_sandbox_service_that_is_killed_is_replaced() -> None:
-    """Its supervisor starts another. `test_serve_agent.py` kills the supervisor as well."""
+    """Its supervisor starts another."""
     service = SandboxProcess("serve")
     try:
         executor = RemoteExecutor(service.url, TOKEN)
@@ -130,6 +133,69 @@ async def test_a_server_of_a_sandbox_service_that_is_killed_is_replaced() -> Non
         await executor.close()
     finally:
         service.end()
+
+
+async def test_a_supervisor_that_is_killed_alone_is_reported_until_the_service_is_back() -> None:
+    """Nothing but the supervisor is killed: its servers follow it, and nobody waits for one of them."""
+    service = SandboxProcess("serve")
+    back = None
+    try:
+        executor = RemoteExecutor(service.url, TOKEN)
+        limits = AgentLimits(max_fault_retries=0, tool_deadline_s=8.0)
+        async with python_agent(CHAT, executor, hangs_if_asked_to, limits=limits) as found:
+            asking = [asyncio.ensure_future(outcome(found, "hang", stream=bool(n % 2))) for n in range(NUM_CALLERS)]
+            await until_said(lambda: ask(service.url, "/status")[1]["num_in_flight"] == NUM_CALLERS)
+            everyone = descendants(service.process.pid)
+            service.process.kill()
+            assert await asyncio.gather(*asking) == ["reported"] * NUM_CALLERS
+            assert found.service.admission.num_in_flight == 0
+            await until(lambda: not any(map(is_running, everyone)))
+            back = SandboxProcess("serve", "--port", str(urlsplit(service.url).port))
+            assert back.url == service.url
+            await until_answered(found)
+        await executor.close()
+    finally:
+        service.end()
+        if back is not None:
+            back.end()
+
+
+def hangs_if_asked_to(prompt: ScriptedPrompt) -> str:
+    program = "import time; time.sleep(60)" if "hang" in prompt.text else "print(6 * 7)"
+    return answers_what_was_printed(program)(prompt)
+
+
+async def test_callers_of_a_model_server_that_is_killed_get_an_error_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+    script = tmp_path / "script.txt"
+    script.write_text(call_of("import time; time.sleep(60)"))
+    server = await asyncio.to_thread(ModelServer, "--agent", "--script", str(script), "--name", "agent")
+    try:
+        async with openai.AsyncOpenAI(base_url=f"{server.root}/v1", api_key="none", max_retries=0) as client:
+            asking = [asyncio.ensure_future(said_by(client, stream=bool(n % 2))) for n in range(NUM_CALLERS)]
+            all_run = f"rstar2_serve_sandbox_running {NUM_CALLERS}"
+            await until_said(lambda: all_run in ask(server.root, "/metrics")[1])
+            await until(lambda: len(descendants(server.process.pid)) > NUM_CALLERS)
+            everyone = descendants(server.process.pid)
+            server.process.kill()
+            ended = await asyncio.gather(*asking, return_exceptions=True)
+        assert all(isinstance(each, openai.APIConnectionError | httpx.TransportError) for each in ended), ended
+        await until(lambda: not any(map(is_running, everyone)))
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+async def said_by(client: openai.AsyncOpenAI, *, stream: bool) -> Any:
+    messages: Any = [{"role": "user", "content": "?"}]
+    answer = await client.chat.completions.create(model="agent", messages=messages, stream=stream)
+    return [chunk async for chunk in answer] if stream else answer  # type: ignore[union-attr]
+
+
+async def until_said(condition: Callable[[], bool]) -> None:
+    """The condition asks another process, and may block."""
+    async with asyncio.timeout(120):
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110 - it is another process
+            await asyncio.sleep(0.05)
 
 
 async def until_answered(found: RunningAgent) -> None:

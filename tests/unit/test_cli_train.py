@@ -1,5 +1,6 @@
 """`rstar2 train` before anything is trained: recipes shown, mistakes named, exit codes; and what a terminal shows."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from rstar2.cli.main import app
 from rstar2.cli.train import _solve_hint
 from rstar2.cli.train_display import CURVES, Lines, LiveView, Progress
 from rstar2.config import load_recipe, parse_recipe
+from rstar2.data.mistakes import MAX_SHOWN
 from rstar2.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -62,6 +64,88 @@ def test_a_dry_run_names_every_set_that_is_not_here(name: str) -> None:
     ]
     assert len(lines) == len(wanted)
     assert all(any(words in line for line in lines) for words in wanted), lines
+
+
+OWN_TASK = """
+from rstar2.environments import Task
+
+class Pens(Task):
+    def prompt(self, row):
+        return f"Room {row['room']} needs pens."
+
+    def reset(self, colour: str):
+        self.wanted = colour
+
+    def get_reward(self):
+        return 1.0
+
+def reward(row, trace):
+    return 1.0
+"""
+
+
+def own_task(folder: Path, source: str, *rows: str) -> list[str]:
+    """The arguments that train the quickstart on these rows, in an environment of a file beside them."""
+    (folder / "task.py").write_text(OWN_TASK)
+    (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    sets = [f"environment.source='{source}'", "data.train.source='file:rows.jsonl'", "data.format.num_problems=6"]
+    sets += ["data.train.num_problems=100", "eval.benchmarks=[]"]
+    return ["train", "quickstart", "--dry-run", *(argument for each in sets for argument in ("--set", each))]
+
+
+@pytest.mark.parametrize(
+    ("source", "row", "said"),
+    [
+        (
+            "file:task.py:Pens",
+            '{"room": 1}',
+            r"task.py, line \d+: Pens.reset needs the column 'colour'; the row has room",
+        ),
+        ("file:task.py:Pens", '{"room": 1, "colour": 5}', "Pens.reset cannot take 5 as column colour: .*valid string"),
+        ("file:task.py:Pens", '{"colour": "red"}', r"Pens.prompt: .*task.py, line \d+: KeyError: 'room'"),
+        ("file:task.py:reward", '{"text": "Hi"}', "needs one of the columns prompt, question, problem; it has text"),
+        ("file:task.py:reward", '{"prompt": [{"role": "user"}]}', "a message must be {role, content}"),
+        ("code", '{"prompt": "Add.", "tests": "no list"}', "column 'tests'"),
+    ],
+)
+def test_a_dry_run_names_every_row_that_the_environment_cannot_use(
+    empty_machine: Path, source: str, row: str, said: str
+) -> None:
+    good = '{"room": 1, "colour": "red", "prompt": "Hi.", "tests": ["assert f(1) == 1"]}'
+    result = runner.invoke(app, own_task(empty_machine, source, good, row, "", good[:-1] + ', "more": 1}', row))
+    assert isinstance(result.exception, UserError)
+    heading, *lines = str(result.exception).splitlines()
+    assert heading.endswith("has 2 mistakes:")
+    for line, number in zip(lines, (2, 5), strict=True):
+        assert re.search(rf"rows.jsonl, line {number}: .*{said}", line), line
+
+
+def test_a_dry_run_lists_the_first_bad_rows_and_counts_the_others(empty_machine: Path) -> None:
+    rows = (f'{{"room": {number}}}' for number in range(MAX_SHOWN + 5))
+    result = runner.invoke(app, own_task(empty_machine, "file:task.py:Pens", *rows))
+    _, *lines = str(result.exception).splitlines()
+    assert len(lines) == MAX_SHOWN + 1
+    assert lines[-1].strip() == "data.train: 5 more mistakes, not listed"
+
+
+def test_a_dry_run_looks_only_at_rows_that_the_run_would_use(empty_machine: Path) -> None:
+    (empty_machine / "unused.jsonl").write_text('{"room": 1}\n')
+    arguments = own_task(empty_machine, "file:task.py:Pens", '{"room": 1, "colour": "red"}')
+    result = runner.invoke(app, [*arguments, "--set", "data.held_out.source='file:unused.jsonl'"])
+    assert result.exit_code == 0, result.output
+
+
+def test_a_dry_run_ends_with_what_would_be_trained(empty_machine: Path) -> None:
+    rows = ('{"room": 1, "colour": "red"}', '{"room": 2, "colour": "red"}')
+    result = runner.invoke(app, own_task(empty_machine, "file:task.py:Pens", *rows))
+    assert result.exit_code == 0, result.output
+    *_, what, parts = result.stderr.splitlines()
+    assert what == (
+        "no mistakes found: this would train tiny:qwen3 in the environment file:task.py:Pens, on this machine (its CPU)"
+    )
+    assert parts.startswith("warm-up: 6 conversations; stage ")
+    assert "2 problems (train)" in parts
+    assert parse_recipe(result.stdout).environment.source == "file:task.py:Pens"
 
 
 def test_a_dry_run_names_a_missing_file_of_the_environment_once() -> None:

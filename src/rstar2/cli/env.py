@@ -11,7 +11,7 @@ from rstar2.errors import UserError
 from rstar2.extensions import ENVIRONMENTS
 
 if TYPE_CHECKING:
-    from rstar2.config import Recipe
+    from rstar2.config import DataSet, Recipe
     from rstar2.records import Problem
     from rstar2.rollout.validate_environment import EnvironmentReport
 
@@ -72,25 +72,31 @@ def validate(
 
 
 def _problems(recipe: "Recipe", data: str | None) -> "tuple[Problem, ...]":
-    """Of --data, else of the recipe's sets that belong to its environment, else the environment's own."""
-    from rstar2.config import DataSet
+    """Those of the sets that are asked for. UserError names all rows that the environment cannot use."""
     from rstar2.data import load_problems
+    from rstar2.data.row_checker import require_usable_rows
+
+    found: list[Problem] = []
+    for name, spec in _sets(recipe, data).items():
+        problems = load_problems(name, spec, recipe.seed, recipe.environment)
+        require_usable_rows(name, spec, problems, recipe.environment, recipe)
+        found += problems
+    return tuple(found)
+
+
+def _sets(recipe: "Recipe", data: str | None) -> "dict[str, DataSet]":
+    """That of --data, else the recipe's sets that belong to its environment, else the environment's own."""
+    from rstar2.config import DataSet
     from rstar2.data.by_name import source_of
 
     if data is not None:
         source = data if data == "environment" else source_of(data)
-        spec = DataSet(source=source, num_problems=100 if source.startswith("procedural:") else None)
-        return load_problems("data", spec, recipe.seed, recipe.environment)
-    own = [name for name, spec in recipe.data.items() if spec.environment is None]
-    if own:
-        return tuple(
-            problem
-            for name in own
-            for problem in load_problems(name, recipe.data[name], recipe.seed, recipe.environment)
-        )
+        return {"data": DataSet(source=source, num_problems=100 if source.startswith("procedural:") else None)}
+    if own := {name: spec for name, spec in recipe.data.items() if spec.environment is None}:
+        return own
     if recipe.environment.source == "math":
         raise UserError("--data is needed: math has no problems of its own; procedural:gcd would do")
-    return load_problems("data", DataSet(source="environment"), recipe.seed, recipe.environment)
+    return {"data": DataSet(source="environment")}
 
 
 async def _validate(recipe: "Recipe", problems: "tuple[Problem, ...]", num_played: int) -> "EnvironmentReport":

@@ -49,7 +49,10 @@ def train_command(
     ] = None,
     is_driver: Annotated[bool, typer.Option("--driver", hidden=True)] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check recipe and data: all mistakes, or the recipe in full.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Check recipe and data: all mistakes, or the recipe in full and what it would train."
+        ),
     ] = False,
 ) -> None:
     """Train a model by a recipe. Everything is kept in the run folder: traces, metrics, checkpoints, a report."""
@@ -75,19 +78,25 @@ def train_command(
 
 
 def _dry_run(path: Path, overrides: list[str]) -> None:
-    """All mistakes of the recipe and of its data at once; without any, the recipe on stdout."""
+    """All mistakes of the recipe and of its data at once; without any, the recipe on stdout and, on stderr, what it
+    would train."""
+    from rstar2.cli.train_outlook import outlook
     from rstar2.config import examine_recipe, to_toml
-    from rstar2.data import data_mistakes
+    from rstar2.data import examine_data
     from rstar2.data.mistakes import listed
 
     reading = examine_recipe(path, overrides)
-    mistakes = [*reading.mistakes, *data_mistakes(reading)]
+    with waiting("reading the data"):
+        data = examine_data(reading)
+    mistakes = [*reading.mistakes, *data.mistakes]
     if reading.recipe is not None:
         mistakes += _own_code_mistakes(reading.recipe)
     if mistakes:
         raise UserError(listed(str(path), list(dict.fromkeys(mistakes))))  # data may be read with the recipe's own code
-    assert reading.recipe is not None
+    assert reading.recipe is not None and data.curriculum is not None
     typer.echo(to_toml(reading.recipe), nl=False)
+    for line in (*data.notes, *outlook(reading.recipe, data.curriculum)):
+        note(line)
 
 
 def _own_code_mistakes(recipe: "Recipe") -> list[str]:

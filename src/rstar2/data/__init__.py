@@ -12,7 +12,7 @@ from rstar2.data.catalog import CATALOG, find_set
 from rstar2.data.catalog_set import CatalogSet, Grading, Kind
 from rstar2.data.conversation import Conversation
 from rstar2.data.curate import Curated, CurationRules, Reason, Rejected, curate
-from rstar2.data.curriculum import Curriculum, data_mistakes, load_curriculum, require_short_prompts
+from rstar2.data.curriculum import Curriculum, DataReading, examine_data, load_curriculum, require_short_prompts
 from rstar2.data.decontaminate import BenchmarkGrams, Overlap
 from rstar2.data.load import find_files, get_set, load_benchmark, load_conversations, load_problems
 from rstar2.data.pass_rates import PassRate, read_pass_rates
@@ -26,6 +26,7 @@ __all__ = [
     "Curated",
     "CurationRules",
     "Curriculum",
+    "DataReading",
     "Failure",
     "FunctionCallTask",
     "Grading",
@@ -37,7 +38,7 @@ __all__ = [
     "Reason",
     "Rejected",
     "curate",
-    "data_mistakes",
+    "examine_data",
     "find_files",
     "find_set",
     "get_set",

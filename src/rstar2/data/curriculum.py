@@ -4,7 +4,7 @@ Invariant: no problem that is evaluated on is trained on, and no conversation of
 text with one is left out and counted.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
@@ -17,6 +17,7 @@ from rstar2.data.conversation import Conversation
 from rstar2.data.load import load_benchmark, load_conversations, load_problems
 from rstar2.data.mistakes import Mistakes
 from rstar2.data.problem_rows import ID_COLUMNS
+from rstar2.data.row_checker import RowChecker
 from rstar2.errors import UserError
 from rstar2.records import Problem
 
@@ -33,8 +34,9 @@ class Curriculum:
     """Conversations that were taken out of the warm-up for the same reason."""
 
 
-def load_curriculum(recipe: Recipe) -> Curriculum:
-    """UserError names every mistake of every set that the recipe uses."""
+def load_curriculum(recipe: Recipe, check: Callable[[str, Sequence[Problem]], None] = lambda *_: None) -> Curriculum:
+    """UserError names every mistake of every set that the recipe uses. `check` gets the name and the problems of each
+    set, and raises UserError as well."""
     mistakes = Mistakes()
     with mistakes.noted():
         if not recipe.trains:
@@ -43,6 +45,7 @@ def load_curriculum(recipe: Recipe) -> Curriculum:
     for name in dict.fromkeys([*recipe.eval.benchmarks, *(name for stage in recipe.stages for name in stage.data)]):
         with mistakes.noted():
             sets[name] = _problems(name, recipe)
+            check(name, sets[name])
     found: list[Conversation] = []
     for name in recipe.sft.data if recipe.sft is not None else ():
         with mistakes.noted():
@@ -73,14 +76,24 @@ def load_curriculum(recipe: Recipe) -> Curriculum:
     return Curriculum(conversations, tuple(stages), benchmarks, num_held_out, len(found) - len(conversations))
 
 
-def data_mistakes(reading: RecipeReading) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True)
+class DataReading:
+    curriculum: Curriculum | None
+    """None if there are mistakes."""
+    mistakes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """What was not checked."""
+
+
+def examine_data(reading: RecipeReading) -> DataReading:
     """Everything that is wrong with the sets of a recipe, also where the recipe itself cannot be used: then each set
-    that is declared well is read alone."""
+    that is declared well is read alone. Environments are asked whether they can use each row."""
     mistakes = Mistakes()
     if reading.recipe is not None:
+        curriculum, checker = None, RowChecker(reading.recipe)
         with mistakes.noted():
-            load_curriculum(reading.recipe)
-        return mistakes.sentences
+            curriculum = load_curriculum(reading.recipe, checker.check)
+        return DataReading(curriculum, mistakes.sentences, tuple(checker.notes))
     for name, spec in reading.sets.items():
         if spec.kind == "procedural" and spec.num_problems is None:
             continue  # one of the recipe's own mistakes
@@ -89,7 +102,7 @@ def data_mistakes(reading: RecipeReading) -> tuple[str, ...]:
         with mistakes.noted():
             is_talk = name in reading.warm_up_sets or holds_conversations(spec.source)
             (load_conversations if is_talk else load_problems)(name, spec, seed=0)
-    return mistakes.sentences
+    return DataReading(None, mistakes.sentences)
 
 
 def _problems(name: str, recipe: Recipe) -> tuple[Problem, ...]:

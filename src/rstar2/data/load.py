@@ -68,6 +68,25 @@ def load_problems(name: str, spec: DataSet, seed: int, environment: EnvironmentS
     return problems if spec.kind == "procedural" else _drawn(name, problems, spec.num_problems, seed)
 
 
+def row_places(name: str, spec: DataSet) -> dict[str, str]:
+    """Where each row of a file or a hub set is, by the id of its problem; as an environment that reads rows of any
+    shape has them. Other sets have no such places."""
+    if spec.kind in ("procedural", "environment"):
+        return {}
+    paths = local_files(find_set(_rest(spec))) if spec.kind == "catalog" else _uncatalogued_files(spec)
+    at, places = "", {}
+
+    def followed() -> Iterator[Row]:
+        nonlocal at
+        for row in rows_of(paths):
+            at = row.where
+            yield row
+
+    for problem in task_problems_of(followed(), name):
+        places[problem.id] = at
+    return places
+
+
 def load_conversations(name: str, spec: DataSet, seed: int, recipe: Recipe | None = None) -> tuple[Conversation, ...]:
     """The set's conversations, at most `num_problems` of them if that is given. Those of an environment need the recipe
     that names it."""

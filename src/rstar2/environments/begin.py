@@ -3,6 +3,7 @@
 import json
 
 from rstar2.agent import ChatFormat, Transcript
+from rstar2.environments.messages import ASKED
 from rstar2.environments.protocol import Episode, Opening
 from rstar2.records import Problem
 
@@ -14,8 +15,8 @@ def asked_problem(text: str) -> Problem:
     except ValueError:
         row = None
     if isinstance(row, dict):
-        return Problem("asked", text, str(row.get("answer", "")), row=row)
-    return Problem("asked", text, "", row=dict.fromkeys(("prompt", "problem", "question"), text))
+        return Problem(ASKED, text, str(row.get("answer", "")), row=row)
+    return Problem(ASKED, text, "", row=dict.fromkeys(("prompt", "problem", "question"), text))
 
 
 def start_of(chat: ChatFormat, opening: Opening) -> Transcript:

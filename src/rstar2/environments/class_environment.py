@@ -12,14 +12,17 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from rstar2.environments.class_shape import ClassShape, read_shape, settings_of
 from rstar2.environments.code_places import place_of_function
-from rstar2.environments.function_tools import FunctionTool
-from rstar2.environments.messages import PROMPT_COLUMNS, as_messages, prompt_of, row_of
+from rstar2.environments.function_tools import FunctionTool, refusal
+from rstar2.environments.messages import mistake_in, opening_messages, prompt_of, row_of, without_prompt
 from rstar2.environments.object_calls import ObjectCalls, make_object
 from rstar2.environments.protocol import Judgement, Opening, Services
 from rstar2.environments.reward import read_judgement
 from rstar2.environments.signatures import arguments_for, can_bind
+from rstar2.environments.task import Task
 from rstar2.environments.user_code import Caller
 from rstar2.errors import EnvironmentCodeError, InfrastructureError, UserError
 from rstar2.records import Problem, Trace
@@ -27,6 +30,9 @@ from rstar2.records.trace import after_thought
 
 if TYPE_CHECKING:
     from rstar2.config import EnvironmentSection
+
+MAX_SHOWN_CHARS = 60
+"""Of a value that `reset` cannot take."""
 
 
 @dataclass(slots=True)
@@ -105,10 +111,9 @@ class ClassEnvironment:
         if self.shape.is_task:
             prompt = self.caller.call_in_time(f"{self.shape.name}.prompt", self.first.prompt, copy.deepcopy(dict(row)))
             system_text = self.first.system_text
-        try:
-            messages = as_messages(prompt, system_text)
-        except UserError as error:
-            raise UserError(f"the prompt of problem {problem.id}: {error}") from error
+        messages = opening_messages(problem, prompt, system_text)
+        if type(self.first).reset is Task.reset and not messages[-1]["content"]:
+            raise without_prompt(problem)
         return Opening(messages, tuple(signature.schema for signature in self.shape.tools.values()))
 
     async def begin(self, problem: Problem) -> ClassEpisode:
@@ -119,10 +124,7 @@ class ClassEnvironment:
         try:
             await episode.reset(columns)
             if not episode.observation and not self.opening(problem).messages[-1]["content"]:
-                raise UserError(
-                    f"problem {problem.id} begins with an empty message: its row needs one of the columns "
-                    f"{', '.join(PROMPT_COLUMNS)}, or reset() must return the text"
-                )
+                raise without_prompt(problem, ", or reset() must return the text")
         except BaseException:
             with suppress(UserError, InfrastructureError):  # the first error is the one to show
                 await episode.close()
@@ -155,11 +157,17 @@ class ClassEnvironment:
         if not can_bind(reset, **columns):
             parameters = inspect.signature(reset).parameters.values()
             missing = next((p.name for p in parameters if p.default is p.empty and p.name not in columns), "")
-            raise UserError(
-                f"{place_of_function(reset)}{self.shape.name}.reset needs the column {missing!r}, which the row of "
-                f"problem {problem.id} does not have; it has {', '.join(row) or 'none'}"
-            )
+            raise self._refused(problem, f"needs the column {missing!r}; the row has {', '.join(row) or 'none'}")
+        for name in columns.keys() & self.shape.columns.keys():
+            try:
+                self.shape.columns[name].validate_python(columns[name])
+            except ValidationError as error:
+                value = repr(columns[name])[:MAX_SHOWN_CHARS]
+                raise self._refused(problem, f"cannot take {value} as column {refusal(name, error)}") from None
         return columns
+
+    def _refused(self, problem: Problem, why: str) -> UserError:
+        return mistake_in(problem, f"{place_of_function(self.first.reset)}{self.shape.name}.reset {why}")
 
 
 @asynccontextmanager

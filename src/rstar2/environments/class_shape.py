@@ -3,8 +3,11 @@
 import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, get_type_hints
+
+from pydantic import TypeAdapter
 
 from rstar2.environments.code_places import place_of_class
 from rstar2.environments.function_tools import Signature, read_signature
@@ -28,6 +31,8 @@ class ClassShape:
     tools: Mapping[str, Signature]
     is_task: bool
     """Whether it is derived from `Task`."""
+    columns: Mapping[str, TypeAdapter[Any]]
+    """What checks a column that `reset` has a type hint for; only of a `Task`, since TRL reads no hints there."""
 
 
 def is_task_class(found: Any) -> TypeGuard[type[Task]]:
@@ -52,7 +57,19 @@ def read_shape(cls: type, has_reward: bool) -> ClassShape:
         raise UserError(f"{where}: rows() must be a staticmethod: it is called before there is an object")
     reserved = dir(Task) if is_task else _TRL_METHODS
     tools = {name: _tool_signature(cls, name) for name in _public_functions(cls) if name not in reserved}
-    return ClassShape(cls.__name__, tools, is_task)
+    return ClassShape(cls.__name__, tools, is_task, _column_types(cls.reset) if is_task_class(cls) else {})
+
+
+def _column_types(reset: Callable[..., Any]) -> dict[str, TypeAdapter[Any]]:
+    """Parameters whose hint cannot be read are left out: a row is not refused because of its reader."""
+    found = dict[str, TypeAdapter[Any]]()
+    with suppress(Exception):
+        hints = get_type_hints(reset, include_extras=True)
+        for name, parameter in inspect.signature(reset).parameters.items():
+            if name in hints and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                with suppress(Exception):
+                    found[name] = TypeAdapter(hints[name])
+    return found
 
 
 def _public_functions(cls: type) -> list[str]:

@@ -146,7 +146,7 @@ class FunctionTool:
             try:
                 values[name] = adapter.validate_python(value)
             except ValidationError as error:
-                return ToolResult(ToolStatus.BAD_ARGUMENTS, _refusal(name, error))
+                return ToolResult(ToolStatus.BAD_ARGUMENTS, refusal(name, error))
         what = f"tool {self.schema.name}"
         try:
             value = await self.calls.attempt(what, self.function, **values)
@@ -182,6 +182,6 @@ def _as_json(value: Any) -> str:
         return str(value)
 
 
-def _refusal(name: str, error: ValidationError) -> str:
+def refusal(name: str, error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, (name, *first['loc'])))}: {first['msg']}"

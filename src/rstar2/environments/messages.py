@@ -9,12 +9,35 @@ from rstar2.records import Problem
 
 PROMPT_COLUMNS = ("prompt", "question", "problem")
 """The columns that hold the opening, in the order in which they are looked for."""
+ASKED = "asked"
+"""The id of a problem that a person or a request asks: no data set holds it, so errors do not name it."""
 _ROLES = ("system", "user", "assistant")
 
 
 def row_of(problem: Problem) -> Mapping[str, Any]:
     """The row of a problem; one that was given as a question, on a command line or by a generator, is a row of two."""
     return problem.row or {"problem": problem.problem, "answer": problem.answer}
+
+
+def mistake_in(problem: Problem, sentence: str) -> UserError:
+    """What is wrong with the row of a problem, as an error that names the problem."""
+    return UserError(sentence if problem.id == ASKED else f"problem {problem.id}: {sentence}")
+
+
+def opening_messages(problem: Problem, prompt: Any, system_text: str = "") -> tuple[Message, ...]:
+    """As `as_messages`; an error names the problem."""
+    try:
+        return as_messages(prompt, system_text)
+    except UserError as error:
+        raise mistake_in(problem, str(error)) from error
+
+
+def without_prompt(problem: Problem, otherwise: str = "") -> UserError:
+    """The error of an episode that would begin with an empty message. `otherwise` is another way to mend it."""
+    needed, has = ", ".join(PROMPT_COLUMNS), ", ".join(row_of(problem)) or "none"
+    return mistake_in(
+        problem, f"the first message is empty: the row needs one of the columns {needed}{otherwise}; it has {has}"
+    )
 
 
 def prompt_of(row: Mapping[str, Any]) -> Any:

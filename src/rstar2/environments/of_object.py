@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rstar2.environments.class_environment import open_class
 from rstar2.environments.class_shape import brings_rows, is_task_class, read_shape, rows_of, settings_of
-from rstar2.environments.messages import as_messages, prompt_of, row_of
+from rstar2.environments.messages import opening_messages, prompt_of, row_of, without_prompt
 from rstar2.environments.plain_episode import PlainEpisode
 from rstar2.environments.protocol import Judgement, Opening, Services
 from rstar2.environments.reward import RewardFunction, takes_row_and_trace
@@ -34,11 +34,11 @@ def source_of_object(found: Any, section: "EnvironmentSection") -> EnvironmentSo
         with mistakes_named("environment.source"):
             read_shape(found, section.reward is not None)
         settings_of(found, section, None)
-        return EnvironmentSource(_opening_class(found), _rows(found))
+        return EnvironmentSource(_opening_class(found), _rows(found), opens_at_once=True)
     if takes_row_and_trace(found):
-        return EnvironmentSource(_opening_function(found))
+        return EnvironmentSource(_opening_function(found), opens_at_once=True)
     if callable(found) and can_bind(found, **section.settings):
-        return EnvironmentSource(_opening_class(found), _numbered_rows)
+        return EnvironmentSource(_opening_class(found), _numbered_rows, opens_at_once=True)
     raise UserError(
         f"environment.source: {section.source} is a {type(found).__name__}; it must be a class derived from "
         "rstar2.environments.Task, a class that TRL's environment_factory takes, a reward function (row, trace), or an "
@@ -77,10 +77,10 @@ class FunctionEnvironment:
     scores_truncated: bool = True
 
     def opening(self, problem: Problem) -> Opening:
-        try:
-            return Opening(as_messages(prompt_of(row_of(problem))))
-        except UserError as error:
-            raise UserError(f"the prompt of problem {problem.id}: {error}") from error
+        prompt = prompt_of(row_of(problem))
+        if not prompt:
+            raise without_prompt(problem)
+        return Opening(opening_messages(problem, prompt))
 
     async def begin(self, problem: Problem) -> PlainEpisode:
         async def judge(trace: Trace) -> Judgement:

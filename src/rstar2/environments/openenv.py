@@ -18,7 +18,7 @@ import aiohttp
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rstar2.agent import ToolSchema
-from rstar2.environments.messages import as_messages, prompt_of, row_of
+from rstar2.environments.messages import opening_messages, prompt_of, row_of
 from rstar2.environments.openenv_client import (
     MAX_MESSAGE_BYTES,
     OpenEnvSession,
@@ -164,7 +164,7 @@ class OpenEnvEnvironment:
     scores_truncated: bool = True
 
     def opening(self, problem: Problem) -> Opening:
-        *earlier, last = as_messages(prompt_of(row_of(problem)))
+        *earlier, last = opening_messages(problem, prompt_of(row_of(problem)))
         text = "\n\n".join(filter(None, (self.settings.instructions, last["content"])))
         return Opening((*earlier, {"role": "user", "content": text}), self.schemas)
 

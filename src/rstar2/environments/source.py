@@ -25,3 +25,6 @@ class EnvironmentSource:
     """The tools of a recipe that names none, beside those that the environment makes itself."""
     reads_answers: bool = False
     """Whether a row needs a question and a gold answer, as mathematics does. If not, a row may have any shape."""
+    opens_at_once: bool = False
+    """Whether it opens without a server or a process of its own. `rstar2 train --dry-run` opens such an environment
+    and asks it for the opening of every row."""

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from rstar2.agent import ToolSchema
 from rstar2.engine.protocol import Message
 from rstar2.environments.code_places import MAX_MESSAGE_CHARS
+from rstar2.environments.messages import mistake_in
 from rstar2.environments.protocol import Judgement, Opening, Services
 from rstar2.environments.source import EnvironmentSource
 from rstar2.environments.user_code import Caller, mistakes_named
@@ -209,15 +210,16 @@ class VerifiersEnvironment:
             data = task_class.data_type().model_validate(problem.row)
         except ValidationError as error:
             where, message = _first_mistake(error)
-            raise UserError(f"problem {problem.id}: column {where} is no field of {self.source}: {message}") from None
+            raise mistake_in(problem, f"column {where} is no field of {self.source}: {message}") from None
         needs = {"image": data.image, "skills": data.skills, "agent_user": data.agent_user}
         needs["network_allow"] = data.network_allow != ["*"]
         needs["network_block"] = data.network_block
         missing = next((name for name, value in needs.items() if value), None)
         if missing is not None:
-            raise UserError(
-                f"problem {problem.id}: the task of {self.source} sets {missing}, which needs a container; "
-                "tasks that run in this process are supported"
+            raise mistake_in(
+                problem,
+                f"the task of {self.source} sets {missing}, which needs a container; tasks that run in this process "
+                "are supported",
             )
         return task_class(data, taskset.config.task)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rstar2.agent import Agent, Tool
-from rstar2.environments.messages import as_messages, prompt_of, row_of
+from rstar2.environments.messages import opening_messages, prompt_of, row_of
 from rstar2.environments.protocol import Judgement, Opening, Services
 from rstar2.environments.source import EnvironmentSource
 from rstar2.environments.user_code import Caller, load_object
@@ -69,7 +69,7 @@ class HarnessEnvironment:
 
     def opening(self, problem: Problem) -> Opening:
         """What the row asks. The program may ask in other words: this is what the scheduler expects of its length."""
-        return Opening(as_messages(prompt_of(row_of(problem))))
+        return Opening(opening_messages(problem, prompt_of(row_of(problem))))
 
     async def begin(self, problem: Problem) -> HarnessEpisode:
         return HarnessEpisode(problem, self)
@@ -150,4 +150,4 @@ def harness_rows(section: "EnvironmentSection") -> Iterable[Mapping[str, Any]]:
     return rows
 
 
-HARNESS = EnvironmentSource(open_harness, rows=harness_rows)
+HARNESS = EnvironmentSource(open_harness, rows=harness_rows, opens_at_once=True)

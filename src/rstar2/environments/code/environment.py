@@ -10,6 +10,7 @@ from rstar2.environments.code.answer import extract_program, format_penalty
 from rstar2.environments.code.judge import CodeJudge
 from rstar2.environments.code.rows import read_task
 from rstar2.environments.code.task import CodeTask
+from rstar2.environments.messages import ASKED
 from rstar2.environments.plain_episode import PlainEpisode
 from rstar2.environments.protocol import Judgement, Opening, Services
 from rstar2.environments.source import EnvironmentSource
@@ -58,7 +59,7 @@ class CodeEnvironment:
 
 
 def _task(problem: Problem) -> CodeTask:
-    return read_task(problem.row, problem.id)
+    return read_task(problem.row, "" if problem.id == ASKED else problem.id)
 
 
 @asynccontextmanager
@@ -74,4 +75,4 @@ async def open_code(section: "EnvironmentSection", services: Services) -> AsyncI
     yield CodeEnvironment(CodeJudge(services.executor, limits, sandbox.queue_s), gives_partial_credit)
 
 
-CODE = EnvironmentSource(open_code, tools=("execute_python_code_with_standard_io",))
+CODE = EnvironmentSource(open_code, tools=("execute_python_code_with_standard_io",), opens_at_once=True)

@@ -54,8 +54,13 @@ class Row:
     columns: Mapping[str, Any]
     name: str
 
+    @property
+    def place(self) -> str:
+        """What an error begins with; nothing if the row has no name."""
+        return f"row {self.name}: " if self.name else ""
+
     def wrong(self, column: str, what: str) -> UserError:
-        return UserError(f"row {self.name}: column {column!r} {what}")
+        return UserError(f"{self.place}column {column!r} {what}")
 
     def text(self, *columns: str) -> str:
         """The first of these columns that is there."""
@@ -65,7 +70,7 @@ class Row:
                 return value
             if value is not None:
                 raise self.wrong(column, "must be a text that is not empty")
-        raise UserError(f"row {self.name}: there is no column {' or '.join(map(repr, columns))}")
+        raise UserError(f"{self.place}there is no column {' or '.join(map(repr, columns))}")
 
     def optional_text(self, column: str) -> str:
         return self.text(column) if self.columns.get(column) else ""
@@ -97,7 +102,7 @@ def read_task(columns: Mapping[str, Any], name: str) -> CodeTask:
     if "tests" in columns:
         return _plain(row)
     raise UserError(
-        f"row {name}: no column holds tests. A row needs {FORMATS}; this one has {', '.join(columns) or 'no column'}"
+        f"{row.place}no column holds tests. A row needs {FORMATS}; this one has {', '.join(columns) or 'no column'}"
     )
 
 
@@ -240,7 +245,7 @@ def _stdin_tests(row: Row, cases: Sequence[Mapping[str, Any]]) -> tuple[StdinTes
 def _field(row: Row, case: Mapping[str, Any], key: str, default: str | None = None) -> str:
     value = case.get(key, default)
     if not isinstance(value, str):
-        raise UserError(f"row {row.name}: a test has no text {key!r}")
+        raise UserError(f"{row.place}a test has no text {key!r}")
     return value
 
 
@@ -297,9 +302,7 @@ def _json_lines(row: Row, text: str) -> tuple[Any, ...]:
     try:
         return tuple(json.loads(line) for line in text.splitlines() if line.strip())
     except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"row {row.name}: a test of a function must have JSON values, one on a line: {error}"
-        ) from error
+        raise UserError(f"{row.place}a test of a function must have JSON values, one on a line: {error}") from error
 
 
 def _function(row: Row) -> str:
