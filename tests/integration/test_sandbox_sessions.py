@@ -479,11 +479,11 @@ async def test_a_cancelled_rebuild_leaves_no_slot() -> None:
         session = await executor.session()
         assert isinstance(session, LocalSession)
         assert (await run(session, "x = 41")).ok
-        sessions = session._sessions
-        await until(lambda: sessions._spare is not None and sessions._spare.pid > 0)
-        spare = sessions._spare
+        trees = session._trees
+        await until(lambda: trees._spare is not None and trees._spare.pid > 0)
+        spare = trees._spare
         assert spare is not None and session.tree is not None
-        sessions.end_tree(session.tree)
+        trees.end(session.tree)
         os.kill(spare.pid, signal.SIGSTOP)  # so the rebuild in it does not end before it is cancelled
         try:
             rebuilding = asyncio.create_task(session.run("x + 1"))
@@ -493,7 +493,7 @@ async def test_a_cancelled_rebuild_leaves_no_slot() -> None:
                 await rebuilding
         finally:
             os.kill(spare.pid, signal.SIGCONT)
-        assert spare not in sessions._trees
+        assert spare not in trees.live
         await until(lambda: not is_running(spare.pid))
         assert await value(session, "x + 1") == "42"
 
