@@ -168,7 +168,7 @@ class Lane:
             await session.rollback(cell.rollback)
         target = await session.fork() if cell.in_fork else session
         limits = patient(cell.expected, cell.limits)
-        run = await target.run(cell.code, limits=limits)
+        run = await target.run(cell.code, cell.stdin, limits=limits)
         if cell.in_fork:
             await target.close()
         return disagreements(run, cell.expected, limits)

@@ -79,7 +79,9 @@ async def writable_memory_is_nobody_elses(mode: Mode) -> list[str]:
         cell = asyncio.create_task(session.run("import time; time.sleep(1)", limits=limits(wall_s=3)))
         await asyncio.sleep(0.5)
         assert executor._dispatcher is not None and executor._sessions is not None
-        inits = {slot.pid for slot in executor._dispatcher._slots} | {tree.pid for tree in executor._sessions._trees}
+        inits = {slot.pid for slot in executor._dispatcher._slots} | {
+            tree.pid for tree in executor._sessions.trees.live
+        }
         maps = _memory_maps_of_children(inits)
         await asyncio.gather(running, cell)
     wrong = [line for line in maps if line.split()[1][1] == "w" and line.split()[1][3] == "s"]

@@ -92,6 +92,7 @@ class Cell:
     """Cells to forget before this one runs."""
     in_fork: bool = False
     """Run in a fork of the session, made right before."""
+    stdin: str = ""
 
 
 @dataclass(frozen=True)

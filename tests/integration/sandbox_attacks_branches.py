@@ -5,16 +5,35 @@ The cell before both of them conspires: it leaves hooks, handlers and descriptor
 
 from sandbox_attacks import CALL, Cell, Expected, S, SessionAttack, prints
 
-KEEP_SOURCES = """
+ON_FORK = """
 import os, sys
+def on_fork(look):
+    os.register_at_fork(before=look, after_in_parent=look)
+    frame = sys._getframe()
+    while "_fork_sibling" not in frame.f_globals:
+        frame = frame.f_back
+    plain = frame.f_globals["_fork_sibling"]
+    def fork(*arguments):
+        look()
+        pid = plain(*arguments)
+        if pid != 0:
+            look()
+        return pid
+    if plain is not None:
+        frame.f_globals["_fork_sibling"] = fork
+"""
+KEEP_SOURCES = (
+    ON_FORK
+    + """
 seen = []
 def look_up():
     frame = sys._getframe()
     while frame is not None:
         seen.extend(value for value in frame.f_locals.values() if isinstance(value, bytes))
         frame = frame.f_back
-os.register_at_fork(before=look_up, after_in_parent=look_up)
+on_fork(look_up)
 """
+)
 SOURCE = "answer = 'LETTER-7'"
 LOOK_AT_SOURCES = "print([text for text in seen if b'LETTER' + b'-7' in text])"
 HANDLERS = """
@@ -25,13 +44,16 @@ for number in (10, 12, 34, 35):
 """
 SEND = "os.kill(base, 34)\nos.kill(base, 10)"
 LOOK_AT_SIGNALS = "time.sleep(0.01)\nprint(seen)"
-BLOCKED = """
-import os, signal
+BLOCKED = (
+    ON_FORK
+    + """
+import signal
 base = os.getpid()
 signal.pthread_sigmask(signal.SIG_BLOCK, {10, 12})
 waiting = set()
-os.register_at_fork(before=lambda: waiting.update(signal.sigpending()))
+on_fork(lambda: waiting.update(signal.sigpending()))
 """
+)
 HIDDEN_PIPE = """
 import os, sys
 frame = sys._getframe()
@@ -70,6 +92,8 @@ frame.f_globals["_dup2"] = keep
 """
 SET_FLAG = "fcntl.fcntl(100, fcntl.F_SETFL, os.O_NONBLOCK)"
 LOOK_AT_FLAG = "print(bool(fcntl.fcntl(100, fcntl.F_GETFL) & os.O_NONBLOCK))"
+KEEP_INPUT = "import os, select\nselect.select([0], [], [])\nspare = os.dup(0)"
+READ_INPUT = "print(os.read(spare, 10))"
 MAKE_AND_REMOVE = "for _ in range(37):\n    open('x', 'w').close()\n    os.unlink('x')"
 LOOK_AT_INODE = "open('y', 'w').close()\nprint(os.stat('y').st_ino < 10)"
 FREE = "import os\nopen('x', 'w').close()\nfree = os.statvfs('.').f_bfree"
@@ -112,14 +136,14 @@ print(call(274, 1, ctypes.byref(head), ctypes.byref(length)), call(140, 0, 1), c
 )
 
 
-def _apart(name: str, make: str, change: str, look: str, expected: str) -> tuple[SessionAttack, ...]:
+def _apart(name: str, make: str, change: str, look: str, expected: str, stdin: str = "") -> tuple[SessionAttack, ...]:
     """What one branch, one forgotten cell or one crashed cell does to what an earlier cell made, no other sees."""
-    seen = prints(f"{expected}\n")
+    seen, made = prints(f"{expected}\n"), Cell(make, stdin=stdin)
     crashed = Cell(f"{change}\nimport os\nos._exit(3)", Expected((S.ERROR,), exit_code=3))
     return (
-        SessionAttack(f"{name}, between branches", (Cell(make), Cell(change, in_fork=True), Cell(look, seen))),
-        SessionAttack(f"{name}, across a rollback", (Cell(make), Cell(change), Cell(look, seen, rollback=1))),
-        SessionAttack(f"{name}, after a crash", (Cell(make), crashed, Cell(look, seen))),
+        SessionAttack(f"{name}, between branches", (made, Cell(change, in_fork=True), Cell(look, seen))),
+        SessionAttack(f"{name}, across a rollback", (made, Cell(change), Cell(look, seen, rollback=1))),
+        SessionAttack(f"{name}, after a crash", (made, crashed, Cell(look, seen))),
     )
 
 
@@ -129,6 +153,7 @@ BRANCHES = (
     *_apart("signals that wait", BLOCKED, "os.kill(base, 10)", "print(waiting)", "set()"),
     *_apart("a pipe in place of a stream", HIDDEN_PIPE, "os.write(102, b'left')", READ_HIDDEN_PIPE, "empty"),
     *_apart("flags of an open stream", FLAGS, SET_FLAG, LOOK_AT_FLAG, "False"),
+    *_apart("what is left of stdin", KEEP_INPUT, "os.read(spare, 3)", READ_INPUT, "b''", stdin="abcdefgh"),
     *_apart("numbers of removed files", "import os", MAKE_AND_REMOVE, LOOK_AT_INODE, "True"),
     *_apart("blocks of a removed file", FREE, HOLD_BLOCKS, LOOK_AT_BLOCKS, "0"),
     *_apart("priorities", PRIORITY, LOWER, LOOK_AT_PRIORITY, "True"),

@@ -14,12 +14,14 @@ from aiohttp import web
 from sandbox_cluster import TOKEN, gateway
 from sandbox_service import GateExecutor, listening_socket, service, until
 
-from rstar2.errors import UserError
-from rstar2.sandbox import client
+from rstar2.errors import InfrastructureError, UserError
+from rstar2.sandbox import ExecutionStatus, client
 from rstar2.sandbox.client import RemoteExecutor
 from rstar2.sandbox.executor import Request
 from rstar2.sandbox.http import ServiceSettings
 from rstar2.sandbox.isolation import guarantees
+from rstar2.sandbox.pool import pool_session
+from rstar2.sandbox.pool.gateway import Gateway
 from rstar2.sandbox.pool.remote_node import RemoteNode
 
 pytestmark = pytest.mark.integration
@@ -192,6 +194,40 @@ async def test_a_node_that_lies_about_its_size_stops_nobody(lie: str) -> None:
         async with asyncio.timeout(120.0):
             results = [result async for _, result in caller.run_many([Request("pass")] * 20)]
         assert all(result.ok for result in results) and executor.num_started == 20
+
+
+SESSION = {"id": "a", "num_cells": 0}
+FORGED: dict[str, tuple[str, int, Any]] = {
+    "a list that is none": ("files", 200, {"files": 7}),
+    "no object": ("files", 200, "<html>"),
+    "a conflict with nothing": ("files", 409, {"error": "conflict", "message": "no", "detail": []}),
+    "a new session with cells": ("sessions", 201, {"id": "a", "num_cells": 3}),
+    "fewer cells than none": ("cells", 200, {"num_cells": -4, "result": OK}),
+    "more cells than were run": ("cells", 200, {"num_cells": 9, "result": OK}),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+async def test_what_a_node_makes_up_is_its_own_fault(forged: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not a mistake of the caller, who would believe it."""
+    monkeypatch.setattr(pool_session, "NODE_WAIT_S", 0.0)
+    where, status, body = FORGED[forged]
+    usual = {"sessions": SESSION, "cells": {"num_cells": 1, "result": OK}, "files": {"files": []}}
+
+    async def forge(request: web.Request) -> web.StreamResponse:
+        asked = request.path.rsplit("/", 1)[1]
+        return web.json_response(body, status=status) if asked == where else web.json_response(usual.get(asked, {}))
+
+    async with hostile(answering(forge)) as (url, _), gateway() as (_, pool):
+        Gateway(pool, TOKEN).join(url)
+        await until(lambda: "ready" in {known.state for known in pool.nodes()}, 60.0)
+        session = await pool.session()
+        if where == "files":
+            with pytest.raises(InfrastructureError):
+                await session.list_files()
+        else:
+            assert (await session.run("x = 1")).status is ExecutionStatus.INFRASTRUCTURE
+            assert session.num_cells == 0
 
 
 async def test_a_name_that_leads_to_another_machine_later_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:

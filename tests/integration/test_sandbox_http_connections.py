@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -49,6 +50,35 @@ async def test_a_head_that_does_not_come_is_not_waited_for(first_words: bytes) -
         async with asyncio.timeout(240):
             with suppress(ConnectionResetError):
                 assert await reader.read() == b""
+
+
+async def test_the_head_of_a_later_request_is_not_waited_for_either() -> None:
+    settings = ServiceSettings(header_timeout_s=2.0, keepalive_s=3600.0)
+    async with service(GateExecutor(), settings) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        async with asyncio.timeout(240):
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+            with suppress(ConnectionError):
+                writer.write(b"POST /v1/run HTTP/1.1\r\n")
+                while await reader.read(1 << 16):  # the rest of the first answer, then the end
+                    pass
+        writer.close()
+
+
+async def test_a_request_may_take_longer_than_a_head() -> None:
+    executor = GateExecutor()
+    settings = ServiceSettings(header_timeout_s=1.0)
+    async with service(executor, settings) as running, aiohttp.ClientSession(running.url) as http:
+        async with http.post("/v1/run", json={"code": "pass"}) as response:
+            assert response.status == 200
+        asking = asyncio.ensure_future(http.post("/v1/run", json={"code": "hold"}))
+        await until(lambda: executor.num_started == 2)
+        started = time.monotonic()
+        await until(lambda: time.monotonic() > started + 1.2)
+        executor.gate.set()
+        async with await asking as response:
+            assert response.status == 200
 
 
 async def test_a_service_full_of_callers_tells_its_health_and_refuses_the_rest() -> None:

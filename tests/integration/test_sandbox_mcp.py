@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import httpx2
@@ -311,16 +311,50 @@ async def test_silent_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatc
             await asyncio.gather(serving, return_exceptions=True)
 
 
-async def test_half_a_head_is_not_waited_for() -> None:
+@asynccontextmanager
+async def served(executor: GateExecutor, **settings: Any) -> AsyncIterator[tuple[str, int]]:
+    """Without a token, in this process."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = create_server(GateExecutor())
         serving = asyncio.create_task(
-            serve_http(server, listener, token=None, listening_host="127.0.0.1", header_timeout_s=0.2)
+            serve_http(create_server(executor), listener, token=None, listening_host="127.0.0.1", **settings)
         )
-        reader, writer = await asyncio.open_connection(*listener.getsockname())
-        writer.write(b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        try:
+            yield listener.getsockname()
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+
+HALF = b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+WHOLE = b"GET /nothing HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@pytest.mark.parametrize("before", [b"", WHOLE], ids=["the first", "a later one"])
+async def test_half_a_head_is_not_waited_for(before: bytes) -> None:
+    async with served(GateExecutor(), header_timeout_s=2.0) as address:
+        reader, writer = await asyncio.open_connection(*address)
         async with asyncio.timeout(60.0):
-            assert await reader.read() == b""
+            if before:
+                writer.write(before)
+                assert b"404" in await reader.readuntil(b"\r\n\r\n")
+            with suppress(ConnectionError):
+                writer.write(HALF)
+                while await reader.read(1 << 16):
+                    pass
         writer.close()
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    "type_", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
+)
+async def test_what_any_page_may_send_runs_nothing(type_: str) -> None:
+    call = {"name": "run_python", "arguments": {"code": "pass"}}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call})
+    executor = GateExecutor()
+    async with served(executor) as (host, port), httpx2.AsyncClient(trust_env=False, timeout=60) as http:
+        headers = {"Accept": "application/json, text/event-stream"}
+        page = await http.post(f"http://{host}:{port}/mcp", content=body, headers={**headers, "Content-Type": type_})
+        assert page.status_code >= 400 and executor.num_started == 0
+        json_type = {**headers, "Content-Type": "application/json"}
+        program = await http.post(f"http://{host}:{port}/mcp", content=body, headers=json_type)
+        assert program.status_code == 200 and executor.num_started == 1

@@ -14,7 +14,7 @@ import pytest
 
 from rstar2.errors import InfrastructureError
 from rstar2.sandbox import Execution, ExecutionStatus, Limits, LocalConfig, LocalExecutor, Request
-from rstar2.sandbox.notebooks import local_session
+from rstar2.sandbox.notebooks import tree_supply
 from rstar2.sandbox.slots.slot_factory import SlotConfig
 from rstar2.sandbox.slots.templates import OwnTemplates
 
@@ -100,7 +100,7 @@ async def test_a_session_without_descriptors_is_a_fault_of_ours() -> None:
 
 
 async def test_a_session_without_a_template_leaves_no_memory_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_session, "_TEMPLATE_WAIT_S", 0.0)
+    monkeypatch.setattr(tree_supply, "_TEMPLATE_WAIT_S", 0.0)
     async with cold() as executor:
         session = await executor.session()
         assert executor._factory is not None

@@ -28,6 +28,7 @@ from rstar2.sandbox.client import RemoteExecutor
 from rstar2.sandbox.executor import Request
 from rstar2.sandbox.http import ServiceSettings
 from rstar2.sandbox.http.access import find_token, forget_token, keep_token
+from rstar2.sandbox.http.compat_openenv import WS_PATH
 from rstar2.sandbox.http.supervisor import listen
 from rstar2.sandbox.isolation import guarantees
 from rstar2.sandbox.isolation.guarantees import Guarantee
@@ -67,7 +68,12 @@ ATTACKS: dict[str, tuple[dict[str, str], int]] = {
     "a rebound name, and no origin": ({"Content-Type": "application/json", "Host": "evil.example"}, 403),
     "the address that leads everywhere": ({"Content-Type": "application/json", "Host": "0.0.0.0"}, 403),
 }
-PATHS = ("/v1/run", "/v1/batch", "/v1/sessions", "/run", "/judge", "/run/long-batch", "/run_code", "/run_jupyter")
+PATHS = (
+    *("/v1/run", "/v1/run/stream", "/v1/batch", "/v1/sessions"),
+    *("/run", "/judge", "/run/long-batch"),  # code-judge
+    *("/run_code", "/run_jupyter"),  # SandboxFusion
+    *("/execute", "/contexts"),  # E2B
+)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -83,6 +89,18 @@ async def test_a_page_runs_nothing_even_where_no_token_is_asked(attack: str) -> 
         async with http.post("/v1/run", json={"code": "pass"}) as response:
             assert response.status == 200
         assert executor.num_started == 1
+
+
+@pytest.mark.parametrize("headers", [{"Origin": EVIL}, {"Origin": "null"}, {"Host": "evil.example"}])
+async def test_a_page_opens_no_websocket(headers: dict[str, str]) -> None:
+    executor = GateExecutor()
+    async with service(executor) as running, aiohttp.ClientSession(running.url) as http:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await http.ws_connect(WS_PATH, headers=headers)
+        assert refused.value.status == 403
+        async with http.ws_connect(WS_PATH) as socket:
+            assert not socket.closed
+        assert executor.num_started == 0
 
 
 async def test_a_page_reads_nothing_and_is_promised_nothing() -> None:
@@ -344,6 +362,10 @@ def test_an_unsafe_service_has_the_token_of_its_file_and_claims_nothing(tmp_path
     process = SandboxProcess("serve", "--unsafe", "--token-file", str(file), token=None)
     try:
         assert ask(process.url, "/status", token=None)[0] == 401
+        for path in ("/v1/run", "/run_code", "/execute"):
+            for headers, _ in ATTACKS.values():
+                answer = requests.post(f"{process.url}{path}", PROGRAM, headers=headers, timeout=240)
+                assert answer.status_code in (401, 403), (path, headers)
         table = ask(process.url, "/status")[1]["guarantees"]
         assert {row["name"] for row in table} == {row.name for row in guarantees.probe()}
         assert not any(row["provided"] for row in table)

@@ -292,6 +292,21 @@ async def test_a_rebuild_goes_through_cells_that_failed() -> None:
         assert await value(first, "x, y") == "(2, 'given')"
 
 
+async def test_a_rebuild_ends_though_a_cell_dies_in_it(executor: LocalExecutor) -> None:
+    """The cell before it left a thread, so its state cannot be told apart from one that another cell changed."""
+    session = await executor.session()
+    for _ in range(3):  # so that process ids are lower when the cells are replayed
+        last_pid = await value(session, "import os\nos.getpid()")
+        await session.rollback(1)
+    thread = "import os, threading, time\nthreading.Thread(target=time.sleep, args=(3600,), daemon=True).start()"
+    assert (await run(session, thread)).ok
+    assert (await run(session, f"if os.getpid() <= {last_pid}:\n    os._exit(3)")).ok
+    assert isinstance(session, LocalSession) and session.tree is not None
+    session._trees.end(session.tree)
+    assert await value(session, "6 * 7") == "42"
+    await session.close()
+
+
 async def test_a_seeded_generator_goes_on_across_cells_and_rebuilds() -> None:
     async with cold(max_live_sessions=1) as executor:
         seed = "import random, numpy\nrandom.seed(11)\nnumpy.random.seed(11)"
@@ -479,11 +494,11 @@ async def test_a_cancelled_rebuild_leaves_no_slot() -> None:
         session = await executor.session()
         assert isinstance(session, LocalSession)
         assert (await run(session, "x = 41")).ok
-        sessions = session._sessions
-        await until(lambda: sessions._spare is not None and sessions._spare.pid > 0)
-        spare = sessions._spare
+        trees = session._trees
+        await until(lambda: trees._spare is not None and trees._spare.pid > 0)
+        spare = trees._spare
         assert spare is not None and session.tree is not None
-        sessions.end_tree(session.tree)
+        trees.end(session.tree)
         os.kill(spare.pid, signal.SIGSTOP)  # so the rebuild in it does not end before it is cancelled
         try:
             rebuilding = asyncio.create_task(session.run("x + 1"))
@@ -493,7 +508,7 @@ async def test_a_cancelled_rebuild_leaves_no_slot() -> None:
                 await rebuilding
         finally:
             os.kill(spare.pid, signal.SIGCONT)
-        assert spare not in sessions._trees
+        assert spare not in trees.live
         await until(lambda: not is_running(spare.pid))
         assert await value(session, "x + 1") == "42"
 

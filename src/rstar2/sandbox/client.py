@@ -51,6 +51,10 @@ class SessionGone(InfrastructureError):  # noqa: N818
     """The service no longer knows the session: it was restarted, or closed the session as idle."""
 
 
+class UnusableService(UserError):  # noqa: N818
+    """What answers at the address is no sandbox, or does not accept the token, whatever is asked for."""
+
+
 class _RetryError(Exception):
     """This attempt failed and may be retried."""
 
@@ -314,7 +318,9 @@ class RemoteExecutor:
             except _RetryError as error:
                 reason, asked_s = error.reason, error.pause_s
             except aiohttp.ClientConnectorDNSError as error:
-                raise UserError(f"address: the host of {self._base_url} is not known ({error.os_error})") from None
+                raise UnusableService(
+                    f"address: the host of {self._base_url} is not known ({error.os_error})"
+                ) from None
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
                 reason, asked_s = f"the connection failed ({error})", None
             except TimeoutError:
@@ -344,7 +350,7 @@ class RemoteExecutor:
         if response.status in BUSY:
             raise _RetryError(said, _retry_after_s(response.headers))
         if response.status == 401:
-            raise UserError(f"token: the sandbox at {self._base_url} does not accept it; {said}")
+            raise UnusableService(f"token: the sandbox at {self._base_url} does not accept it; {said}")
         if body.error == "no_session":
             raise SessionGone(said)
         if body.error == "invalid":
@@ -357,11 +363,11 @@ class RemoteExecutor:
             raise InfrastructureError(f"the sandbox at {self._base_url} failed: {said}")
         raise UserError(f"the sandbox at {self._base_url} refuses this: {said}")
 
-    def _sent_too_much(self, max_bytes: int) -> UserError:
+    def _sent_too_much(self, max_bytes: int) -> UnusableService:
         return self._not_a_sandbox(f"it sent more than {max_bytes // MIB} MiB")
 
-    def _not_a_sandbox(self, evidence: str) -> UserError:
-        return UserError(f"address: what answers at {self._base_url} is not an rstar2 sandbox ({evidence})")
+    def _not_a_sandbox(self, evidence: str) -> UnusableService:
+        return UnusableService(f"address: what answers at {self._base_url} is not an rstar2 sandbox ({evidence})")
 
     def _connected(self) -> aiohttp.ClientSession:
         if self._http is None:

@@ -131,12 +131,12 @@ class LocalExecutor:
             "executions_starved": counters.num_starved,
             "executions_by_status": dict(counters.by_status),
             "sessions": self._sessions.num_open,
-            "sessions_live": self._sessions.num_live,
+            "sessions_live": self._sessions.trees.num_live,
         }
 
     async def close(self) -> None:
         if self._sessions is not None:
-            await self._sessions.close()
+            await self._sessions.trees.close()
         if self._dispatcher is not None:
             await self._dispatcher.close()
         if self._factory is not None:

@@ -9,11 +9,11 @@ import resource
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 NUM_SPARE = 64
 """Connections beyond the bound that may ask for the service's health, and nothing else."""
 MAX_CONNECTIONS = 16_384
-_END_OF_HEAD = b"\r\n\r\n"
 
 
 def raise_descriptor_limit() -> None:
@@ -29,15 +29,28 @@ def affordable_connections() -> int:
     return MAX_CONNECTIONS if most == resource.RLIM_INFINITY else max(NUM_SPARE, min(MAX_CONNECTIONS, most // 2))
 
 
-class Connections:
-    """Makes the protocol of each connection: the handler's own, watched."""
+def aiohttp_has_request(handler: Any) -> bool:
+    """Whether a handler of aiohttp has the whole head of a request that it has not answered yet."""
+    return handler._current_request is not None or bool(handler._messages)
 
-    def __init__(self, make_handler: Callable[[], asyncio.Protocol], max_open: int, header_timeout_s: float) -> None:
+
+class Connections:
+    """Makes the protocol of each connection: the handler's own, watched. `has_request` says of a handler whether it has
+    the whole head of a request that it has not answered yet."""
+
+    def __init__(
+        self,
+        make_handler: Callable[[], asyncio.Protocol],
+        max_open: int,
+        header_timeout_s: float,
+        has_request: Callable[[Any], bool] = aiohttp_has_request,
+    ) -> None:
         self._make_handler = make_handler
         self.max_open = max_open
         self.header_timeout_s = header_timeout_s
+        self.has_request = has_request
         self.silent: dict[_Connection, None] = {}
-        """Those that have not sent a first request, the oldest first."""
+        """Those whose first request, or the rest of a later one's head, is awaited; the oldest first."""
         self.open: set[asyncio.BaseTransport] = set()
         self.spare: set[asyncio.BaseTransport] = set()
 
@@ -69,7 +82,6 @@ class _Connection(asyncio.Protocol):
         self._handler = handler
         self._transport: asyncio.Transport | None = None
         self._is_admitted = False
-        self._head = b""
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -79,29 +91,33 @@ class _Connection(asyncio.Protocol):
         if not self._is_admitted:
             transport.abort()
             return
-        self._table.silent[self] = None
-        self._timer = asyncio.get_running_loop().call_later(self._table.header_timeout_s, self.close)
+        self._await_head()
         self._handler.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._timer is not None:
-            self._look_for_the_end_of_the_head(data)
-        if self._is_admitted:
-            self._handler.data_received(data)
+        if not self._is_admitted:
+            return
+        self._handler.data_received(data)
+        if self._table.has_request(self._handler):
+            self._be_heard()
+        elif self._timer is None:  # the first bytes of a head on a kept connection
+            self._await_head()
 
-    def _look_for_the_end_of_the_head(self, data: bytes) -> None:
-        seen = self._head + data
-        if _END_OF_HEAD in seen:
+    def _await_head(self) -> None:
+        self._table.silent[self] = None
+        self._timer = asyncio.get_running_loop().call_later(self._table.header_timeout_s, self._on_time)
+
+    def _on_time(self) -> None:
+        if self._table.has_request(self._handler):
             self._be_heard()
         else:
-            self._head = seen[-(len(_END_OF_HEAD) - 1) :]
+            self.close()
 
     def _be_heard(self) -> None:
         self._table.silent.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._head = b""
 
     def eof_received(self) -> bool | None:
         return self._handler.eof_received() if self._is_admitted else None

@@ -90,8 +90,14 @@ class _Watched:
     def __call__(self, **given: Any) -> asyncio.Protocol:
         if self._connections is None:
             most = MAX_REQUESTS - NUM_SPARE
-            self._connections = Connections(lambda: AutoHTTPProtocol(**given), most, self._header_timeout_s)
+            self._connections = Connections(
+                lambda: AutoHTTPProtocol(**given), most, self._header_timeout_s, _has_request
+            )
         return self._connections()
+
+
+def _has_request(handler: Any) -> bool:
+    return handler.cycle is not None and not handler.cycle.response_complete
 
 
 class _Uvicorn(uvicorn.Server):

@@ -9,26 +9,21 @@ A state may be the base of several cells, of branches that share nothing. So it 
 descriptors of the fork and a byte, and is stopped again before the fork gets the code.
 """
 
+import _socket
 import array
 import contextlib
 import errno
-import hashlib
 import os
-import random
-import resource
 import select
 import signal
 import socket
 import struct
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from rstar2.sandbox.isolation import confine, linux
-from rstar2.sandbox.notebooks import scratch_files
+from rstar2.sandbox.isolation import linux
+from rstar2.sandbox.notebooks import scratch_files, state_loop
+from rstar2.sandbox.notebooks.scratch_fingerprint import as_user, scratch_fingerprint, scratch_usage
 from rstar2.sandbox.slots import interpreter, wire
 from rstar2.sandbox.slots.watch import Stream, Watch, close_streams, cut_flags, new_streams, start_streams
 from rstar2.sandbox.slots.wire import Flag, RequestHeader
@@ -42,14 +37,7 @@ _ROOT_STATE = 0
 _HANDSHAKE_S = 15.0
 _DEATH_S = 10.0
 """How long killed processes may take to end: a hundred of them on a busy machine take seconds."""
-_EXTRA_PROCESSES = 64
-"""Parked states count against the process limit too."""
 _CREDENTIALS = struct.Struct("=iII")
-_FORK, _HELLO = b"f", b"h"
-_DONE = struct.Struct("=BiQI")
-"""Marker, exit code, CPU microseconds, peak KiB."""
-
-
 _NO_FLAGS = Flag(0)
 
 
@@ -64,7 +52,7 @@ class _StateLostError(Exception):
 @dataclass(frozen=True)
 class _State:
     pid: int
-    channel: socket.socket
+    channel: _socket.socket
 
 
 @dataclass
@@ -72,12 +60,14 @@ class _Cell:
     """One running cell, as the controller sees it."""
 
     started: float
-    channel: socket.socket
+    channel: _socket.socket
     pid: int
     process_fd: int
     watch: Watch
     inodes: tuple[int, ...]
     """Of the descriptors that it was given."""
+    input_fd: int
+    """Where it reads its stdin; -1: it has none."""
     flags: Flag = _NO_FLAGS
     wait_status: int = 0
     kept: bool = False
@@ -156,7 +146,7 @@ class _Controller:
         self._uid = uid
         self._pid_namespace = pid_namespace
         self._states: dict[int, _State] = {}
-        self._empty_scratch = _scratch_usage()
+        self._empty_scratch = scratch_usage()
         self._swept_to = 1
         self._streams: tuple[Stream, ...] = ()
 
@@ -164,17 +154,18 @@ class _Controller:
         self, limits: RequestHeader, base_data_bytes: int, base_address_bytes: int, cell_filter: bytes
     ) -> None:
         ours, theirs = socket.socketpair()
+        ours.settimeout(_HANDSHAKE_S)
         pid = os.fork()
         if pid == 0:
             try:
                 ours.close()
                 self._caller.close()
-                _confine_root(limits, self._uid, base_data_bytes, base_address_bytes)
-                tid_address = fast_fork.tid_address() if fast_fork is not None else 0
+                state_loop.confine_root(limits, self._uid, base_data_bytes, base_address_bytes)
+                tid_address = state_loop.tid_address()
                 if cell_filter:
                     linux.install_seccomp_filter(cell_filter)
                 interpreter.reseed()
-                _state_loop(theirs, interpreter.new_main().__dict__, tid_address)
+                state_loop.run(theirs, interpreter.new_main().__dict__, tid_address)
             finally:
                 os._exit(117)
         theirs.close()
@@ -192,7 +183,7 @@ class _Controller:
         """Nothing of the session runs meanwhile: its states are stopped."""
         error_number, content = 0, b""
         try:
-            with _as_user(self._uid):
+            with as_user(self._uid):
                 if operation == wire.OPERATION_PUT:
                     scratch_files.put(path, data)
                 elif operation == wire.OPERATION_READ:
@@ -203,7 +194,7 @@ class _Controller:
             error_number = error.errno or errno.EIO
         except (RecursionError, MemoryError):
             error_number = errno.ENAMETOOLONG
-        return _with_data(error_number, _scratch_fingerprint(self._empty_scratch, self._uid), content)
+        return _with_data(error_number, scratch_fingerprint(self._empty_scratch, self._uid), content)
 
     def run(self, base: int, new: int, header: RequestHeader, code: bytes, stdin: bytes) -> bytes:
         try:
@@ -216,6 +207,7 @@ class _Controller:
         finally:
             os.close(cell.process_fd)
             cell.watch.close_stdin()
+            _empty(cell.input_fd)
         if not cell.flags:
             _read_done(cell)
             for stream in streams:
@@ -223,7 +215,9 @@ class _Controller:
         cell.flags |= cut_flags(streams)
         cell.kept = cell.kept and not cell.flags
         if cell.kept:
-            os.kill(cell.pid, signal.SIGSTOP)
+            if not self._pid_namespace:
+                os.kill(cell.pid, signal.SIGSTOP)
+            cell.channel.settimeout(_HANDSHAKE_S)
             self._states[new] = _State(cell.pid, cell.channel)
         else:
             cell.channel.close()
@@ -235,53 +229,58 @@ class _Controller:
             cell.watch.receive_more_time()
         reply = self._reply(cell)
         for stream in streams:
-            stream.buffer.clear()
+            if stream.length:
+                stream.buffer.clear()
         return reply
 
     def _start(self, base: _State, header: RequestHeader, code: bytes, stdin: bytes) -> _Cell:
         """Send the base the descriptors of its fork; the kernel reports the fork's process id. Then, with the base
         stopped again, send the fork the rest."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = _socket.socketpair()  # without Python's class around it, which takes as long as the call
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        ours.settimeout(_HANDSHAKE_S)
         input_read, input_write = os.pipe()
         pipes = [os.pipe() for _ in range(3)]
-        given = [theirs.fileno(), input_read, *(write_end for _, write_end in pipes)]
+        read_ends = [read_end for read_end, _ in pipes]
+        their_pipes = [input_read, *(write_end for _, write_end in pipes)]
+        given = [theirs.fileno(), *their_pipes]
+        input_fd = os.dup(input_read) if stdin else -1
+        process_fd = -1
         try:
-            base.channel.settimeout(_HANDSHAKE_S)
             os.kill(base.pid, signal.SIGCONT)
             packed = array.array("i", given).tobytes()
-            base.channel.sendmsg([_FORK], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)])
+            base.channel.sendmsg([state_loop.FORK], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)])
+            # While the base forks:
             inodes = tuple(os.fstat(fd).st_ino for fd in given)
             theirs.close()  # so that the end of the state is seen at once
-            ours.settimeout(_HANDSHAKE_S)
+            while their_pipes:
+                os.close(their_pipes.pop())
+            start_streams(self._streams, read_ends, header)
             pid = _receive_hello(ours)
             if self._pid_namespace and pid <= self._swept_to:
                 raise _StateLostError  # the base itself, or another state, and no fork
             _wait_until_forked(base, pid)
-            _stop(base.pid)
-            ours.sendall(header.pack() + code)
+            os.kill(base.pid, signal.SIGSTOP)
+            process_fd = os.pidfd_open(pid)
+            watch = Watch(
+                *(self._caller, header, self._streams, memoryview(stdin), input_write),
+                end_fds=(ours.fileno(), process_fd),  # its own end too: other processes may hold its channel
+                question_prefix=wire.no_state(),
+            )
+            _wait_until_stopped(base.pid)
+            ours.sendall(state_loop.RUN.pack(len(code), header.cpu_s, len(stdin)) + code)
+            ours.setblocking(False)
         except BaseException:
-            for fd in (input_write, *(read_end for read_end, _ in pipes)):
-                os.close(fd)
-            ours.close()
-            raise
-        finally:
+            for fd in (*their_pipes, input_write, input_fd, *read_ends, process_fd):
+                if fd >= 0:
+                    os.close(fd)
             theirs.close()
-            os.close(input_read)
-            for _, write_end in pipes:
-                os.close(write_end)
+            ours.close()
             with contextlib.suppress(ProcessLookupError):
                 os.kill(base.pid, signal.SIGSTOP)
-        ours.setblocking(False)
-        start_streams(self._streams, [read_end for read_end, _ in pipes], header)
-        process_fd = os.pidfd_open(pid)
-        watch = Watch(
-            *(self._caller, header, self._streams, memoryview(stdin), input_write),
-            end_fds=(ours.fileno(), process_fd),  # its own end too: other processes may hold its channel
-            question_prefix=wire.no_state(),
-        )
+            raise
         # Its time begins here: a state that this machine let wait for its turn to fork has not run the cell yet.
-        return _Cell(time.monotonic(), ours, pid, process_fd, watch, inodes)
+        return _Cell(time.monotonic(), ours, pid, process_fd, watch, inodes, input_fd)
 
     def _wait_for_end(self, cell: _Cell) -> None:
         until = time.monotonic() + _DEATH_S
@@ -317,7 +316,7 @@ class _Controller:
         _reap()
 
     def _reply(self, cell: _Cell | None) -> bytes:
-        fingerprint = _scratch_fingerprint(self._empty_scratch, self._uid)
+        fingerprint = scratch_fingerprint(self._empty_scratch, self._uid)
         if cell is None:
             return _without_output(wire.STATE_LOST, fingerprint)  # it could not even fork, whatever the reason
         bodies = [stream.content for stream in self._streams]
@@ -334,11 +333,11 @@ class _Controller:
         return b"".join([facts, numbers, *bodies])
 
 
-def _receive_hello(channel: socket.socket) -> int:
+def _receive_hello(channel: _socket.socket) -> int:
     """The kernel attaches the sender's true process id; nothing in the message itself is trusted."""
     data, ancillary, _, _ = channel.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
     for level, kind, content in ancillary:
-        if data == _HELLO and level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+        if data == state_loop.HELLO and level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
             pid: int = _CREDENTIALS.unpack(content[: _CREDENTIALS.size])[0]
             return pid
     raise _StateLostError
@@ -355,9 +354,8 @@ def _wait_until_forked(base: _State, pid: int) -> None:
     raise _StateLostError
 
 
-def _stop(pid: int) -> None:
-    """Stop a state, and wait until it is: a signal takes a moment, and a thread that waits for a child much longer."""
-    os.kill(pid, signal.SIGSTOP)
+def _wait_until_stopped(pid: int) -> None:
+    """A signal takes a moment to stop a state, and much longer where a thread of it waits for a child."""
     until = time.monotonic() + _HANDSHAKE_S
     while os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
         if time.monotonic() > until:
@@ -365,13 +363,22 @@ def _stop(pid: int) -> None:
         time.sleep(0.0001)
 
 
+def _empty(input_fd: int) -> None:
+    """Read what a cell left unread of its stdin, all of whose writers are gone: whoever of its branches read it would
+    take it from the others."""
+    if input_fd >= 0:
+        while os.read(input_fd, 1 << 16):
+            pass
+        os.close(input_fd)
+
+
 def _read_done(cell: _Cell) -> None:
     try:
-        message = cell.channel.recv(_DONE.size)
+        message = cell.channel.recv(state_loop.DONE.size)
     except OSError:
         return
-    if len(message) == _DONE.size:
-        _, code, cell.cpu_us, cell.max_rss_kib = _DONE.unpack(message)
+    if len(message) == state_loop.DONE.size:
+        _, code, cell.cpu_us, cell.max_rss_kib = state_loop.DONE.unpack(message)
         cell.wait_status = (code & 0xFF) << 8
         cell.kept = True
 
@@ -426,146 +433,3 @@ def _reap() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-
-
-def _scratch_usage() -> tuple[int, ...]:
-    """What a cell can see of the scratch directory besides its entries: files that were made and removed, or that are
-    still open, show here."""
-    usage, facts = os.statvfs("."), Path().stat()
-    return usage.f_ffree, usage.f_bfree, facts.st_mode, facts.st_nlink, facts.st_mtime_ns, facts.st_ctime_ns
-
-
-def _scratch_fingerprint(when_empty: tuple[int, ...], uid: int) -> int:
-    """0 while the scratch directory is untouched, else a digest of what is in it. Read as the cells' user, who alone
-    may enter all folders, and by descriptor, because a path may be too long. What cannot be read even so counts as
-    changed."""
-    usage = _scratch_usage()
-    if usage == when_empty:
-        return 0
-    digest = hashlib.blake2b(repr(usage).encode(), digest_size=8)
-    try:
-        with _as_user(uid):
-            for path, folders, names, folder_fd in os.fwalk(".", onerror=_raise):
-                folders.sort()
-                for name in sorted([*folders, *names]):
-                    facts = os.lstat(name, dir_fd=folder_fd)
-                    # The time of change, unlike that of modification, cannot be set back.
-                    line = f"{path}/{name}\0{facts.st_mode}\0{facts.st_size}\0{facts.st_ctime_ns}\0{facts.st_ino}\n"
-                    digest.update(line.encode("utf-8", "surrogateescape"))
-    except (OSError, RecursionError):
-        digest.update(os.urandom(8))
-    return int.from_bytes(digest.digest(), "little") or 1
-
-
-@contextlib.contextmanager
-def _as_user(uid: int) -> Iterator[None]:
-    """With the rights of the session's cells, who alone may enter all of their folders."""
-    if uid >= 0:
-        os.setresuid(-1, uid, -1)
-    try:
-        yield
-    finally:
-        if uid >= 0:
-            os.setresuid(-1, 0, -1)
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
-# ---- a state: what runs in the parked interpreters ----
-
-
-def _confine_root(limits: RequestHeader, uid: int, base_data_bytes: int, base_address_bytes: int) -> None:
-    """Hard limits of the session: no cell can raise them, and every cell inherits them."""
-    os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    confine.limit_open_files()
-    values = {
-        resource.RLIMIT_DATA: base_data_bytes + limits.data_bytes,
-        resource.RLIMIT_FSIZE: limits.file_bytes,
-        resource.RLIMIT_NPROC: limits.num_processes + _EXTRA_PROCESSES,
-    }
-    if limits.address_bytes:
-        values[resource.RLIMIT_AS] = base_address_bytes + limits.address_bytes
-    for kind, value in values.items():
-        resource.setrlimit(kind, (value, value))
-    if uid >= 0:
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-
-
-# Bound here, so that a cell that replaces `os.fork` and the like does not break its own session.
-_fork, _exit, _waitpid, _dup2, _close, _closerange = os.fork, os._exit, os.waitpid, os.dup2, os.close, os.closerange
-_getstate, _setstate = random.getstate, random.setstate
-_fork_sibling = fast_fork.fork_sibling if fast_fork is not None else None
-_threads: dict[object, object] = threading._active  # type: ignore[attr-defined]
-_getrusage, _setrlimit = resource.getrusage, resource.setrlimit
-
-
-def _make_fork(tid_address: int) -> Callable[[], bool]:
-    """Forks a child of the controller, which alone reaps it; whether we are still the one that forked."""
-
-    def fork_cell() -> bool:
-        if _fork_sibling is not None and tid_address and len(_threads) == 1:
-            return bool(_fork_sibling(tid_address))
-        middle = _fork()
-        if middle:
-            _waitpid(middle, 0)
-            return True
-        if _fork():
-            _exit(0)
-        return False
-
-    return fork_cell
-
-
-def _state_loop(channel: socket.socket, namespace: dict[str, object], tid_address: int) -> None:
-    """Park; fork for each cell that arrives. The fork runs the cell and then parks in this same loop."""
-    number = 0
-    fork_cell = _make_fork(tid_address)
-    while True:
-        message, ancillary, _, _ = channel.recvmsg(len(_FORK), socket.CMSG_SPACE(4 * 5))
-        if message != _FORK or not ancillary:
-            _exit(0)
-        fds = array.array("i")
-        fds.frombytes(ancillary[0][2][:20])
-        generator = _getstate()  # a fork hook would reseed it, and a cell's random.seed(1) must hold in the next
-        try:
-            is_base = fork_cell()
-        except BlockingIOError:  # what earlier cells started and never waited for still counts against the limit
-            _reap()
-            is_base = fork_cell()
-        if is_base:
-            for fd in fds:
-                _close(fd)
-            channel.send(_HELLO)
-            continue
-        _setstate(generator)
-        channel.close()
-        channel = _take_descriptors(fds)
-        channel.send(_HELLO)  # the kernel adds our process id
-        header = RequestHeader.unpack(_receive(channel, wire.REQUEST.size))
-        source = _receive(channel, header.code_len)
-        number += 1
-        if sys.stdin is sys.__stdin__:  # what an earlier cell left unread in its buffer was not for this one
-            interpreter.open_stdin()
-        _setrlimit(resource.RLIMIT_CPU, (header.cpu_s, resource.RLIM_INFINITY))
-        code = interpreter.run_cell(source, namespace, f"<cell {number}>")
-        _setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
-        used = _getrusage(resource.RUSAGE_SELF)
-        code = code if code >= 0 else interpreter.EXIT_RAISED
-        channel.send(_DONE.pack(1, code, int((used.ru_utime + used.ru_stime) * 1e6), used.ru_maxrss))
-
-
-def _take_descriptors(fds: "array.array[int]") -> socket.socket:
-    """Streams to 0..3, the channel above them, nothing else open but what earlier cells opened themselves."""
-    for target, fd in enumerate(fds[1:]):
-        _dup2(fd, target, inheritable=target != interpreter.VALUE_FD)
-    for fd in fds[1:]:
-        if fd > interpreter.VALUE_FD:
-            _close(fd)
-    return socket.socket(fileno=fds[0])

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from rstar2.errors import InfrastructureError, UserError
+from rstar2.sandbox.client import UnusableService
 from rstar2.sandbox.execution import Execution, ExecutionStatus, FileInfo, Limits, OnOutput
 from rstar2.sandbox.executor import Session
 from rstar2.sandbox.file_paths import check_path, check_size
@@ -127,11 +128,13 @@ class PoolSession:
         place = self._usable_place() or await self._rebuilt(failed, until)
         try:
             return await self._table.visit(place.node, use(place.session))
+        except UnusableService:
+            raise
         except UserError as refused:  # it is the caller's, and would be refused elsewhere
             raise _RefusedError(refused) from None
 
     async def _tried(self, act: Callable[[set[str], float], Awaitable[T]]) -> T:
-        """On this session's node, or on others if that fails."""
+        """On this session's node, or on others if that fails. An answer that makes no sense is the node's fault."""
         async with self._turn:
             self._check_open()
             failed: set[str] = set()
@@ -142,8 +145,9 @@ class PoolSession:
                     return await act(failed, until)
                 except _RefusedError as refused:
                     raise refused.error from None
-                except (InfrastructureError, UserError) as raised:
-                    error = raised
+                except (InfrastructureError, UserError, ValueError) as raised:
+                    is_of_node = isinstance(raised, UnusableService | ValueError)
+                    error = InfrastructureError(str(raised)) if is_of_node else raised
                     if (place := self._leave_place()) is not None:
                         self._table.suspect(place.node, str(raised))
                         failed.add(place.node.name)
@@ -201,6 +205,8 @@ class PoolSession:
         execution = await self._run_cell(place, cell, relay)
         # A node forgets the last cell, too, when the state that it left turns out to be damaged.
         num_after = place.session.num_cells
+        if not 0 <= num_after <= num_before + 1:
+            raise InfrastructureError(f"the node says that there are {num_after} cells, and there were {num_before}")
         is_kept = execution.ok or num_after > num_before
         num_forgotten = max(0, num_before + is_kept - num_after)
         self._cells = (*self._cells[: len(self._cells) - num_forgotten], *((cell,) if is_kept else ()))
@@ -223,6 +229,8 @@ class PoolSession:
             failed.add(node.name)
             raise
         self._place = place = _Place(node, session)
+        if session.num_cells:
+            raise InfrastructureError(f"the node says that a new session has {session.num_cells} cells")
         for step in self._cells:
             if isinstance(step, _Cell):
                 await self._run_cell(place, step)

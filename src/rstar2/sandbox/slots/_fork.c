@@ -872,25 +872,19 @@ static PyObject *latest_pid(PyObject *self, PyObject *unused)
 }
 
 /* Fork a sibling: a child of our parent, who alone reaps it. One fork where a child's child would take two. Only for a
- * process with one thread, since a raw clone takes no locks of the C library; it sets the thread's id as fork does. */
+ * process with one thread, since a raw clone takes no locks of the C library; it sets the thread's id as fork does. Nor
+ * is the interpreter told: what it would do in the child is about locks and states of other threads, and the hooks that
+ * it would run are for forks that the program makes. None where it has other threads. */
 static PyObject *fork_sibling(PyObject *self, PyObject *args)
 {
     unsigned long long tid_address;
     if (!PyArg_ParseTuple(args, "K", &tid_address))
         return NULL;
+    if (PyThreadState_Next(PyInterpreterState_ThreadHead(PyInterpreterState_Get())))
+        Py_RETURN_NONE;
     const unsigned long flags = CLONE_PARENT | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID | SIGCHLD;
-    PyOS_BeforeFork();
     pid_t pid = (pid_t)syscall(SYS_clone, flags, 0, 0, tid_address, 0);
-    const int error = errno;
-    if (pid == 0)
-        PyOS_AfterFork_Child();
-    else
-        PyOS_AfterFork_Parent();
-    if (pid < 0) {
-        errno = error;
-        return PyErr_SetFromErrno(PyExc_OSError);
-    }
-    return PyLong_FromLong(pid);
+    return pid < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromLong(pid);
 }
 
 /* Where the C library keeps the id of this thread, the same in all forks; 0 where the kernel does not tell. */
@@ -903,7 +897,7 @@ static PyObject *tid_address(PyObject *self, PyObject *unused)
 }
 
 static PyMethodDef methods[] = {
-    {"fork_sibling", fork_sibling, METH_VARARGS, "Fork a child of our parent; 0 in the child."},
+    {"fork_sibling", fork_sibling, METH_VARARGS, "Fork a child of our parent; 0 in the child, None if there are other threads."},
     {"tid_address", tid_address, METH_NOARGS, "Where the C library keeps the id of this thread; 0: unknown."},
     {"rebase", rebase, METH_VARARGS, "Move all private memory into one sealed file mapping; returns its size."},
     {"park", park, METH_VARARGS, "Fork a slot for each message until the other side is gone."},

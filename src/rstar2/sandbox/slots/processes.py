@@ -28,16 +28,6 @@ _OWN_PART = re.compile(rb"^(?:Pss_Anon|SwapPss):\s+(\d+) kB", re.MULTILINE)
 _SHARED_MAPPING = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ ...s .*$", re.MULTILINE)
 _ANY_MAPPING = re.compile(rb"^([0-9a-f]+-[0-9a-f]+ ...[sp]) ", re.MULTILINE)
 _PROPORTIONAL = re.compile(rb"^(?:Pss|SwapPss):\s+(\d+) kB", re.MULTILINE)
-_NUM_THREADS = re.compile(rb"^Threads:\s+(\d+)", re.MULTILINE)
-_INNERMOST_PID = re.compile(rb"^NSpid:.*\s(\d+)$", re.MULTILINE)
-_PENDING = re.compile(rb"^(?:SigPnd|ShdPnd):\s+([0-9a-f]+)$", re.MULTILINE)
-_MEANINGLESS = sum(
-    1 << number - 1 for number in (signal.SIGCHLD, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
-)
-"""Signals of which a parked state may have some: its children end with their cell, and it was stopped more than once,
-which is forgotten when it continues."""
-_OPEN_FLAGS = re.compile(rb"^flags:\s+([0-7]+)$", re.MULTILINE)
-_SETTABLE_FLAGS = os.O_NONBLOCK | os.O_APPEND | getattr(os, "O_ASYNC", 0) | getattr(os, "O_DIRECT", 0)
 
 
 def children_of(pid: int, proc: Path = PROC) -> list[int]:
@@ -163,62 +153,6 @@ def _read_sum(pid: int, name: str, pattern: "re.Pattern[bytes]", suppressed: typ
 
 def _sum(pattern: "re.Pattern[bytes]", text: bytes) -> int:
     return sum(int(number) for number in pattern.findall(text)) << 10
-
-
-def pid_outside(init_pid: int, inner_pid: int) -> int | None:
-    """The id that a child of a slot's init, known by its id inside, has here."""
-    for child in reversed(children_of(init_pid)):
-        with suppress(OSError):
-            found = _INNERMOST_PID.search((PROC / str(child) / "status").read_bytes())
-            if found is not None and int(found[1]) == inner_pid:
-                return child
-    return None
-
-
-def shared_mappings(pid: int) -> frozenset[bytes]:
-    """Lines of its memory map. OSError if it cannot be seen."""
-    return frozenset(_SHARED_MAPPING.findall((PROC / str(pid) / "maps").read_bytes()))
-
-
-def shares_nothing(
-    pid: int, inner_pid: int, given_inodes: frozenset[int], harmless: frozenset[bytes], *, is_newest: bool
-) -> bool:
-    """Whether two forks of this parked process would be independent: no memory is mapped as shared but the harmless
-    mappings that it started with, no descriptor is open but those that it was given, no thread could open some later,
-    and no signal waits for it, which another process would have sent. False if it cannot be seen, or is another one.
-    `is_newest`: nothing has run since it was parked that could have changed its descriptors."""
-    folder = PROC / str(pid)
-    try:
-        status = (folder / "status").read_bytes()
-        num_threads, known_inside_as = _NUM_THREADS.search(status), _INNERMOST_PID.search(status)
-        return (
-            num_threads is not None
-            and int(num_threads[1]) == 1
-            and known_inside_as is not None
-            and int(known_inside_as[1]) == inner_pid
-            and not any(int(pending, 16) & ~_MEANINGLESS for pending in _PENDING.findall(status))
-            and _has_only(folder, given_inodes)
-            and (is_newest or _has_plain_flags(folder))
-            and shared_mappings(pid) <= harmless
-        )
-    except OSError:
-        return False
-
-
-def _has_only(folder: Path, inodes: frozenset[int]) -> bool:
-    """Whether all descriptors are of these pipes and sockets."""
-    known = {f"{kind}:[{inode}]" for kind in ("pipe", "socket") for inode in inodes}
-    names = os.listdir(folder / "fd")  # noqa: PTH208 - half the cost
-    return all(os.readlink(f"{folder}/fd/{name}") in known for name in names)  # noqa: PTH115 - half the cost
-
-
-def _has_plain_flags(folder: Path) -> bool:
-    """Whether the descriptors are as they were given: the flags of an open pipe are seen by all that have it."""
-    for path in (folder / "fdinfo").iterdir():
-        flags = _OPEN_FLAGS.search(path.read_bytes())
-        if flags is None or int(flags[1], 8) & _SETTABLE_FLAGS:
-            return False
-    return True
 
 
 def _stat(proc: Path, pid: int) -> list[str]:
