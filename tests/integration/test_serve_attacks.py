@@ -1,7 +1,9 @@
 """Requests that would hold up, fill or crash a model server, were they not refused."""
 
 import asyncio
+import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import pytest
 from served_app import Running, running, until
 
 from model_server import tiny_model
+from rstar2.errors import UserError
+from rstar2.models import resolve
 from rstar2.serve import ServeSettings
 from rstar2.serve.chat import ChatReply
 from rstar2.serve.completions import CompletionReply
@@ -67,6 +71,37 @@ async def test_paths_of_weights_that_lead_nowhere(folder: Path, path: str) -> No
         ):
             status, document = await post(found, route, body)
             assert status == 400 and len(document["error"]["message"]) < 1000
+
+
+class Unpickled:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.mark.parametrize("name", ["adapter_model.bin", "adapter_model.safetensors", "adapter_model.pt"])
+async def test_an_adapter_that_is_a_pickle_is_refused_and_not_unpickled(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    adapter, link, mark = tmp_path / "adapter", tmp_path / "link", tmp_path / "mark"
+    adapter.mkdir()
+    link.symlink_to(adapter)
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": str(folder)}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    (adapter / name).write_bytes(pickle.dumps(Unpickled(mark)))
+    async with running(folder, ServeSettings(allows_updates=True)) as found:
+        for path in (adapter, link, adapter / ".." / "adapter"):
+            status, document = await post(found, "/v1/load_lora_adapter", {"lora_name": "a", "lora_path": str(path)})
+            assert status == 400 and "adapter_model.safetensors" in document["error"]["message"]
+    with pytest.raises(UserError, match=r"adapter_model\.safetensors"):
+        resolve(str(adapter))
+    assert not mark.exists()
+    pickle.loads((adapter / name).read_bytes())
+    assert mark.exists(), "it would have been seen"
 
 
 async def test_a_pipe_among_the_weights_holds_nobody_up(folder: Path, tmp_path: Path) -> None:

@@ -140,6 +140,22 @@ async def test_a_session_keeps_its_prefix_and_is_released_when_there_are_too_man
         assert status == 400
 
 
+async def test_callers_with_different_keys_have_no_session_in_common(folder: Path) -> None:
+    """One of them leaves in the middle of its answer: the engine ends its session, and not that of the other."""
+    async with running(folder, ServeSettings(keys=frozenset({"one", "two"}))) as found:
+        one, two = ({"Authorization": f"Bearer {key}", "X-Session-ID": "same"} for key in ("one", "two"))
+        body = {"prompt": PROMPT, "max_tokens": 200, "ignore_eos": True, "temperature": 0}
+        async with found.http.post(f"{found.root}/v1/completions", json=LONG, headers=two) as leaving:
+            await leaving.content.readline()
+            staying = asyncio.ensure_future(post(found, "/v1/completions", body, headers=one))
+            await until(lambda: found.engine.load().num_running == 2)
+            leaving.close()
+        status, document = await staying
+        assert status == 200 and document["usage"]["completion_tokens"] == 200
+        assert document["choices"][0]["finish_reason"] == "length"
+        await until(lambda: len(found.service.sessions) == 2)
+
+
 async def test_ids_in_ids_out_as_verifiers_asks_for_them(folder: Path) -> None:
     async with running(folder) as found:
         sampling = {"max_tokens": 6, "logprobs": 1, "seed": 3, "skip_special_tokens": False}

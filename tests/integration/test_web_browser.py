@@ -21,8 +21,8 @@ from rstar2.engine.plain_text import PlainTextTokenizer
 from rstar2.engine.scripted import ScriptedEngine, ScriptedPrompt
 from rstar2.environments import Judgement
 from rstar2.environments.plain_episode import PlainEnvironment, PlainEpisode
-from rstar2.records import Problem, RunView, Selection, ToolResult, ToolStatus, Verdict
-from rstar2.records.trace import GOLD_KEY
+from rstar2.records import Problem, RunView, Selection, ToolCall, ToolResult, ToolStatus, Verdict
+from rstar2.records.trace import GOLD_KEY, SCORE_PREFIX
 from rstar2.sandbox import LocalExecutor
 from rstar2.serve import ServedAgent, ServedModel, ServeSettings
 from rstar2.serve.agent import AgentApi
@@ -109,16 +109,18 @@ def write_hostile_run(path: Path) -> None:
         for number, (name, text) in enumerate(ATTACKS.items()):
             run.write_event(text, text, {text: text})
             result = ToolResult(ToolStatus.RAISED if number % 2 else ToolStatus.OK, text, wall_s=0.1)
+            turn = calling_turn(text, result, text)
+            other_tool = replace(turn, calls=(ToolCall(raw=text, name=text, arguments={text: text}),))
             trace = make_trace(
                 f"{number} {text}",
                 sample_index=number,
                 problem_id=text if number % 2 else "shared",
                 question=text,
-                turns=[calling_turn(text, result, text), answering_turn(text, f"{text} {name}")],
+                turns=[turn, other_tool, answering_turn(text, f"{text} {name}")],
                 answer=text,
                 model=text,
                 note=text,
-                metadata={text: text, GOLD_KEY: text},
+                metadata={text: text, GOLD_KEY: text, f"{SCORE_PREFIX}{text}": "0.5"},
                 group_id=text,
             )
             traces.append(trace)
@@ -503,7 +505,7 @@ async def test_unseen_characters_are_made_visible(page: Page, site: str) -> None
     await page.open(f"{site}#/run/hostile/step/1/group/0")
     outputs = await page.texts(".card .output")
     for name, text in expected.items():
-        assert outputs[list(ATTACKS).index(name)] == text
+        assert outputs[2 * list(ATTACKS).index(name)] == text, "each trace has two outputs"
 
 
 async def test_a_report_shows_what_the_server_shows(page: Page, tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ REFRESH_EVERY = 32
 NEWTON_STEPS = 3
 NUM_EVIDENCE = 2048
 """Of the last so many rollouts, those that have ended are learnt from while others run."""
+MOST_UPDATES = 8
+"""The most updates in one call: by then Newton's method has converged."""
 
 
 @dataclass(frozen=True, slots=True)

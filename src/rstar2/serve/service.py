@@ -95,11 +95,12 @@ class Service:
         """A request that was admitted and has its weights, for as long as the block lasts. Gives the engine's sessions
         of its sequences. TimeoutError when its time is up."""
         weights = self.weights_named(model)
+        name, authorization = request.headers.get(HEADER), request.headers.get("Authorization", "")
         with self.admission.admitted(num_sequences):
             async with asyncio.timeout(self.settings.request_timeout_s):
                 async with (
                     self.gate.leased(weights),
-                    self.sessions.opened(request.headers.get(HEADER), num_sequences) as sessions,
+                    self.sessions.opened(name, authorization, num_sequences) as sessions,
                 ):
                     yield sessions
 

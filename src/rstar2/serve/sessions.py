@@ -1,9 +1,10 @@
 """Sessions of callers (`X-Session-ID`): the engine evicts their prefixes last, because they may continue.
 
 Requests without the header are sessions of their own that end with the request; their prefixes stay cached while there
-is room.
+is room. Callers with different keys never have the same session, whatever they call it.
 """
 
+import hashlib
 import time
 import uuid
 from collections import OrderedDict
@@ -31,11 +32,13 @@ class Sessions:
         return len(self._used_at)
 
     @asynccontextmanager
-    async def opened(self, name: str | None, num_sequences: int) -> AsyncIterator[list[str]]:
-        """The engine's sessions for the sequences of one request."""
+    async def opened(self, name: str | None, authorization: str, num_sequences: int) -> AsyncIterator[list[str]]:
+        """The engine's sessions for the sequences of one request. `authorization` is the header with its key."""
         if name is not None and not 0 < len(name) <= MAX_NAME_CHARS:
             raise ApiError(400, f"{HEADER}: it must have 1 to {MAX_NAME_CHARS} characters", param=HEADER)
-        stem = name or uuid.uuid4().hex
+        stem = uuid.uuid4().hex
+        if name is not None:
+            stem = f"{hashlib.sha256(authorization.encode(errors='surrogateescape')).hexdigest()}/{name}"
         sessions = [stem, *(f"{stem}#{number}" for number in range(1, num_sequences))]
         try:
             yield sessions
