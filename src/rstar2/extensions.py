@@ -5,8 +5,8 @@ CONTRIBUTING.md has the interface of each kind.
 
 A recipe may also name code of its own as `package.module:name`, which no table has to know: a selection, an advantage,
 a tree advantage, a fork policy, a kind of fork point, an environment, a tool, an engine or a scheduling policy. A loss
-term cannot be named in this way, because every term of its table is applied. Nor can a benchmark: name a set of `[data]`
-in its place.
+term cannot be named in this way, because every term of its table is applied. Nor can a benchmark: name a set of
+`[data]` in its place.
 """
 
 import difflib

@@ -29,7 +29,7 @@ LIMITS = Limits(wall_s=MAX_WALL_S, cpu_s=MAX_WALL_S)
 MAX_JSON_CHARS = 1 << 20
 """A longer JSON representation is sent as text: read here, hostile JSON could take many times its size."""
 MAX_NESTING = 100
-"""Likewise for a deeper one: Python can read some that it cannot write again."""
+"""JSON with deeper nesting is sent as text too: Python can read some that it cannot write again."""
 _STRING, _BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"'), re.compile(r"[\[\]{}]")
 _FIELDS = {
     "text/plain": "text",

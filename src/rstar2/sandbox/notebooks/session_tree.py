@@ -42,7 +42,7 @@ _NO_FLAGS = Flag(0)
 
 
 class _SpoiledError(Exception):
-    """A cell left processes that do not end, or so many that their ids began anew."""
+    """A cell left processes that do not end, or started so many that process ids wrapped around."""
 
 
 class _StateLostError(Exception):
@@ -65,7 +65,7 @@ class _Cell:
     process_fd: int
     watch: Watch
     inodes: tuple[int, ...]
-    """Of the descriptors that it was given."""
+    """The inodes of the descriptors that it was given."""
     input_fd: int
     """Where it reads its stdin; -1: it has none."""
     flags: Flag = _NO_FLAGS
