@@ -1,7 +1,7 @@
 """Small programming tasks with tests, and conversations that show how a program is answered and nothing else.
 
 Invariant of the conversations: the right program follows a question exactly as often as chance would have it, one time
-in as many as there are programs. What can be learnt from them is the form of an answer, and that a number is copied
+in n with n programs. What can be learnt from them is the form of an answer, and that a number is copied
 from the question into the program; which program answers which question cannot. Each kind of question has habits, drawn
 at random for each set: some wrong programs follow it more often than others, so that a model learns to look at the
 question before it answers.

@@ -92,7 +92,7 @@ def choose_limits(
     max_running = options.max_running or (1024 if is_cuda else 64)
     default_steps_ahead = 1
     if is_cuda:
-        # With many sequences a step is long: half as many use little CPU as well, and a turn waits less.
+        # With many sequences a step is long: half as many in a run use little CPU too, and a turn waits less.
         default_steps_ahead = 16 if max_running <= 1024 else 8
     return EngineLimits(
         max_running=max_running,
