@@ -273,7 +273,7 @@ class NeedModel:
         self._problem_mu = np.where(np.isnan(mu), m, mu)
 
     def _known(self, problem: str) -> tuple[float, float, float]:
-        """The prior of `mu`, its variance, and where to look for `mu`; NaN where that is the stage's to say."""
+        """The prior of `mu`, its variance, and the first guess of `mu`; NaN where those of the stage are used."""
         if problem in self._staying:
             return self._staying[problem]
         mu, variance = self._history.get(problem, (np.nan, np.nan))

@@ -121,7 +121,7 @@ class _Counter:
 
 
 def line_of(item: Item) -> bytes:
-    """As `file:` reads it."""
+    """The item as a line of JSON that `file:` reads."""
     if isinstance(item, Problem):
         return encode(item)
     row = {"id": item.id, "source": item.source, "messages": item.messages, "tools": item.tools}

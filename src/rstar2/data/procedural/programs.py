@@ -26,7 +26,7 @@ def _numbers(rng: random.Random, k: int) -> list[Any]:
 
 
 def _lists(rng: random.Random, k: int) -> list[Any]:
-    """With k never, once, and more than once."""
+    """Lists that hold k never, once and more than once."""
     return [
         rng.sample([*(rng.randint(1, 2 * k) for _ in range(4)), *[k] * num_equal], 4 + num_equal)
         for num_equal in range(NUM_TESTS)

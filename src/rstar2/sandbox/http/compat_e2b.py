@@ -139,7 +139,7 @@ class E2bApi:
             post("/execute", self.execute, "Run code in a context.", events, EXECUTE),
             post("/contexts", self.create, "Make a context.", context, CREATE_CONTEXT, body_required=False),
             Operation("GET", "/contexts", self.list, "List the contexts.", contexts, tag="E2B"),
-            post(f"{one}/restart", self.restart, "Make a context new.", context),
+            post(f"{one}/restart", self.restart, "Restart a context: its variables are gone.", context),
             remove(one, self.remove, "Remove a context.", (Answer("It is removed.", code=204),)),
         ]
 

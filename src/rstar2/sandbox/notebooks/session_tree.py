@@ -364,8 +364,8 @@ def _wait_until_stopped(pid: int) -> None:
 
 
 def _empty(input_fd: int) -> None:
-    """Read what a cell left unread of its stdin, all of whose writers are gone: whoever of its branches read it would
-    take it from the others."""
+    """Read what a cell left unread of its stdin, which nobody writes to any more. Otherwise the branches of the cell's
+    state would take it from each other."""
     if input_fd >= 0:
         while os.read(input_fd, 1 << 16):
             pass

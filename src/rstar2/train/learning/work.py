@@ -20,7 +20,7 @@ class TokenWork:
     num_computed: int = 0
     """The same, with shared prompts once."""
     num_learnt: int = 0
-    """Tokens that the head is applied for."""
+    """Tokens that are learnt from: the head is applied only where they are predicted."""
     num_pairs: float = 0.0
     """Tokens that attend to another, or to themselves."""
 

@@ -68,7 +68,7 @@ class GpuNeed:
 
     @property
     def fixed(self) -> int:
-        """What is there all the time."""
+        """The bytes of the parts that are there all the time."""
         return self.weights + self.engine_weights + self.optimizer + self.reference + self.engine_workspace
 
     def update(self, num_tokens: int, *, is_checkpointed: bool) -> int:
