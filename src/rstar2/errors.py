@@ -11,7 +11,7 @@ class UserError(ValueError):
 
 
 class InfrastructureError(RuntimeError):
-    """Something of ours, or of the machine's, failed. The command line prints it and exits with 3."""
+    """A part of rstar2, or the machine, failed. The command line prints it and exits with 3."""
 
 
 class EnvironmentCodeError(InfrastructureError):

@@ -4,8 +4,9 @@ The recipe's choices, `--help` and the docs read these tables. To add an entry, 
 CONTRIBUTING.md has the interface of each kind.
 
 A recipe may also name code of its own as `package.module:name`, which no table has to know: a selection, an advantage,
-a tree advantage, a fork policy, a tool, an engine or a scheduling policy. Every loss term of its table is applied, and
-a benchmark of one's own is a set of `[data]`, so no recipe names those two in this way.
+a tree advantage, a fork policy, a kind of fork point, an environment, a tool, an engine or a scheduling policy. A loss
+term cannot be named in this way, because every term of its table is applied. Nor can a benchmark: name a set of
+`[data]` in its place.
 """
 
 import difflib

@@ -21,7 +21,7 @@ COUNTERS = ("num_inflight", "_num_unfinished", "num_waiting", "num_own_tokens", 
 
 
 def left_in_driver(driver: Driver[Any]) -> list[str]:
-    names = ("_handles", "_in_flight", "_unsubmitted", "_given_up", "_background")
+    names = ("_handles", "_in_flight", "_unsubmitted", "_evicted", "_background")
     left = [f"driver.{name}: {held}" for name in names if (held := getattr(driver, name))]
     left += [f"recorder: {rollout}" for rollout in driver.recorder._rollouts]
     left += [f"recorder: turns at {name}" for name, use in driver.recorder._engines.items() if use.num_turns]

@@ -93,6 +93,11 @@ def test_a_run_without_a_final_model_is_a_sentence(run: Path) -> None:
     assert asked_recipe(AgentFlags(recipe=run, model="other")).model.name == "other"
 
 
+def test_a_mistake_names_the_option_that_was_given() -> None:
+    with pytest.raises(UserError, match=r"^--env must be the name of an environment"):
+        asked_recipe(AgentFlags(environment="maths"))
+
+
 def test_a_server_and_a_script_choose_the_engine(file: Path) -> None:
     server = asked_recipe(AgentFlags(recipe=file, base_url="http://h/v1"))
     assert (server.engine.kind, server.model.name) == ("openai", "auto")

@@ -1,4 +1,4 @@
-"""Every `--help` says what was written: square brackets are no markup."""
+"""Every `--help` says what was written: square brackets are no markup, and it begins with a word."""
 
 import re
 from collections.abc import Iterator
@@ -45,3 +45,9 @@ def test_no_bracketed_word_is_lost(path: tuple[str, ...]) -> None:
     for text in texts(COMMANDS[path]):
         for word in re.findall(r"\[[^]]*\]", text):
             assert word in shown, f"write {word} as \\{word}: rich takes it for markup"
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_a_help_begins_with_a_word(path: tuple[str, ...]) -> None:
+    first = (COMMANDS[path].help or "").split()[0]
+    assert re.fullmatch(r"[A-Z][a-z]*,?", first), f"{first} is no word to begin a sentence with"

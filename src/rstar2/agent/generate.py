@@ -25,7 +25,7 @@ class TurnRequest:
     """What the engine continues: everything before the turn, and how it begins."""
     sampling: Sampling
     max_tokens: int
-    """Of the whole turn."""
+    """The most tokens of the whole turn, with those that were begun elsewhere."""
     begun: BegunTurn = NOT_BEGUN
     """The first tokens of the turn, if it was begun elsewhere."""
 

@@ -10,7 +10,7 @@ from rstar2.sandbox.executor import Overloaded
 Result = TypeVar("Result")
 
 FIRST_PAUSE_S = 0.1
-"""A sandbox worker is replaced within a second."""
+"""The pause before the first retry: a lost sandbox worker is replaced within a second."""
 
 
 async def with_retries(

@@ -83,7 +83,7 @@ async def _run_once(tool: Tool, call: ToolCall, deadline_s: float) -> ToolResult
 
 
 def _require_result(result: Any) -> None:
-    """A tool of the user's may return anything."""
+    """TypeError unless it is a `ToolResult` of the right kinds: a user's tool may return anything."""
     if not isinstance(result, ToolResult):
         raise TypeError(f"its call returned a {type(result).__name__}, not a ToolResult(ToolStatus.OK, text)")
     status: Any = result.status

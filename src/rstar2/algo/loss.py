@@ -82,7 +82,7 @@ def policy_loss(
     may be one a row, as `(rows, 1)`. `log_probs` carry the gradient. `old_log_probs` are the trainer's own, from before
     the first optimizer step on these rollouts; `engine_log_probs` are those that the engine sampled with. `mask` is
     True on the tokens that the model sampled in kept rollouts; other values, NaN included, are never read.
-    None says that there is nothing else; a GPU is then never waited for.
+    Without a mask every token counts, and a GPU is never waited for.
 
     `num_tokens` is how many such tokens the step has, over all micro-batches and ranks. `num_averaged_ranks` is
     the number of ranks whose gradients are averaged, as DDP and FSDP do; 1 where gradients are summed.

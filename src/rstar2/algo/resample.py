@@ -16,7 +16,8 @@ from rstar2.extensions import SELECTIONS
 from rstar2.records.trace import FULL_REWARD
 
 MIN_OF_A_CLASS = 2
-"""Successes, and failures, that are kept if there are as many: the release's floor, so that a rare class is seen."""
+"""At least this many successes and this many failures are kept, if there are: the release's floor, so that a rare
+class is seen."""
 
 DEFAULT_EPSILON = 0.1
 """Added to a penalty before it is inverted: a clean trace weighs 10, one whose every second call fails 1.67."""

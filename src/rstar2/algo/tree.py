@@ -63,14 +63,14 @@ def paths_of(traces: Sequence[Trace]) -> list[Path]:
 
 
 def _before(path: Path, num_turns: int, num_tokens: int) -> Path:
-    """What is shared by a branch that begins after so many turns, and so many tokens of the next."""
+    """What a branch shares that begins after `num_turns` turns and `num_tokens` tokens of the next."""
     whole = [segment for segment in path if segment.turn < num_turns]
     of_turn = [segment for segment in path if segment.turn == num_turns and segment.start < num_tokens]
     return (*whole, *(segment._replace(end=min(segment.end, num_tokens)) for segment in of_turn))
 
 
 def _cut_at_forks(paths: Sequence[Path]) -> list[Path]:
-    """The paths, with each turn in as many segments as the forks inside it make of it."""
+    """The paths, with each turn cut into segments at the forks inside it."""
     edges = defaultdict[tuple[int, int], set[int]](set)
     for path in paths:
         for leaf, turn, start, end in path:

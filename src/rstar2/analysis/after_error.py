@@ -35,7 +35,7 @@ class Reaction(StrEnum):
 class ErrorReaction:
     trace_id: str
     turn: int
-    """Whose call failed, from 0."""
+    """The number, from 0, of the turn whose call failed."""
     status: ToolStatus
     """The status of the turn's first failed call."""
     reaction: Reaction

@@ -52,6 +52,8 @@ _FIELDS = {
     "seed": "seed",
 }
 """The field of a recipe that each option sets."""
+_SHORT_FLAGS = {"environment": "--env", "tools": "--tool"}
+"""The options that are not named as their field here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +266,8 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _in_flags(sentence: str) -> str:
-    """The file was checked before: what is wrong now, the options have done."""
+    """The sentence with options in place of fields: the recipe's file was checked before, so an option is wrong."""
     for name, key in _FIELDS.items():
-        flag = "--" + name.replace("_", "-")
+        flag = _SHORT_FLAGS.get(name, "--" + name.replace("_", "-"))
         sentence = sentence.replace(key, flag) if "." in key else sentence
     return sentence

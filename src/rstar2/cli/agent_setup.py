@@ -38,7 +38,7 @@ class ReadyAgent:
 
     @asynccontextmanager
     async def environment(self) -> "AsyncIterator[Environment]":
-        """Opened for any number of conversations."""
+        """The recipe's environment, opened once for any number of conversations."""
         from rstar2.environments.open import open_environment
 
         async with open_environment(self.section, self.services) as environment:

@@ -18,7 +18,7 @@ def doctor_command(
         Path, typer.Option("--runs", help="The folder that runs will be written to.", show_default=True)
     ] = Path("runs"),
 ) -> None:
-    """DoctorReport what this machine can do. Exit code 1 if something that the core needs is missing."""
+    """Report what this machine can do. Exit code 1 if something that the core needs is missing."""
     from rstar2.cli.console import Console
     from rstar2.doctor import examine
 

@@ -65,8 +65,8 @@ def eval_command(
             "--tree",
             metavar="LEAVES",
             min=1,
-            help="In place of --samples: so many rollouts of each problem as a tree. A quarter begin at the prompt, "
-            "the others fork after a tool result. maj@k is the choice of the search.",
+            help="In place of --samples: this many rollouts of each problem, as a tree. A quarter begin at the "
+            "prompt, the others fork after a tool result. maj@k then scores the answer that the search chooses.",
         ),
     ] = None,
     num_tokens: Annotated[
@@ -75,7 +75,7 @@ def eval_command(
             "--tree-tokens",
             metavar="TOKENS",
             min=1,
-            help="With trees: begin no further rollout of a problem that is expected to go beyond so many generated "
+            help="With --tree: begin no further rollout of a problem that is expected to exceed this many generated "
             "tokens.",
         ),
     ] = None,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rstar2.serve.agent import AgentApi
 
 MAX_EPISODES = 8
-"""For the pages of one person."""
+"""The most episodes at a time: enough for the pages of one person."""
 
 
 class AgentPlayground:

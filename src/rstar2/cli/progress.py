@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 LINE_PERIOD_S = 10.0
-"""Between two plain lines about the same wait."""
+"""The time between two plain lines about the same wait."""
 
 
 def minutes(seconds: float) -> str:

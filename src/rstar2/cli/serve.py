@@ -22,7 +22,7 @@ KEY_ENV = "RSTAR2_SERVE_KEY"
 DEFAULT_PORT = 8767
 MAX_SEQUENCES = 4096
 MAX_EPISODES = 64
-"""Each may hold a process of the sandbox."""
+"""The most episodes at a time: each may hold a process of the sandbox."""
 _OF_AGENTS = ("sandbox", "environment", "tools", "max_turns", "temperature")
 _server = in_panel("Server")
 

@@ -39,14 +39,14 @@ def simulate_command(
         typer.Option(
             "--roots",
             min=1,
-            help="Trees: so many rollouts of a problem begin at the prompt. When they have ended, the others continue "
-            "one of them from a tool result.",
+            help="Trees: this many rollouts of a problem begin at the prompt. When they have ended, the others "
+            "continue one of them from a tool result.",
         ),
     ] = None,
     hardware: Annotated[str, typer.Option("--hardware", help="mi300x, h100 or h200, each running a 14B.")] = "mi300x",
     memory_fraction: Annotated[
         float,
-        typer.Option("--memory-fraction", min=0.05, max=1.0, help="Of the accelerator's memory, the engine's share."),
+        typer.Option("--memory-fraction", min=0.05, max=1.0, help="The engine's share of the accelerator's memory."),
     ] = 0.5,
     measured: Annotated[
         Path | None,

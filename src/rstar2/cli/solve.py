@@ -34,8 +34,8 @@ def solve_command(
             "--tree",
             metavar="LEAVES",
             min=1,
-            help="Attempt the problem so many times, as a tree: a quarter begin at the prompt, the others fork after a "
-            "tool result. The answer is the one that most attempts give. With --json there is a line for each attempt.",
+            help="Attempt the problem this many times, as a tree: a quarter begin at the prompt, the others fork after "
+            "a tool result. The answer is the one that most attempts give. With --json each attempt is a line.",
         ),
     ] = None,
     num_tokens: Annotated[
@@ -44,7 +44,7 @@ def solve_command(
             "--tree-tokens",
             metavar="TOKENS",
             min=1,
-            help="With --tree: begin no further attempt that is expected to go beyond so many generated tokens.",
+            help="With --tree: begin no further attempt that is expected to exceed this many generated tokens.",
         ),
     ] = None,
 ) -> None:

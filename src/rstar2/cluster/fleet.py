@@ -224,4 +224,4 @@ class _RayChannel:
         return frame
 
     async def close(self) -> None:
-        """The fleet ends the actor."""
+        """Nothing to do: the fleet ends the actor."""

@@ -155,5 +155,5 @@ class RankedLearner:
 
 
 def _absolute(path: Path) -> Path:
-    """Ranks have other working directories."""
+    """Ranks have other working directories, so they get absolute paths."""
     return path.absolute()

@@ -97,6 +97,6 @@ class EnvironmentSection(Section):
         return self.source.partition(":")[0]
 
     def require_no_settings(self) -> None:
-        """For a source that has none."""
+        """UserError if there are settings; for a source that takes none."""
         if self.settings:
             raise UserError(f"environment.settings: {self.source} has no setting {next(iter(self.settings))!r}")

@@ -115,8 +115,8 @@ def _problems(name: str, recipe: Recipe) -> tuple[Problem, ...]:
 
 
 def mixed(sets: Sequence[Sequence[Problem]], shares: Sequence[float | None]) -> tuple[Problem, ...]:
-    """All problems of the sets. With shares there are as many in all, and each set has its share of them: problems of
-    one that is too small come several times, and of one that is too large the last ones are left out."""
+    """All problems of the sets. With shares their total number is the same, and each set has its share of it: problems
+    of a set that is too small are repeated, and the last ones of a set that is too large are left out."""
     weights = [share for problems, share in zip(sets, shares, strict=True) if share is not None and problems]
     if not weights:
         return tuple(problem for problems in sets for problem in problems)

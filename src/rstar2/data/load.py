@@ -227,7 +227,7 @@ def _read(
 
 
 def _drawn(name: str, items: tuple[Item, ...], num_wanted: int | None, seed: int) -> tuple[Item, ...]:
-    """All, or at most as many as are wanted, drawn by the set's own stream and left in their order."""
+    """All, or `num_wanted` of them, drawn by the set's own random stream and left in their order."""
     if not items:
         raise UserError(f"data set {name} is empty: its file has no rows")
     if num_wanted is None or num_wanted >= len(items):

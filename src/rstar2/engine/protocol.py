@@ -119,7 +119,7 @@ class PushingEngine(Protocol):
         ...
 
     def forget(self, session: str) -> None:
-        """Like `release`."""
+        """`release` for a caller that cannot wait."""
         ...
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rstar2.config import EnvironmentSection
 
 MAX_SHOWN_CHARS = 60
-"""Of a value that `reset` cannot take."""
+"""How much of a value that `reset` cannot take is shown."""
 
 
 @dataclass(slots=True)

@@ -68,8 +68,8 @@ def message_of(error: BaseException) -> str:
 
 
 def _innermost(lines: Iterable[tuple[str, int]]) -> str:
-    """Of the lines that are not of rstar2 or of Python itself. Those of an installed package count only where there is
-    no other: the user looks for the line of his own that called it."""
+    """The innermost line that is not in rstar2 or in Python itself. A line of an installed package counts only where
+    there is no other: users look for their own line that called it."""
     found = [
         line
         for line in lines

@@ -27,7 +27,7 @@ from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import ToolResult, ToolStatus
 
 MAX_RESULT_CHARS = 10_000_000
-"""Of a longer result only the head is kept, and its status says so. The model reads a few thousand characters."""
+"""Only the head of a longer result is kept, and its status says so. The model reads a few thousand characters."""
 NO_OUTPUT_TEXT = "[The tool returned nothing.]"
 
 

@@ -37,10 +37,13 @@ class Seat:
         self.urls: Mapping[str, str] = {}
         """The addresses of the episode's tool servers."""
         self.said: list[str] = []
+        """What the model wrote in turns without a call."""
         self.heard: list[str] = []
+        """What the user replied to these turns."""
         self._trace: Any = None
         self._messages: asyncio.Queue[str | None] = asyncio.Queue()
         self._segment: asyncio.Future[None] | None = None
+        """Set while verifiers waits for what the model says in its turn."""
         self._record: asyncio.Future[Callable[[TraceWriter], None] | None] = asyncio.get_running_loop().create_future()
         self._num_running = 0
         self._num_calls = 0

@@ -57,7 +57,7 @@ def engine_memory(recipe: Recipe, layout: Layout, device: Device, shape: ModelSh
 
 
 def divided_engine(division: Division) -> EngineMemory:
-    """Of the engine that shares one GPU with its trainer."""
+    """The memory of an engine that shares one GPU with its trainer."""
     num_tokens = division.kv_cache_tokens // embedded.CUDA_BLOCK_SIZE * embedded.CUDA_BLOCK_SIZE
     need = division.need
     return EngineMemory(

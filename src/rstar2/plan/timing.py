@@ -126,7 +126,7 @@ class Timer:
     assumptions: Assumptions
     on_step: Callable[[str], None]
     division: Division | None = None
-    """Of the one GPU that trains and generates."""
+    """How the one GPU that trains and generates is divided; None without one."""
     _generations: dict[RolloutBatch, Generation] = field(default_factory=dict, init=False)
     _left_out: list[str] = field(default_factory=list, init=False)
 
@@ -204,7 +204,8 @@ class Timer:
         return self._update_s(num_tokens, num_tokens * mean / 2) + self._evaluation_s()
 
     def _step_update_s(self, generation: Generation, num_kept: float) -> float:
-        """Of the kept rollouts. On one GPU the prompt of a group is computed once in each micro-batch that it is in."""
+        """Seconds of an update on the kept rollouts. On one GPU the prompt of a group is computed once in each
+        micro-batch that it is in."""
         if self.division is None:
             return self._update_s(num_kept * generation.mean_context_tokens, num_kept * generation.mean_pairs)
         num_groups, prompt = self.recipe.train.prompts_per_step, mean_prompt_tokens(self.recipe, self.assumptions)

@@ -31,7 +31,7 @@ class Outcome(StrEnum):
     TURN_LIMIT = "turn_limit"
     """The model still asked for tools when its turns were used up."""
     INFRASTRUCTURE_FAULT = "infrastructure_fault"
-    """Something of ours failed for good. Never scored."""
+    """The engine, the sandbox or the environment failed, after all retries. Never scored."""
     BEYOND_BUDGET = "beyond_budget"
     """Not sampled: its tree had spent its budget of generated tokens. It has no turns, and is never scored."""
 

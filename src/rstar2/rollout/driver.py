@@ -67,8 +67,8 @@ class Driver(Generic[Result]):
         self._engines: dict[str, Engine] = {}
         self._handles: dict[str, PlacedRollout] = {}
         self._background: set[asyncio.Task[None]] = set()
-        self._given_up: set[str] = set()
-        """Rollouts whose cache may be lost when they continue."""
+        self._evicted: set[str] = set()
+        """Rollouts that were evicted or cancelled: their cache may be lost when they continue."""
         self._max_concurrent = max_concurrent
         self._unsubmitted: OrderedDict[str, RolloutSpec] = OrderedDict()
         self._in_flight: set[str] = set()
@@ -228,7 +228,7 @@ class Driver(Generic[Result]):
             return
         del self._handles[rollout]
         self.recorder.end(rollout)
-        self._given_up.discard(rollout)
+        self._evicted.discard(rollout)
         self._unsubmitted.pop(rollout, None)
         if rollout in self._in_flight:
             self._in_flight.remove(rollout)
@@ -248,7 +248,7 @@ class Driver(Generic[Result]):
                 counts.num_starts += 1
                 self._handles[decision.rollout].place(decision.engine)
             case Resume():
-                if decision.rollout in self._given_up:
+                if decision.rollout in self._evicted:
                     self._count_moved_tokens(decision.rollout)
                 self._handles[decision.rollout].place(decision.engine)
             case Move():
@@ -258,18 +258,18 @@ class Driver(Generic[Result]):
                 self._handles[decision.rollout].place(decision.target)
             case Evict():
                 counts.num_evictions += 1
-                self._given_up.add(decision.rollout)
+                self._evicted.add(decision.rollout)
                 self._release(decision.rollout, decision.engine)
             case Cancel():
                 counts.num_cancels += 1
-                self._given_up.add(decision.rollout)
+                self._evicted.add(decision.rollout)
                 if (engine := self._engines.get(decision.engine)) is not None:
                     self._run_in_background(decision.engine, engine.cancel(decision.rollout))
             case KeepWaiting():
                 pass
 
     def _count_moved_tokens(self, rollout: str) -> None:
-        self._given_up.discard(rollout)
+        self._evicted.discard(rollout)
         self.recorder.counts.num_moved_tokens += self._handles[rollout].num_tokens
 
     def _release(self, rollout: str, name: str | None, *, has_open_turn: bool = False) -> None:

@@ -41,7 +41,7 @@ REFRESH_EVERY = 32
 """Endings between two updates of the estimates; or a 64th of all endings so far, if that is more."""
 NEWTON_STEPS = 3
 NUM_EVIDENCE = 2048
-"""Of the last so many rollouts, those that have ended are learnt from while others run."""
+"""While rollouts run, the ended ones among this many latest are learnt from as well."""
 MOST_UPDATES = 8
 """The most updates in one call: by then Newton's method has converged."""
 
@@ -273,7 +273,7 @@ class NeedModel:
         self._problem_mu = np.where(np.isnan(mu), m, mu)
 
     def _known(self, problem: str) -> tuple[float, float, float]:
-        """The prior of `mu`, its variance, and where to look for `mu`; NaN where that is the stage's to say."""
+        """The prior of `mu`, its variance, and the first guess of `mu`; NaN where those of the stage are used."""
         if problem in self._staying:
             return self._staying[problem]
         mu, variance = self._history.get(problem, (np.nan, np.nan))

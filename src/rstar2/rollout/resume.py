@@ -24,8 +24,8 @@ class ResumingRoller:
         self._older_weights: frozenset[str] = frozenset()
 
     def remember(self, traces: Mapping[str, Trace], older_weights: Collection[str] = ()) -> None:
-        """By id; those that our fault spoilt are not among them. Rollouts of the older weights were sampled ahead of
-        learning, and may be learnt from as well as those of the present ones."""
+        """Keep the traces, by id, but for those that an infrastructure fault ended. Rollouts of the older weights were
+        sampled ahead of learning, and may be learnt from as well as those of the present ones."""
         self._older_weights = frozenset(older_weights)
         self._traces = {
             trace_id: trace

@@ -50,9 +50,9 @@ class RolloutSpec:
     stage: str = ""
     """Lengths are learned separately for each stage of a curriculum."""
     parent: str = ""
-    """Of a branch: the ended rollout that computed its prompt."""
+    """The ended rollout that computed the prompt of a branch; empty for a rollout that is not one."""
     parts: tuple[PromptPart, ...] = ()
-    """The prompt of a branch, from one point to the next. Empty: one part, which the problem's rollouts share."""
+    """The prompt of a branch, cut at the points of its tree. Empty: one part, which the problem's rollouts share."""
 
     @property
     def prompt_parts(self) -> tuple[PromptPart, ...]:
@@ -62,7 +62,7 @@ class RolloutSpec:
 def branch_spec(
     spec: RolloutSpec, parent: str, parts: tuple[PromptPart, ...], num_shared_response_tokens: int
 ) -> RolloutSpec:
-    """The rollout as a branch of a tree, which shares so many tokens of its response with its parent."""
+    """The rollout as a branch of a tree, which shares `num_shared_response_tokens` of its response with its parent."""
     return RolloutSpec(
         spec.rollout,
         parts[-1].name,

@@ -42,7 +42,7 @@ async def open_roller(recipe: Recipe, chat: ChatFormat, engine: Engine) -> Async
 async def open_shared_roller(
     recipe: Recipe, folder: Path, num_sharers: int, joining: Awaitable[Engine]
 ) -> AsyncIterator[Roller]:
-    """As a process of a farm opens it: the engine's cache, like the machine's cores, is shared among as many."""
+    """A roller in one process of a farm, whose `num_sharers` processes share the engine's cache and the cores."""
     chat = chat_of(recipe, folder)
     async with (
         _open_executor(recipe, num_sharers) as executor,

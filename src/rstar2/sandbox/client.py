@@ -35,7 +35,7 @@ T = TypeVar("T")
 MAX_CHUNK_RUNS = 512
 MAX_CHUNK_CHARS = 8 * MIB
 NUM_CHUNKS_IN_FLIGHT = 128
-"""With `MAX_CHUNK_RUNS`, as many runs as a service admits by default."""
+"""Times `MAX_CHUNK_RUNS` it is the number of runs that a service admits by default."""
 CELL_QUEUE_S = 120.0
 GRACE_S = 30.0
 REACH_S = 10.0
@@ -43,7 +43,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 LONGEST_RETRY_AFTER_S = 60.0
 BUSY = (408, 429, 502, 503, 504)
 MAX_ANSWER_BYTES = 64 * MIB
-"""Of what is not a program's result. A service that sends more is none of ours, and must not fill our memory."""
+"""The limit of an answer that is not a program's result. A service that sends more is not a sandbox of ours, and must
+not fill our memory."""
 MAX_MESSAGE_CHARS = 1000
 
 
@@ -227,7 +228,7 @@ class RemoteExecutor:
         return b"".join(parts)
 
     async def _lines(self, response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIterator[bytes]:
-        """Lines of up to so many bytes (aiohttp's own refuses long ones); an unfinished last line is dropped."""
+        """Lines of at most `max_bytes` (aiohttp's own reader refuses long ones). An unfinished last line is dropped."""
         parts: list[bytes] = []
         num_bytes = 0
         async for data in response.content.iter_any():

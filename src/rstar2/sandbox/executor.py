@@ -37,7 +37,7 @@ class Request:
 
 
 class Session(Protocol):
-    """A notebook: cells run one after another on the state that the last good cell left."""
+    """A notebook: cells run one after another, each on the state that the last one left."""
 
     @property
     def id(self) -> str: ...

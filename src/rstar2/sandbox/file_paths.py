@@ -6,9 +6,9 @@ from rstar2.errors import UserError
 from rstar2.sandbox.execution import MIB
 
 MAX_FILE_BYTES = 16 * MIB
-"""Of one file, and of all files of one stateless program."""
+"""The size limit of one file, and of all files of one stateless program together."""
 MAX_FILES = 256
-"""Put into, or fetched from, one stateless program."""
+"""How many files may be put into one stateless program, and how many fetched from it."""
 _MAX_PATH_BYTES, _MAX_NAME_BYTES, _MAX_DEPTH = 1024, 255, 32
 
 
@@ -37,7 +37,7 @@ def check_size(num_bytes: int) -> None:
 def check_files(files: Mapping[str, bytes], fetch_files: tuple[str, ...]) -> None:
     """The files of a stateless program."""
     if max(len(files), len(fetch_files)) > MAX_FILES:
-        raise UserError(f"files: at most {MAX_FILES} can be given, and as many fetched")
+        raise UserError(f"files: at most {MAX_FILES} can be given, and at most {MAX_FILES} fetched")
     for path in (*files, *fetch_files):
         check_path(path)
     check_size(sum(map(len, files.values())))

@@ -50,11 +50,11 @@ class Launcher(Protocol):
 
     @property
     def own_memory_bytes(self) -> int:
-        """What the sandbox around a program takes itself."""
+        """The memory that the sandbox around a program takes itself."""
         ...
 
     async def after_end(self, folder: Path) -> None:
-        """Remove what the process's end does not."""
+        """Remove what is left when the process has ended."""
         ...
 
 
@@ -153,7 +153,7 @@ class ChildInterpreter:
         return answer
 
     async def _asked(self, command: dict[str, object]) -> "asyncio.Future[bytes]":
-        """The line that will answer."""
+        """Send a command. The future holds the line that answers it."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(ConnectionError):
             self._process.stdin.write(json.dumps(command).encode() + b"\n")

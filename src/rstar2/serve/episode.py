@@ -46,7 +46,7 @@ class Conversation:
     system: tuple[Message, ...] = ()
     """Its system message, which takes the place of the environment's."""
     history: tuple[Message, ...] = ()
-    """The messages between these two."""
+    """The messages between the system message and the last one."""
 
     def continued(self, opening: Opening) -> Opening:
         """The opening of an episode, with what was said before it."""

@@ -62,7 +62,7 @@ class Service:
         self._running: set[str] = set()
         """The engine's sessions that generate now."""
         self.connections: Connections | None = None
-        """Of the server, once there is one."""
+        """The connections of the server, once there is one."""
 
     def is_beyond_bound(self, transport: asyncio.BaseTransport | None) -> bool:
         return self.connections is not None and self.connections.is_spare(transport)

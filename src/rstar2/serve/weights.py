@@ -186,14 +186,14 @@ class WeightGate:
         async with self._writing:
             del self.adapters[name]
 
-    async def pause(self, wait: str, cancel_all: Callable[[], Awaitable[None]]) -> None:
-        """No token is made after it. `wait`: `keep` freezes running requests, `wait` lets them finish, `abort` ends
-        them. New requests wait."""
+    async def pause(self, mode: str, cancel_all: Callable[[], Awaitable[None]]) -> None:
+        """No token is generated after it. `mode`: `keep` freezes running requests, `wait` lets them finish, `abort`
+        ends them. New requests wait."""
         engine = self._updatable()
         self._is_closed = True
-        if wait == "abort":
+        if mode == "abort":
             await cancel_all()
-        if wait in ("abort", "wait"):
+        if mode in ("abort", "wait"):
             await self._idle.wait()
         async with self._writing:
             if self._pause is None and self._is_closed:

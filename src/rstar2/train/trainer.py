@@ -233,7 +233,7 @@ class Trainer:
     async def _learn_from(self, batch: StepBatch) -> dict[str, float]:
         """One update; what was learnt, and what was seen of the rollouts."""
         if not batch.trainable:
-            return {**self._look_at(batch), "train_s": 0.0, "sync_s": 0.0}
+            return {**self._record_groups(batch), "train_s": 0.0, "sync_s": 0.0}
         train = self._recipe.train
         traces = {trace.id: trace for trace in batch.traces}
         groups = [kept_rollouts(group, traces) for group in batch.trainable]
@@ -246,12 +246,13 @@ class Trainer:
             learnt = await self._learner.update(groups, settings, lr, seed)
             train_s = time.monotonic() - began_s
             # Now, because the end of `learning` may wait for rollouts, and then rollouts wait for this process.
-            seen = self._look_at(batch)
+            seen = self._record_groups(batch)
             looked_s = time.monotonic()
         sync_s = began_s - paused_s + time.monotonic() - looked_s
         return {**seen, **learnt, "lr": lr, "train_s": train_s, "sync_s": sync_s}
 
-    def _look_at(self, batch: StepBatch) -> dict[str, float]:
+    def _record_groups(self, batch: StepBatch) -> dict[str, float]:
+        """Write the groups; the metrics of the rollouts."""
         self._records.write_groups(batch.groups)
         values = watch_rollouts(batch.traces, batch.groups)
         collect_garbage_if_rare()

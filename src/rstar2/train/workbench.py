@@ -30,10 +30,11 @@ from rstar2.train.policy.policy import compute_dtype, load_policy
 from rstar2.train.reporting.gpu_use import GpuWatch
 
 CORES_PER_WORKER = 2
-"""Beside a GPU: as many again are for the sandbox, which is busy when they wait, for the engine and the learner."""
+"""Cores for each rollout process beside a GPU: one for itself, one for the sandbox (which is busy while the process
+waits), the engine and the learner."""
 MAX_WORKERS = 8
 MICRO_BATCH_TOKENS = 16_384
-"""Where neither the recipe nor the memory of a GPU says how many."""
+"""The micro-batch where neither the recipe nor the memory of a GPU decides."""
 
 
 class Workbench(Protocol):

@@ -5,7 +5,7 @@ from typing import Any
 from rstar2.records import StepRecord
 
 NUM_COLUMNS = 240
-"""Finer than a reader sees."""
+"""The columns of a chart in time: finer than a reader sees."""
 MAX_ENGINES = 256
 MAX_PATH_SPANS = 500
 

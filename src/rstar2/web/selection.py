@@ -5,7 +5,7 @@ from rstar2.records import Group, Selection
 
 
 def penalty_of(group: Group, index: int) -> float | None:
-    """The one that weighed against it, or would have."""
+    """The penalty by which resampling weighed the rollout; None if it has none."""
     error, form = group.error_penalties[index], group.format_penalties[index]
     return None if error is None or form is None else Penalty(group.penalty).of(TracePenalty(error, form))
 

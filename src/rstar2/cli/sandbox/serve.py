@@ -186,7 +186,7 @@ async def _serve_here(
     backend: str,
     guarantees: "list[Guarantee]",
 ) -> None:
-    """In this process, with no standby."""
+    """Serve in this process, with no standby server."""
     from rstar2.grading import Grader
     from rstar2.sandbox.http import create_app, serve_forever
     from rstar2.sandbox.http.supervisor import address_of, listen

@@ -94,7 +94,7 @@ def given_token(file: Path | None) -> str | None:
 
 
 def is_every_address(host: str) -> bool:
-    """Whether it can be listened on but not called."""
+    """Whether it stands for all addresses: a service can listen on it, but nobody can call it."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:

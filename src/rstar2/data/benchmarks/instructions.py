@@ -13,7 +13,7 @@ from rstar2.records import Problem
 
 @dataclass(frozen=True, slots=True)
 class InstructionTask:
-    """The checks, by IFEval's names, each with its arguments; as many of the one as of the other."""
+    """The checks, by IFEval's names, and the arguments of each, in the same order."""
 
     instruction_ids: tuple[str, ...]
     kwargs: tuple[dict[str, Any], ...]

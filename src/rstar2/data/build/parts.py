@@ -121,7 +121,7 @@ class _Counter:
 
 
 def line_of(item: Item) -> bytes:
-    """As `file:` reads it."""
+    """The item as a line of JSON that `file:` reads."""
     if isinstance(item, Problem):
         return encode(item)
     row = {"id": item.id, "source": item.source, "messages": item.messages, "tools": item.tools}
@@ -130,6 +130,6 @@ def line_of(item: Item) -> bytes:
 
 @cache
 def _code_digest() -> str:
-    """Of everything in this folder: a converter that was changed converts anew."""
+    """The digest of all code in this folder: a changed converter converts everything again."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()

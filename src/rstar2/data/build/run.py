@@ -43,7 +43,7 @@ class BuildOptions:
     source_names: Sequence[str] = ()
     """The sources to use; none means all."""
     revisions: dict[str, str] = field(default_factory=dict)
-    """Another commit than the pinned one, by source."""
+    """By source, the commit to use in place of the pinned one."""
     against: Sequence[str] = ()
     """Test sets whose problems must not be in the result: names of the catalog, or files."""
     min_overlap_share: float = 0.0

@@ -62,13 +62,13 @@ class BuildSource:
     """The stem of the file that its rows go to."""
     hub: HubSource
     num_rows: int
-    """As published."""
+    """The number of rows as published."""
     licence: str
     convert: Converter
     columns: tuple[str, ...] | None = None
     """What is read of a Parquet file; None for all."""
     name: str = ""
-    """From its line in `extensions`."""
+    """Its name in the table of `extensions`."""
 
 
 def sources_of(kind: str, names: Sequence[str] = ()) -> tuple[BuildSource, ...]:

@@ -1,7 +1,7 @@
 """Small programming tasks with tests, and conversations that show how a program is answered and nothing else.
 
 Invariant of the conversations: the right program follows a question exactly as often as chance would have it, one time
-in as many as there are programs. What can be learnt from them is the form of an answer, and that a number is copied
+in n with n programs. What can be learnt from them is the form of an answer, and that a number is copied
 from the question into the program; which program answers which question cannot. Each kind of question has habits, drawn
 at random for each set: some wrong programs follow it more often than others, so that a model learns to look at the
 question before it answers.
@@ -26,7 +26,7 @@ def _numbers(rng: random.Random, k: int) -> list[Any]:
 
 
 def _lists(rng: random.Random, k: int) -> list[Any]:
-    """With k never, once, and more than once."""
+    """Lists that hold k never, once and more than once."""
     return [
         rng.sample([*(rng.randint(1, 2 * k) for _ in range(4)), *[k] * num_equal], 4 + num_equal)
         for num_equal in range(NUM_TESTS)

@@ -1,11 +1,11 @@
 """Conversations that show how a call is written and an answer is given, and nothing else.
 
-Invariant: the right program follows a question exactly as often as chance would have it, one time in as many as there
-are programs. So how a question is repeated before it is answered, how numbers are taken into a program, how a result is
-read and how an error is followed by another try can be learnt here; which program answers which question cannot. Each
-kind of question has habits, drawn at random for each set: some wrong programs follow it more often than others, so that
-a model learns to look at the question before it calls. A few of the programs raise, as a beginner's do: that, too, is
-left to be unlearnt.
+Invariant: the right program follows a question exactly as often as chance would have it: one time in n
+with n programs. So how a question is repeated before it is answered, how numbers are taken into a program, how a result
+is read and how an error is followed by another try can be learnt here; which program answers which question cannot.
+Each kind of question has habits, drawn at random for each set: some wrong programs follow it more often than others, so
+that a model learns to look at the question before it calls. A few of the programs raise, as a beginner's do; training
+must unlearn that too.
 """
 
 import io

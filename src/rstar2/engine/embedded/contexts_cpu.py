@@ -115,7 +115,8 @@ class ContextPlanner:
             yield from self._groups(token_X, position_T[token_X], batch.table_RP[torch.tensor(short_rows)])
 
     def _groups(self, token_X: Tensor, position_X: Tensor, table_XP: Tensor) -> Iterator[Context]:
-        """From the longest context down: as many tokens as there is room for, each with as many blocks as the first."""
+        """Groups of tokens, the longest contexts first: as many as there is room for, all with the number of
+        blocks of the first."""
         positions = position_X.tolist()
         num_past_tiles = [position // CONTEXT_TILE for position in positions]
         blocks_per_tile = CONTEXT_TILE // self.block_size

@@ -66,7 +66,7 @@ class ReturnableTensor:
         return self._handle is not None
 
     def take(self) -> None:
-        """Nothing, if it was not given back."""
+        """Take the memory again; does nothing if it was not given back."""
         if self._handle is None:
             self._take()
             self.tensor.zero_()

@@ -40,7 +40,7 @@ class EmbeddedOptions:
     """On a GPU: a token's bits do not depend on the other sequences, and a trainer can compute the same ones. On a CPU
     in float32 that is always so."""
     seed: int = 0
-    """For requests without a seed."""
+    """Seeds the requests that have no seed of their own."""
 
     def __post_init__(self) -> None:
         for name in ("max_running", "max_context_tokens", "kv_cache_tokens", "max_prefill_tokens", "steps_ahead"):
@@ -72,7 +72,7 @@ class EngineLimits:
 CPU_CACHE_BYTES = 1 << 30
 _CUDA_CACHE_FRACTION = 0.5
 _CUDA_MOST_OF_FREE = 0.95
-"""The rest is for activations."""
+"""The largest share of the free memory that the cache takes: the rest is for activations."""
 
 
 def choose_limits(
@@ -92,7 +92,7 @@ def choose_limits(
     max_running = options.max_running or (1024 if is_cuda else 64)
     default_steps_ahead = 1
     if is_cuda:
-        # With many sequences a step is long: half as many use little CPU as well, and a turn waits less.
+        # With many sequences a step is long: half as many in a run use little CPU too, and a turn waits less.
         default_steps_ahead = 16 if max_running <= 1024 else 8
     return EngineLimits(
         max_running=max_running,

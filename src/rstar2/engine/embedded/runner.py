@@ -42,7 +42,7 @@ double the time and space of storing them."""
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The output of a run of decode steps: for each row its ids, and as many log-probabilities and entropies."""
+    """The output of a run of decode steps: for each row its ids, and the log-probability and entropy of each."""
 
     token_ids: list[list[int]]
     log_probs: list[list[float]]

@@ -97,7 +97,7 @@ class Peer:
         raise NotImplementedError
 
     def _fail(self, error: Exception) -> None:
-        """Raise it in everything that awaits an answer."""
+        """Raise the error in everything that awaits an answer."""
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(error)

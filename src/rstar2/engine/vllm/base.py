@@ -120,7 +120,7 @@ class VllmEngine(ABC):
         """vLLM keeps or drops what it cached as it sees fit."""
 
     async def pause(self) -> None:
-        """Turns wait, and their caches stay."""
+        """Stop generating: running turns wait, and their caches stay."""
         await self._control.pause()
 
     async def resume(self) -> None:

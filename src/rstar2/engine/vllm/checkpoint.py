@@ -72,7 +72,7 @@ class _Writer:
     def __init__(self, target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
         self.files: dict[str, str] = {}
-        """File by tensor."""
+        """The file of each tensor."""
         self._target = target
         self._shard: dict[str, torch.Tensor] = {}
         self._num_bytes = 0

@@ -66,7 +66,7 @@ class GlooTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
 
 
 class GlooEngine(WeightTransferEngine):  # type: ignore[misc]
-    """A worker's end."""
+    """A worker's end of the transfer."""
 
     init_info_cls = GlooInitInfo
     update_info_cls = GlooUpdateInfo

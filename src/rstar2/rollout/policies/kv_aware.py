@@ -1,12 +1,13 @@
 """`kv-aware`: admission by expected need, surprises first, moves where they pay, and an overflow that costs little.
 
 - A rollout starts where the forecast of all residents and of itself stays within the cache (`cache_account`,
-`kv_need`). The reserve for the forecast's error is controlled by what overflow has cost so far. - It stays with its
-cache. After its tool call it continues at once, unless no rollout waits to start and an engine is so much emptier that
-the time saved on each further token outweighs recomputing its context. - If an engine fills up all the same, the
-smallest contexts are dropped, because they are the cheapest to recompute: caches of rollouts that wait for a tool are
-evicted, running turns are cancelled. They continue, before anything new starts, wherever there is room. - The rollouts
-of a lost engine continue in the same way.
+  `kv_need`). The reserve for the forecast's error is controlled by what overflow has cost so far.
+- It stays with its cache. After its tool call it continues at once, unless no rollout waits to start and an engine is
+  so much emptier that the time saved on each further token outweighs recomputing its context.
+- If an engine fills up nevertheless, the smallest contexts are dropped, because they are the cheapest to recompute:
+  caches of rollouts that wait for a tool are evicted, running turns are cancelled. They continue, before anything new
+  starts, wherever there is room.
+- The rollouts of a lost engine continue in the same way.
 """
 
 from collections import Counter, OrderedDict

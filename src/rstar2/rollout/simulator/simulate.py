@@ -87,7 +87,7 @@ class _Rollout:
         self.turn = 0
         self.num_own = 0
         self.num_computed = -1
-        """-1: not even the prompt."""
+        """Own tokens that some engine has computed; -1: not even the prompt was."""
         self.num_left = plan.turns[0].num_sampled_tokens
 
     @property

@@ -59,9 +59,9 @@ class StateKeeper:
     episode: Episode
     rule: PointRule
     states: list[ForkPoint]
-    """The start of a turn each; where in the turn branches begin is said when the rollout has ended."""
+    """One for the start of each turn. Where in the turn branches begin is decided when the rollout has ended."""
     num_shared_turns: int | None
-    """Of a branch: the turns that it began with. None: it began at the prompt."""
+    """How many turns a branch began with. None: the rollout began at the prompt."""
 
     async def __call__(self, transcript: Transcript) -> None:
         is_parents = len(transcript.turns) == self.num_shared_turns  # the parent has a point with this state

@@ -72,7 +72,7 @@ ForkPolicy: TypeAlias = Callable[[ForkFacts, int, np.random.Generator], Sequence
 
 
 def num_affordable(facts: ForkFacts, starts: Sequence[Point | None], num_tokens: int) -> int:
-    """How many of the leaves that are to begin at `starts` (None: the prompt) so many tokens are expected to pay for. A
+    """How many of the leaves that would begin at `starts` (None: the prompt) are expected to fit into `num_tokens`. A
     leaf is expected to cost what the leaves below its point have sampled after it, on average."""
     num_left = float(num_tokens)
     for number, start in enumerate(starts):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 ENTROPY_POLICY = "entropy"
 ROOT_SHARE = 4
-"""One leaf in so many begins at the prompt where nobody says how many do."""
+"""By default one leaf in four begins at the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class TreeSettings:
 
     @classmethod
     def of(cls, recipe: "Recipe") -> Self | None:
-        """Of training."""
+        """The settings of training."""
         tree = recipe.rollout.tree
         return None if tree is None else pick(cls, tree, knows_rewards=True)
 

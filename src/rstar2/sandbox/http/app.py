@@ -141,7 +141,7 @@ async def serve_forever(
     stop: asyncio.Event | None = None,
     on_ready: Callable[[], object] = lambda: None,
 ) -> bool:
-    """Serve until `stop` is set, or SIGTERM or SIGINT comes if there is none given; then drain. A second signal
+    """Serve until `stop` is set, or without it until SIGTERM or SIGINT comes; then drain. A second signal
     ends the draining. Returns whether all that was in flight was answered."""
     server = Server(app)
     await server.start(sockets)

@@ -29,7 +29,7 @@ LIMITS = Limits(wall_s=MAX_WALL_S, cpu_s=MAX_WALL_S)
 MAX_JSON_CHARS = 1 << 20
 """A longer JSON representation is sent as text: read here, hostile JSON could take many times its size."""
 MAX_NESTING = 100
-"""Likewise for a deeper one: Python can read some that it cannot write again."""
+"""JSON with deeper nesting is sent as text too: Python can read some that it cannot write again."""
 _STRING, _BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"'), re.compile(r"[\[\]{}]")
 _FIELDS = {
     "text/plain": "text",
@@ -139,7 +139,7 @@ class E2bApi:
             post("/execute", self.execute, "Run code in a context.", events, EXECUTE),
             post("/contexts", self.create, "Make a context.", context, CREATE_CONTEXT, body_required=False),
             Operation("GET", "/contexts", self.list, "List the contexts.", contexts, tag="E2B"),
-            post(f"{one}/restart", self.restart, "Make a context new.", context),
+            post(f"{one}/restart", self.restart, "Restart a context: its variables are gone.", context),
             remove(one, self.remove, "Remove a context.", (Answer("It is removed.", code=204),)),
         ]
 

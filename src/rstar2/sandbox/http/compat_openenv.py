@@ -24,7 +24,7 @@ from rstar2.sandbox.http.session_table import HeldSession, SessionTable
 
 WS_PATH = "/openenv/ws"
 HEARTBEAT_S = 30.0
-"""A client that is gone without a word is noticed by then, and its notebook closed."""
+"""A client that vanishes is noticed within this time, and its notebook is closed."""
 
 
 class CodeAction(LenientRequest):

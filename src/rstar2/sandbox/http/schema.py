@@ -222,7 +222,7 @@ class StreamLine:
     """`stdout` or `stderr`."""
     text: str | None = None
     num_cells: int | None = None
-    """Of the session, with the result of a cell."""
+    """How many cells the session has; sent with the result of a cell."""
     result: Execution | None = None
     error: ErrorBody | None = None
 

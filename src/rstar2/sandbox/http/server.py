@@ -33,7 +33,7 @@ class Drainable(Protocol):
     """What an application does its work with."""
 
     connections: Connections | None
-    """Of the server, once there is one."""
+    """The connections of the server, once there is one."""
 
     @property
     def settings(self) -> ConnectionSettings: ...

@@ -31,7 +31,7 @@ from rstar2.sandbox.slots.report import MAX_DISPLAY_BYTES
 logger = logging.getLogger(__name__)
 UNREAD_BYTES_PER_SLOT = 8 * MIB
 NUM_OUTPUTS = 3
-"""Of a program, each with the limit `output_bytes`: stdout, stderr, the value."""
+"""The outputs of a program: stdout, stderr and the value. Each has the limit `output_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ServiceSettings:
     """Callers must send it as `Authorization: Bearer ...`; None: any client that reaches the address may use the
     service, except pages of other sites."""
     listening_host: str = "127.0.0.1"
-    """The address that it is listened on. Without a token it decides which names the service answers to."""
+    """The address that the service listens on. Without a token it decides which names the service answers to."""
     max_request_bytes: int = 64 * MIB
     max_in_flight: int = 65_536
     """Executions admitted and not yet answered, over all callers. Beyond it the answer is 503, at once."""
@@ -129,7 +129,7 @@ class Service:
         self.started = time.time()
         self._executor_load = load
         self.connections: Connections | None = None
-        """Of the server, once there is one."""
+        """The connections of the server, once there is one."""
         self._stream_room: Room | None = None
 
     def begin_draining(self) -> None:

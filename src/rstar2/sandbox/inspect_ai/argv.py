@@ -54,7 +54,7 @@ def _in_shell(arguments: Sequence[str]) -> PythonCommand | None:
 
 
 def _words(line: str) -> list[str]:
-    """Of a single command; none if the line asks more of a shell than to split it."""
+    """The words of a single command; none if the line needs a shell for more than to split it."""
     try:
         outside_quotes = shlex.split(re.sub(r"'[^']*'", "''", line))
         return [] if _SHELL_SYNTAX.search(" ".join(outside_quotes)) else shlex.split(line)

@@ -31,10 +31,10 @@ ADDRESS_ENV = "RSTAR2_SANDBOX_ADDRESS"
 NOT_FOUND = 127
 KILLED = 137
 PIECE_BYTES = 4 * MIB
-"""Of a file, in one cell."""
+"""How much of a file one cell transfers."""
 FILE_S = 60.0
 LONGEST_S = 1200.0
-"""Of a command; a service takes no CPU limit above an hour."""
+"""The longest time limit of a command. A service takes no CPU limit above an hour."""
 
 
 class _Shared:

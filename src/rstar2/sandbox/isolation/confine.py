@@ -17,8 +17,8 @@ from rstar2.sandbox.isolation import landlock, linux, rootfs, seccomp
 NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
 NUM_OPEN_FILES = 256
 NUM_PENDING_SIGNALS = 64
-"""Of one slot, timers included. Without a kernel uid for each slot, Linux counts them all against one user, whose limit
-is 10,000 or more."""
+"""The limit for one slot, timers included. Without a kernel uid for each slot, Linux counts the signals of all slots
+against one user, whose limit is 10,000 or more."""
 INSIDE_UID = 1000
 
 

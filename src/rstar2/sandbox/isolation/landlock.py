@@ -28,12 +28,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def version() -> int:
-    """Of the kernel's interface; 0 without Landlock."""
+    """The version of the kernel's interface; 0 without Landlock."""
     return max(0, int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION_FLAG)))
 
 
 def restrict(scratch: str) -> None:
-    """This process and all that it forks. Needs no_new_privs. Without Landlock nothing happens."""
+    """Restrict this process and all that it forks. Needs no_new_privs. Without Landlock nothing happens."""
     abi = version()
     if not abi:
         return

@@ -55,7 +55,7 @@ def _find(name: str) -> metadata.Distribution | None:
 
 
 def _needed(requirement: str) -> re.Match[str] | None:
-    """What an extra needs is not needed."""
+    """The name in a requirement; None for one that only an extra needs."""
     return None if "extra ==" in requirement else _NAME.match(requirement)
 
 

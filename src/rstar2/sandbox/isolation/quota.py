@@ -23,7 +23,7 @@ def core_quota(root: Path = Path("/")) -> float | None:
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
-    """None without a limit."""
+    """The least memory limit of this process's groups; None without one."""
     limits = []
     for folder in _own_groups(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):

@@ -24,7 +24,7 @@ from rstar2.sandbox.mcp.stdio import lines_of, standard_streams, writer_to
 MAX_BODY_BYTES = 24 * 2**20
 """Above the largest file, which arrives as text of base64."""
 MAX_REQUESTS = 1024
-"""At a time; more are answered with 503."""
+"""The most requests at a time; more are answered with 503."""
 HEADER_TIMEOUT_S = 10.0
 DRAIN_S = 30
 SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -60,7 +60,7 @@ async def lines_of(wire_in: int) -> Any:
 
 
 async def writer_to(wire_out: int) -> Any:
-    """What the SDK writes to."""
+    """The stream that the SDK writes to."""
     if _is_file(wire_out):
         return anyio.wrap_file(_opened(wire_out, "w"))
     loop = asyncio.get_running_loop()

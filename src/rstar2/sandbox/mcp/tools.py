@@ -43,7 +43,7 @@ class McpLimits:
     """The longest time limit that a call may ask for."""
     memory_bytes: int = Limits().memory_bytes
     max_output_chars: int = 100_000
-    """Of stdout, of stderr and of the value, each; the middle of a longer text is left out."""
+    """The limit of stdout, of stderr and of the value. The middle of a longer text is left out."""
     queue_s: float = 120.0
 
 
@@ -135,7 +135,7 @@ class SandboxTools:
             return file_list(await held.list_files())
 
     def _answered(self) -> AbstractAsyncContextManager[None]:
-        """Of calls that may have to wait for a running cell."""
+        """A deadline for calls that may have to wait for a running cell."""
         return answered(self._limits.queue_s + self._limits.max_wall_s + GRACE_S)
 
     def _program_limits(self, timeout_s: float | None) -> Limits:

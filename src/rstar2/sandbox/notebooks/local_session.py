@@ -28,7 +28,7 @@ from rstar2.sandbox.slots.slot_factory import SlotFactory
 _MAX_SESSIONS_IN_TREE = 8
 """Each may have its own head state, which is not dropped."""
 MAX_PUT_BYTES = 64 * MIB
-"""Of all files that were put into one session: they are kept to rebuild it."""
+"""The limit of all files that are put into one session. They are kept to rebuild it."""
 
 
 class LocalSessions:

@@ -27,7 +27,7 @@ class ParkedState:
     inner_pid: int
     """Its id inside the tree's namespace."""
     inodes: tuple[int, ...]
-    """Of the descriptors that it was given."""
+    """The inodes of the descriptors that it was given."""
     pid: int = 0
     """Its id here; 0: it was not looked for."""
 

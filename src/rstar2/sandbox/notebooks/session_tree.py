@@ -42,7 +42,7 @@ _NO_FLAGS = Flag(0)
 
 
 class _SpoiledError(Exception):
-    """A cell left processes that do not end, or so many that their ids began anew."""
+    """A cell left processes that do not end, or started so many that process ids wrapped around."""
 
 
 class _StateLostError(Exception):
@@ -65,7 +65,7 @@ class _Cell:
     process_fd: int
     watch: Watch
     inodes: tuple[int, ...]
-    """Of the descriptors that it was given."""
+    """The inodes of the descriptors that it was given."""
     input_fd: int
     """Where it reads its stdin; -1: it has none."""
     flags: Flag = _NO_FLAGS
@@ -364,8 +364,8 @@ def _wait_until_stopped(pid: int) -> None:
 
 
 def _empty(input_fd: int) -> None:
-    """Read what a cell left unread of its stdin, all of whose writers are gone: whoever of its branches read it would
-    take it from the others."""
+    """Read what a cell left unread of its stdin, which nobody writes to any more. Otherwise the branches of the cell's
+    state would take it from each other."""
     if input_fd >= 0:
         while os.read(input_fd, 1 << 16):
             pass

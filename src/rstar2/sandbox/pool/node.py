@@ -47,10 +47,10 @@ Probe = Callable[[], Awaitable[NodeReport]]
 @dataclass(frozen=True, slots=True)
 class HealthConfig:
     period_s: float = 1.0
-    """Between an answer and the next probe. A failed call probes at once."""
+    """The time between an answer and the next probe. A failed call probes at once."""
     deadline_s: float = 3.0
-    """A node that hangs (stopped, swapping, cut off) is one that does not answer by then. Far above what a node under
-    full load needs, because the calls of a slow node that is taken for lost run twice."""
+    """A node that does not answer a probe within this time hangs: it is stopped, swaps or is cut off. Far above what a
+    node under full load needs, because the calls of a slow node that is taken for lost run twice."""
     num_failures_to_lose: int = 3
     """Unanswered probes in a row; a restart of a node's server takes less."""
     forget_after_s: float = 600.0
@@ -76,7 +76,7 @@ class PoolCall:
     submitted_at: float = field(default_factory=time.monotonic)
     given_at: float = 0.0
     tried: set[str] = field(default_factory=set)
-    """Nodes that failed it."""
+    """The names of the nodes that failed this call."""
     num_failed_tries: int = 0
     relay: OutputRelay | None = None
     """Where its output goes while it runs."""
@@ -124,7 +124,7 @@ class Node:
     """Named by the operator: never forgotten."""
     state: NodeState
     address: str | None = None
-    """That it joined from by itself, and is called at."""
+    """The address of a node that joined by itself: it joined from there, and is called there."""
     num_outstanding: int = 0
     num_failures: int = 0
     """Unanswered probes in a row."""

@@ -125,8 +125,8 @@ class Dispatcher:
         return f"#{self._next_flow}"
 
     def submit(self, request: Request, on_output: OnOutput | None = None) -> Job:
-        """Overloaded if the queue is full, UserError for files that cannot be; otherwise the job's future always gets a
-        result."""
+        """Overloaded if the queue is full, UserError for files that cannot be put or fetched; otherwise the job's
+        future always gets a result."""
         if self._end is not None:
             raise InfrastructureError(self._end)
         if self.queue.room <= 0:
@@ -142,7 +142,8 @@ class Dispatcher:
         job.relay = None if on_output is None else OutputRelay(on_output)
         most_bytes = wire.MAX_SOURCE_BYTES if request.files else wire.MAX_CODE_BYTES
         if len(code) > most_bytes or len(stdin) > wire.MAX_STDIN_BYTES:
-            message = f"code is limited to {wire.MAX_CODE_BYTES} bytes and stdin to {wire.MAX_STDIN_BYTES}"
+            what = "code with its files" if request.files else "code"
+            message = f"{what} is limited to {most_bytes} bytes and stdin to {wire.MAX_STDIN_BYTES}"
             future.set_result(Execution(ExecutionStatus.ERROR, message=message, exit_code=None))
             return job
         self.queue.push(flow, job)

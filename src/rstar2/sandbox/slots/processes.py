@@ -45,7 +45,7 @@ def children_of(pid: int, proc: Path = PROC) -> list[int]:
 
 
 def below(pid: int) -> list[int]:
-    """All descendants."""
+    """All descendants of the process."""
     found = []
     waiting = children_of(pid)
     while waiting:

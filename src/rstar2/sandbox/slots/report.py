@@ -17,9 +17,9 @@ RECORD = struct.Struct("=BHI")
 """Kind, length of the name, length of the data; both follow."""
 MAX_DISPLAYS, MAX_REPRESENTATIONS = 64, 16
 MAX_DISPLAY_BYTES = 6 << 20
-"""Of all representations together. One that does not fit is left out."""
+"""The limit of all representations together. One that does not fit is left out."""
 MAX_FETCHED_BYTES = 8 << 20
-"""Of all fetched files of one program together."""
+"""The limit of all fetched files of one program together."""
 
 
 class Kind(IntEnum):

@@ -101,7 +101,7 @@ class Notebook:
 
 
 _current: Notebook | None = None
-"""Of the running cell; None if its caller did not ask for rich results."""
+"""The notebook of the running cell; None if its caller did not ask for rich results."""
 
 
 def display(*values: object, **_: object) -> None:

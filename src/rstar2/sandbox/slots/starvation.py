@@ -51,7 +51,7 @@ class WallClock:
         self.bound_s = bound_s
         self._in_doubt: frozenset[Task] | None = None
         self.had_s = 0.0
-        """The time that it has used, at the last look."""
+        """The time that the program had used at the last check."""
         self.is_starved = False
         """Whether it was starved at the last check. It stays true if the bound then ended the program."""
 

@@ -39,7 +39,7 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class ReadyTemplate:
-    """A template that is ready."""
+    """The process of a template that has loaded its libraries, and the socket that controls it."""
 
     process: subprocess.Popen[bytes]
     control: socket.socket

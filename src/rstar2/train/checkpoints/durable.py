@@ -11,7 +11,7 @@ class CannotWrite(InfrastructureError):  # noqa: N818
 
 
 def sync(path: Path) -> None:
-    """A file's contents, or the names in a folder."""
+    """Sync a file's contents, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -20,7 +20,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """A folder of files, and all of them."""
+    """Sync a folder and all files in it to the disk."""
     for file in folder.iterdir():
         sync(file)
     sync(folder)

@@ -17,7 +17,7 @@ from rstar2.train.policy.served_weights import ADAPTER
 from rstar2.train.sharding.ranks import full_tensor
 
 ADAPTER_FOLDER = "adapter"
-"""Inside the model's."""
+"""The folder of the adapters, inside the model's folder."""
 
 
 @contextmanager

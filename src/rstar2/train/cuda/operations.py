@@ -1,7 +1,7 @@
 """The operations of a pass whose gradients are kernels of ours. Each is one launch forward, and one or two back.
 
 Suffixes: T tokens, H hidden size, X any width, N query heads, K key-value heads, D width of a head; S and V as in
-`packed`.
+`train/learning/forward.py`.
 """
 
 from dataclasses import dataclass

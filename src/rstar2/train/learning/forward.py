@@ -158,6 +158,7 @@ class Pack:
 
 
 def _round(family: Family, number: int, num_rounds: int) -> list[tuple[Family, int]]:
+    """The sequences of the family that follow in this round, each by its number in the family."""
     num_sequences = len(family.sequences)
     return [(family, member) for member in range(num_sequences) if member * num_rounds // num_sequences == number]
 
@@ -179,7 +180,7 @@ def _targets(
 
 
 def on_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """A copy to a GPU does not wait for what was asked of it before."""
+    """The values as a tensor on the device. A copy to a GPU does not wait for the work that it has queued."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
@@ -204,7 +205,7 @@ def token_log_probs(model: Any, pack: Pack, *, temperature: float = 1.0) -> tupl
 
 
 def head_log_probs(head: Any, hidden_TH: Tensor, pack: Pack, temperature: float) -> tuple[Tensor, Tensor]:
-    """The same, from the hidden states of the pack."""
+    """Log-probabilities and entropies of the targets, from the hidden states of the pack."""
     hidden_SH = hidden_TH[pack.places_S]
     apply_head = kernel_head if hidden_SH.is_cuda and len(hidden_SH) else plain_head
     return in_pieces(apply_head, head, hidden_SH, pack.targets_S, temperature)

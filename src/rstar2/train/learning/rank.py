@@ -70,7 +70,7 @@ class LearnerRank:
         }
 
     def _seed_dropout(self, seed: int) -> None:
-        """Each rank drops other inputs than the next."""
+        """Seed the ranks differently: each drops other inputs."""
         torch.manual_seed(seed + self._ranks.rank)
 
     def reset_optimizer(self) -> None:

@@ -18,7 +18,7 @@ class Reference:
         """The reference is the policy as it is now."""
         self._policy = policy
         self.state = {name: parameter.detach().clone() for name, parameter in policy.parameters().items()}
-        """May be overwritten with another one's."""
+        """The weights of the reference, which may be overwritten with those of another policy."""
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -236,10 +236,10 @@ def _backward(
 ) -> tuple[dict[str, float], float]:
     """Add the gradients of the part; this rank's share of its metrics, and the largest difference between trainer and
     engine in the log-probability of a token."""
-    kept: Sequence[Tensor] | None = None
+    reference_log_probs: Sequence[Tensor] | None = None
     if reference is not None:
         with reference.in_place():
-            kept = _log_probs(policy, part, settings)
+            reference_log_probs = _log_probs(policy, part, settings)
     metrics: list[dict[str, Tensor]] = []
     mismatches: list[Tensor] = []
     for number, batch in enumerate(part.micro_batches):
@@ -253,7 +253,7 @@ def _backward(
             num_tokens=part.num_tokens,
             settings=settings.loss,
             engine_log_probs=batch.engine_log_probs,
-            reference_log_probs=None if kept is None else kept[number],
+            reference_log_probs=None if reference_log_probs is None else reference_log_probs[number],
             entropies=entropies,
         )
         result.loss.backward()  # type: ignore[no-untyped-call]

@@ -20,7 +20,7 @@ class TokenWork:
     num_computed: int = 0
     """The same, with shared prompts once."""
     num_learnt: int = 0
-    """Tokens that the head is applied for."""
+    """Tokens that are learnt from: the head is applied only where they are predicted."""
     num_pairs: float = 0.0
     """Tokens that attend to another, or to themselves."""
 
@@ -49,12 +49,12 @@ class TokenWork:
 
 
 def product_flop(work: TokenWork, sizes: ModelSizes, *, is_full: bool) -> float:
-    """Of the products with weights, forward and backward. Adapters need no gradients of weights; their own products
-    are too small to count."""
+    """FLOPs of the products with weights, forward and backward. Adapters need no gradients of weights; their own
+    products are too small to count."""
     num_passes = 3 if is_full else 2
     return num_passes * _FORWARD * (sizes.num_projected() * work.num_computed + sizes.num_embedded * work.num_learnt)
 
 
 def attention_flop(work: TokenWork, sizes: ModelSizes) -> float:
-    """Of attention: the backward pass has twice as many as the forward pass."""
+    """FLOPs of attention: the backward pass has twice as many as the forward pass."""
     return 3 * _ATTENTION * sizes.queries * sizes.layers * work.num_pairs

@@ -30,7 +30,7 @@ class ActivationBytes:
 
 @dataclass(frozen=True, slots=True)
 class GpuActivations:
-    """Of one model in one process; `measure` answers for any size of micro-batch."""
+    """The activations of one model in one process; `measure` answers for any size of micro-batch."""
 
     sizes: ModelSizes
     itemsize: int

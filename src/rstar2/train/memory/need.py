@@ -15,12 +15,12 @@ _MOMENT_BYTES = 8
 _UPDATE_BYTES = 4
 """AdamW's temporary of each weight while it updates all of them."""
 _PROCESS_BYTES = 5 << 28
-"""Of a second process on the GPU: CUDA's context, libraries and compiled kernels."""
+"""What a second process takes on the GPU: CUDA's context, libraries and compiled kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuNeed:
-    """In bytes. What a part is when its size can be chosen is a method."""
+    """The bytes of each part. A part whose size can be chosen is a method."""
 
     weights: int
     """The weights that are trained, or that adapters are trained beside."""
@@ -33,7 +33,7 @@ class GpuNeed:
     """In addition during the optimizer's step, when activations are gone."""
     engine_workspace: int
     cache_token: int
-    """Of one token in the engine's cache."""
+    """One token in the engine's cache."""
     activations: GpuActivations
 
     @classmethod
@@ -68,7 +68,7 @@ class GpuNeed:
 
     @property
     def fixed(self) -> int:
-        """What is there all the time."""
+        """The bytes of the parts that are there all the time."""
         return self.weights + self.engine_weights + self.optimizer + self.reference + self.engine_workspace
 
     def update(self, num_tokens: int, *, is_checkpointed: bool) -> int:

@@ -68,7 +68,7 @@ def _part_means(scored: Sequence[Trace]) -> dict[str, float]:
 
 
 def _by_environment(scored: Sequence[Trace]) -> dict[str, float]:
-    """What each environment of a mix came to."""
+    """The metrics of each environment of a mix; none if there is only one."""
     names = sorted({trace.environment for trace in scored})
     if len(names) < 2:
         return {}

@@ -60,7 +60,7 @@ class RunRecords:
         self._observer.rollouts(1)
 
     def begin_writing(self) -> None:
-        """There is time now to write the traces so far."""
+        """Write the traces so far now, and not at the end of `hold_s`."""
         self._traces.begin_writing()
 
     async def settled(self) -> None:
@@ -116,7 +116,7 @@ class TraceWriter:
                 self._changed.notify_all()
 
     def begin_writing(self) -> None:
-        """Now is the time for what was given so far."""
+        """Write what was given so far now, and not at the end of `hold_s`."""
         with self._changed:
             self._is_time = bool(self._traces)
             self._changed.notify_all()

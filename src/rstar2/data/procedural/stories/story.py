@@ -8,7 +8,7 @@ Stories are in TOML files beside this one:
     steps = ["cost = a * b", "change = c - cost"]
 
 A number is drawn from a range; `2..9 * 10` is a multiple of ten, `2..9 * a` one of an earlier number, `2..9 + a` is
-so much more than it. `{a:w}` is written as a word up to twenty. `{who}` and `{other}` are people, `{they}`, `{them}`
+`a` and 2 to 9 more. `{a:w}` is written as a word up to twenty. `{who}` and `{other}` are people, `{they}`, `{them}`
 and `{their}` (or `{They}`, `{Their}`) what the first of them is called, `{what}` is some kind of thing.
 """
 
