@@ -99,6 +99,9 @@ async def test_branches_share_turns_and_have_notebooks_of_their_own(executor: Lo
             assert trace.prompt_ids == parent.prompt_ids
             assert seen.index(parent) < seen.index(trace)
     assert left_in_driver(roller.driver) == []
+    num_appended = sum(len(turn.appended_ids) for trace in traces for turn in trace.own_turns)
+    (use,) = roller.driver.recorder.record().engines
+    assert use.num_new_tokens == len(traces[0].prompt_ids) + num_appended, "what is shared is new once"
 
     path = tmp_path / "traces.jsonl"
     with RecordWriter[Trace](path) as writer:

@@ -119,7 +119,8 @@ class PlacedRollout:
             await self.placed()
             self._driver.recorder.send(self.engine or "", num_new_tokens)
         else:
-            self._driver.recorder.send(self.engine or "", num_tokens, prompt_of=self.spec.problem)
+            num_new_tokens = 0 if self.spec.parent else num_tokens  # its parent's were computed before
+            self._driver.recorder.send(self.engine or "", num_new_tokens, prompt_of=self.spec.problem)
         self._state = "generating"
 
     def _end_turn(self) -> None:
