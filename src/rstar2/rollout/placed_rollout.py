@@ -59,7 +59,10 @@ class PlacedRollout:
         if not self._place.done():
             self._driver.recorder.enter(self.spec.rollout, SpanKind.QUEUED)
         started_s = self._driver.clock()
-        self.engine = await self._place
+        place: asyncio.Future[str] | None = None
+        while place is not self._place:  # another decision may come before this one is heard
+            place = self._place
+            self.engine = await place
         self.waited_s += self._driver.clock() - started_s
         self._place = asyncio.get_running_loop().create_future()
 
