@@ -17,6 +17,7 @@ import json
 import sys
 import tempfile
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -128,7 +129,8 @@ def measured(folder: Path, num_first: int) -> Steps:
         num_calls, num_failed = (sum(pair[place] for pair in calls) for place in (0, 1))
         rows["accuracy"].append(fmean(bool(trace.is_right) for trace in first))
         rows["error_share_right"].append(num_failed / num_calls if num_calls else 0.0)
-        rows["entropy"].append(values.get("entropy") or 0.0)
+        if (entropy := values.get("entropy")) is not None:  # of a step that learnt something
+            rows["entropy"].append(entropy)
         rows["generated_tokens"].append(values["generated_tokens"] or 0.0)
         rows["calls"].append(sum(len(turn.results) for trace in traces for turn in trace.own_turns))
         rows["leaves"].append(len(traces))
@@ -139,10 +141,7 @@ def measured(folder: Path, num_first: int) -> Steps:
 def at_budget(steps: Steps, measure: str, spent: str, budget: float) -> float:
     """The mean of a measure over the steps that end within the last quarter of the budget; the last step before it, if
     there is none."""
-    total, ends = 0.0, []
-    for cost, value in zip(steps[spent], steps[measure], strict=True):
-        total += cost
-        ends.append((total, value))
+    ends = list(zip(accumulate(steps[spent]), steps[measure], strict=True))
     within = [value for end, value in ends if (1 - LAST_SHARE) * budget < end <= budget]
     return fmean(within) if within else [value for end, value in ends if end <= budget][-1]
 
@@ -155,7 +154,8 @@ def show(found: Found) -> None:
         for seed, runs in found["seeds"].items():
             if not runs:
                 continue
-            budget = min(sum(steps[spent]) for steps in runs.values())
+            # Added up as in `at_budget`: `sum` may round otherwise, and leave out an arm's last step.
+            budget = min([*accumulate(steps[spent])][-1] for steps in runs.values())
             for arm, steps in runs.items():
                 outcomes[arm][seed] = at_budget(steps, "accuracy", spent, budget)
         print(f"\naccuracy of the first half of the rollouts at equal {spent}")
@@ -232,7 +232,11 @@ def main() -> int:
     options.steps = options.steps or scale.num_steps
     found: Found = {"scale": options.scale, "machine": machine(), "steps": options.steps, "seeds": {}}
     if options.json is not None and options.json.exists():
-        found = json.loads(options.json.read_text(encoding="utf-8"))
+        earlier: Found = json.loads(options.json.read_text(encoding="utf-8"))
+        for name in ("scale", "steps"):
+            if earlier[name] != found[name]:
+                parser.error(f"{options.json} has runs of {name} {earlier[name]}, not {found[name]}; use another file")
+        found = earlier
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)

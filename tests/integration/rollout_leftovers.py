@@ -16,8 +16,13 @@ from rstar2.sandbox import LocalExecutor
 if TYPE_CHECKING:  # workers have no PyTorch
     from rstar2.engine.embedded import EmbeddedEngine
 
-COUNTERS = ("num_inflight", "_num_unfinished", "num_waiting", "num_own_tokens", "num_own_tokens_at_most")
+COUNTERS = (
+    *("num_inflight", "_num_unfinished", "num_waiting"),
+    *("num_own_tokens", "num_own_tokens_at_most", "num_prompt_tokens"),
+)
 """Of what schedulers hold: 0 when nothing runs."""
+MEMORY = "_ended_at"
+"""Where rollouts ended, for branches of them: of the newest ones, and of none that was abandoned."""
 
 
 def left_in_driver(driver: Driver[Any]) -> list[str]:
@@ -35,7 +40,7 @@ def left_in_scheduler(scheduler: Scheduler) -> list[str]:
 
 
 def _mentions(value: Any, path: str, seen: set[int]) -> Iterator[str]:
-    """Where a rollout's name stands, or a counter that is not 0. What was learnt of lengths may stay."""
+    """Where a rollout's name stands, or a counter that is not 0. What was learnt may stay."""
     if isinstance(value, NeedModel) or id(value) in seen:
         return
     seen.add(id(value))
@@ -54,6 +59,8 @@ def _mentions(value: Any, path: str, seen: set[int]) -> Iterator[str]:
         return
     names = [field.name for field in fields(value)] if is_dataclass(value) else list(getattr(value, "__dict__", ()))
     for name in names:
+        if name == MEMORY:
+            continue
         held = getattr(value, name)
         if name in COUNTERS and any(held.values() if isinstance(held, dict) else [held]):
             yield f"{path}.{name}: {held}"

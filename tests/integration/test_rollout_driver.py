@@ -106,6 +106,23 @@ async def test_2000_rollouts_on_two_engines_of_which_one_dies_lose_none(policy: 
     assert not living.sessions, "every session was released"
 
 
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+async def test_an_engine_may_be_lost_the_moment_it_is_given_a_rollout_that_waited(policy: str) -> None:
+    async def one_turn(seat: PlacedRollout) -> int:
+        return len([chunk async for chunk in seat.generate(PROMPT, Sampling(), 4)])
+
+    for num_ticks in range(24):
+        driver: Driver[int] = Driver(make_policy(policy), max_concurrent=2)
+        for name in ("first", "second"):
+            driver.add_engine(name, CountingEngine(), SPEED)
+        run = asyncio.create_task(driver.run(specs(6), one_turn))
+        for _ in range(num_ticks):
+            await asyncio.sleep(0)
+        driver.lose_engine("first")
+        assert await asyncio.wait_for(run, 60) == [4] * 6, f"lost after {num_ticks} ticks"
+        assert left_in_driver(driver) == []
+
+
 async def test_an_engine_may_join_in_the_middle() -> None:
     driver: Driver[list[int]] = Driver(make_policy("kv-aware"))
     first, second = CountingEngine(), CountingEngine()

@@ -11,7 +11,7 @@ import pytest
 from rollout_leftovers import left_in_driver
 from train_rollouts import CHAT, answer
 
-from rstar2.agent import AgentLimits, JupyterTool, Tool
+from rstar2.agent import AgentLimits, JupyterTool, Tool, Transcript
 from rstar2.agent.chat_template import ASSISTANT_OPENING
 from rstar2.engine import Chunk, Sampling
 from rstar2.engine.scripted import ScriptedEngine, ScriptedPrompt
@@ -29,6 +29,7 @@ from rstar2.rollout.resume import ResumingRoller
 from rstar2.rollout.roller import Roller
 from rstar2.rollout.scheduler import EngineSpeed
 from rstar2.rollout.trees import ForkFacts, Leaf, TreeSettings, policies
+from rstar2.rollout.trees.grow import ForkPoint, LeafRequest, grow
 from rstar2.sandbox import LocalExecutor
 from rstar2.sandbox.local import LocalConfig
 
@@ -99,6 +100,9 @@ async def test_branches_share_turns_and_have_notebooks_of_their_own(executor: Lo
             assert trace.prompt_ids == parent.prompt_ids
             assert seen.index(parent) < seen.index(trace)
     assert left_in_driver(roller.driver) == []
+    num_appended = sum(len(turn.appended_ids) for trace in traces for turn in trace.own_turns)
+    (use,) = roller.driver.recorder.record().engines
+    assert use.num_new_tokens == len(traces[0].prompt_ids) + num_appended, "what is shared is new once"
 
     path = tmp_path / "traces.jsonl"
     with RecordWriter[Trace](path) as writer:
@@ -274,3 +278,27 @@ async def test_a_tree_that_is_given_up_leaves_nothing(executor: LocalExecutor) -
     with pytest.raises(asyncio.CancelledError):
         await run
     assert left_in_driver(roller.driver) == []
+
+
+async def test_a_tree_that_is_given_up_as_it_closes_its_copies_closes_all_of_them() -> None:
+    closing, closed = asyncio.Event(), list[int]()
+
+    class Slow:
+        async def close(self) -> None:
+            closing.set()
+            closed.append(0)
+            await asyncio.sleep(0.01)
+
+    async def roll_round(leaves: Sequence[LeafRequest]) -> list[Trace]:
+        for leaf in leaves:
+            state = ForkPoint(leaf.request.trace_id, Transcript("", (1,)), Slow())
+            if leaf.states is not None:
+                leaf.states.extend([state] * 3)
+        return [Trace(leaf.request.trace_id, "p", (1,), "", (), Outcome.TRUNCATED) for leaf in leaves]
+
+    growing = asyncio.create_task(grow(requests(3, None), TreeSettings(2), roll_round))
+    await closing.wait()
+    growing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await growing
+    assert len(closed) == 6

@@ -20,6 +20,7 @@ from rstar2.agent.events import (
     UserReplied,
     ignore_event,
 )
+from rstar2.agent.tool import close_all
 from rstar2.engine import Chunk, Engine, EngineLoad, Sampling
 from rstar2.engine.plain_text import PlainTextTokenizer
 from rstar2.engine.scripted import ScriptedEngine, ScriptedPrompt, read_script, replies
@@ -447,3 +448,20 @@ def test_a_script_is_a_file_of_replies(tmp_path: Path) -> None:
         roll(engine)
     with pytest.raises(UserError, match=r"absent.txt cannot be read"):
         read_script(tmp_path / "absent.txt")
+
+
+async def test_tools_that_are_closed_when_the_rollout_is_cancelled_are_all_closed() -> None:
+    closing, closed = asyncio.Event(), list[int]()
+
+    class Slow(FakeTool):
+        async def close(self) -> None:
+            closing.set()
+            closed.append(0)
+            await asyncio.sleep(0.01)
+
+    task = asyncio.create_task(close_all([Slow(), Slow()]))
+    await closing.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(closed) == 2

@@ -240,6 +240,15 @@ def test_a_branch_of_a_lost_engine_starts_elsewhere() -> None:
     assert engine != home
 
 
+def test_where_rollouts_ended_is_kept_of_the_newest_and_of_none_that_was_abandoned() -> None:
+    policy = make(1, 1_000_000, KvAwareSettings(num_remembered=2))
+    starts = list(started(submit(policy, 1, 4)))
+    policy.handle(RolloutEnded(1.0, starts[0], PROMPT + 10, was_abandoned=True))
+    for rollout in starts[1:]:
+        end(policy, rollout, 10)
+    assert list(policy._ended_at) == starts[2:]
+
+
 def test_what_branches_of_one_root_share_is_counted_once() -> None:
     account = CacheAccount("e0", 10_000, SPEED)
     account.add(branch("b0", "r", 400, 300), 0)

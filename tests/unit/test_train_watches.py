@@ -1,6 +1,7 @@
 """What is watched, on traces made by hand; and when a policy is called collapsed."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -108,3 +109,8 @@ def test_what_a_branch_shares_was_generated_once() -> None:
     root = trace("a", 1.0, turn("", OK), turn())
     branch = Trace("b", "p", (0,), "", root.turns, Outcome.ANSWERED, reward=0.0, parent="a", num_shared_turns=1)
     assert watch_rollouts((root, branch), ())["generated_tokens"] == 6
+    first, second = (Turn((1, 2), (0.0, 0.0), "", StopReason.END_OF_TURN, entropies=(8.0, 4.0)) for _ in range(2))
+    root = replace(root, turns=(first, second))
+    inside = replace(second, entropies=(8.0, 1.0))
+    branch = replace(branch, turns=(first, inside), num_shared_tokens=1)
+    assert watch_rollouts((root, branch), ())["engine_entropy"] == pytest.approx((8 + 4 + 8 + 4 + 1) / 5)

@@ -5,6 +5,7 @@ checked against the schema. A failure that is not the call's fault is raised, as
 it is retried, and if it stays ends the rollout without a score; the model never sees it.
 """
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -94,12 +95,16 @@ def by_name(tools: Sequence[Tool]) -> dict[str, Tool]:
 
 
 async def close_all(tools: Sequence[Tool]) -> None:
-    """The rollout is over. All are closed, whatever one of them raises."""
-    failed = ""
+    """The rollout is over. All are closed, whatever one of them raises, and also when this is cancelled."""
+    failed, cancelled = "", None
     for tool in tools:
         try:
             await tool.close()
+        except asyncio.CancelledError as error:
+            cancelled = error
         except Exception as error:
             failed = failed or f"tool {tool.schema.name} could not be closed: {type(error).__name__}: {error}"
+    if cancelled is not None:
+        raise cancelled
     if failed:
         raise InfrastructureError(failed)

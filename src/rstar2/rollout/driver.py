@@ -6,7 +6,8 @@ scheduler never sees a token, the rollout never sees an engine.
 
 Invariant: a rollout's function is called once and ends once, whatever happens to engines. Tokens that arrived before an
 engine was lost are kept, and the turn continues after them; later output of a lost engine is ignored. When `run`
-returns or is cancelled, scheduler and engines hold nothing of its rollouts any more.
+returns or is cancelled, scheduler and engines hold nothing of its rollouts any more but what they have learnt: lengths,
+and for branches where rollouts ended.
 """
 
 import asyncio

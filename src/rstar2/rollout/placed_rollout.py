@@ -59,7 +59,10 @@ class PlacedRollout:
         if not self._place.done():
             self._driver.recorder.enter(self.spec.rollout, SpanKind.QUEUED)
         started_s = self._driver.clock()
-        self.engine = await self._place
+        place: asyncio.Future[str] | None = None
+        while place is not self._place:  # another decision may come before this one is heard
+            place = self._place
+            self.engine = await place
         self.waited_s += self._driver.clock() - started_s
         self._place = asyncio.get_running_loop().create_future()
 
@@ -119,7 +122,8 @@ class PlacedRollout:
             await self.placed()
             self._driver.recorder.send(self.engine or "", num_new_tokens)
         else:
-            self._driver.recorder.send(self.engine or "", num_tokens, prompt_of=self.spec.problem)
+            num_new_tokens = 0 if self.spec.parent else num_tokens  # its parent's were computed before
+            self._driver.recorder.send(self.engine or "", num_new_tokens, prompt_of=self.spec.problem)
         self._state = "generating"
 
     def _end_turn(self) -> None:

@@ -94,7 +94,8 @@ class KvAware:
         self._engine_of: dict[str, str] = {}
         """The engine of each rollout that is in a cache."""
         self._ended_at: OrderedDict[str, str] = OrderedDict()
-        """The last engine of rollouts that have ended: its prefix cache may still hold what their branches share."""
+        """The last engine of rollouts that ended by themselves: its prefix cache may still hold what their branches
+        share."""
         self._at_tool: set[str] = set()
         self._being_cancelled: set[str] = set()
         self._displaced: dict[str, str] = {}
@@ -260,7 +261,8 @@ class KvAware:
             del self._displaced[rollout]
             return self._fill(self._emptiest_first())
         self._accounts[engine].remove(spec)
-        self._ended_at[rollout] = engine
+        if not fact.was_abandoned:
+            self._ended_at[rollout] = engine
         if len(self._ended_at) > self._settings.num_remembered:
             self._ended_at.popitem(last=False)
         return self._fill((engine,))

@@ -91,10 +91,9 @@ RollRound = Callable[[Sequence[LeafRequest]], Awaitable[Sequence[Trace]]]
 
 
 async def grow(requests: Sequence[RolloutRequest], settings: TreeSettings, roll_round: RollRound) -> list[Trace]:
-    traces = list[Trace]()
-    states, points = list[ForkPoint](), list[ForkPoint]()
+    traces, points = list[Trace](), list[ForkPoint]()
     sizes = iter(settings.rounds(len(requests)))
-    try:
+    async with contextlib.AsyncExitStack() as copies:  # closes all of them, also when it is cancelled meanwhile
         while len(traces) < len(requests):
             # A budget of tokens cuts rounds short; what they leave of it is spent in further ones.
             num_leaves = next(sizes, len(requests) - len(traces))
@@ -110,14 +109,16 @@ async def grow(requests: Sequence[RolloutRequest], settings: TreeSettings, roll_
             try:
                 traces += await roll_round(leaves)
             finally:
-                states += [state for leaf in leaves for state in leaf.states or ()]
+                for state in (state for leaf in leaves for state in leaf.states or ()):
+                    copies.push_async_callback(_close, state.episode)
             for leaf, trace in zip(leaves, traces[-len(leaves) :], strict=True):
                 points += _points_of(leaf, trace, settings.rule)
-    finally:
-        for state in states:
-            with contextlib.suppress(InfrastructureError):  # a copy that cannot be closed changes nothing
-                await state.episode.close()
     return traces
+
+
+async def _close(episode: Episode) -> None:
+    with contextlib.suppress(InfrastructureError):  # a copy that cannot be closed changes nothing
+        await episode.close()
 
 
 def _points_of(leaf: LeafRequest, trace: Trace, rule: PointRule) -> Iterator[ForkPoint]:

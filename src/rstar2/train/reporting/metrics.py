@@ -46,7 +46,7 @@ def watch_rollouts(traces: Sequence[Trace], groups: Sequence[Group]) -> dict[str
         "truncated_share": _share(scored, lambda trace: trace.outcome is Outcome.TRUNCATED),
         "response_tokens_mean": _mean([trace.num_response_tokens for trace in scored]),
         "response_tokens_right": _mean([trace.num_response_tokens for trace in right]),
-        "engine_entropy": _mean([value for trace in scored for turn in trace.turns for value in turn.entropies]),
+        "engine_entropy": _mean([value for trace in scored for value in _own_entropies(trace)]),
         "generated_tokens": sum(trace.num_generated_tokens for trace in traces),
         "num_rollouts": sum(trace.outcome is not Outcome.BEYOND_BUDGET for trace in traces),
         "num_faults": sum(trace.outcome is Outcome.INFRASTRUCTURE_FAULT for trace in traces),
@@ -56,6 +56,11 @@ def watch_rollouts(traces: Sequence[Trace], groups: Sequence[Group]) -> dict[str
         **_part_means(scored),
         **_by_environment(scored),
     }
+
+
+def _own_entropies(trace: Trace) -> list[float]:
+    """Without those of tokens that are its parent's, in a tree."""
+    return [value for turn in trace.own_turns for value in turn.entropies][trace.num_shared_tokens :]
 
 
 def _part_means(scored: Sequence[Trace]) -> dict[str, float]:
