@@ -55,7 +55,7 @@ def write_warm_up(name: str) -> None:
 
 def train(name: str, seed: str, folder: Path) -> dict[str, float]:
     run = folder / seed
-    command = ["timeout", str(DEADLINE_S), sys.executable, "-m", "rstar2.cli.main", "train", f"{name}.toml"]
+    command = ["timeout", str(DEADLINE_S), sys.executable, "-m", "rstar2", "train", f"{name}.toml"]
     command += ["--set", f"seed={seed}", "--run", str(run), "--threads", "1"]
     began = time.monotonic()
     with (folder / f"{seed}.log").open("wb") as log:

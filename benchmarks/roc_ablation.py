@@ -145,7 +145,7 @@ class RunPool:
         arguments = ["train", str(recipe_file), "--run", str(run), "--threads", str(self.num_threads)]
         async with self.places:
             say(f"{name} begins")
-            trouble = await self._trouble(["-m", "rstar2.cli.main", *arguments], log_file)
+            trouble = await self._trouble(["-m", "rstar2", *arguments], log_file)
         if trouble is None:
             return run
         tail = log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-NUM_TAIL_LINES:]

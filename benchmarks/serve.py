@@ -196,7 +196,7 @@ def main() -> None:
     options.vocab_size = json.loads((Path(options.model) / "config.json").read_text())["vocab_size"]
     most = str(max(1024, *options.in_flight))
     commands = {
-        "rstar2": [sys.executable, "-m", "rstar2.cli.main", "serve", options.model, "--max-in-flight", most],
+        "rstar2": [sys.executable, "-m", "rstar2", "serve", options.model, "--max-in-flight", most],
     }
     if options.vllm_python:
         entry = [options.vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", options.model]

@@ -281,7 +281,7 @@ async def left_running(pids: set[int]) -> list[int]:
 
 def server_command(arguments: argparse.Namespace) -> list[str]:
     served = ["--agent", "--engine", "soak_agent:open_policy"] if arguments.agent else [arguments.model]
-    return [sys.executable, "-m", "rstar2.cli.main", "serve", *served, "--port", "0"]
+    return [sys.executable, "-m", "rstar2", "serve", *served, "--port", "0"]
 
 
 async def soak(arguments: argparse.Namespace) -> int:

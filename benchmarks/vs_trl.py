@@ -203,7 +203,7 @@ def run_rstar2(name: str, options: argparse.Namespace, recipe: Recipe, scratch: 
         recipe = recipe.model_copy(update={"engine": engine})
     scratch.mkdir()
     (scratch / "recipe.toml").write_text(to_toml(recipe))
-    arguments = ["-m", "rstar2.cli.main", "train", str(scratch / "recipe.toml"), "--run", str(scratch / "run")]
+    arguments = ["-m", "rstar2", "train", str(scratch / "recipe.toml"), "--run", str(scratch / "run")]
     if options.num_threads:
         arguments += ["--threads", str(options.num_threads)]
     run([sys.executable, *arguments], options, log)

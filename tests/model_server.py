@@ -30,7 +30,7 @@ class ModelServer:
     """A process that serves; `root` is its address without /v1."""
 
     def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "rstar2.cli.main", "serve", *arguments, "--port", "0"]
+        command = [sys.executable, "-m", "rstar2", "serve", *arguments, "--port", "0"]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         self.lines: list[str] = []
         self._said: queue.Queue[str] = queue.Queue()

@@ -108,7 +108,7 @@ def assert_rollouts_were_reused(run: Path, step: int) -> None:
 
 def test_a_driver_that_is_killed(address: str, reference: Path, tmp_path: Path) -> None:
     recipe, run = write_cluster_recipe(tmp_path), tmp_path / "run"
-    command = [sys.executable, "-m", "rstar2.cli.main", "train", str(recipe), "--run", str(run), "--cluster", address]
+    command = [sys.executable, "-m", "rstar2", "train", str(recipe), "--run", str(run), "--cluster", address]
     log = tmp_path / "log"
     with log.open("wb") as output, subprocess.Popen(command, stderr=output, stdout=output) as supervisor:
         try:

@@ -30,7 +30,7 @@ class SandboxProcess:
     def __init__(self, verb: str, *arguments: str, token: str | None = TOKEN) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "RSTAR2_SANDBOX_TOKEN"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rstar2.cli.main", "sandbox", verb, "--port", "0", *arguments],
+            [sys.executable, "-m", "rstar2", "sandbox", verb, "--port", "0", *arguments],
             env=environment | ({"RSTAR2_SANDBOX_TOKEN": token} if token is not None else {}),
             stderr=subprocess.PIPE,
             text=True,

@@ -327,7 +327,7 @@ def test_a_service_makes_a_token_that_our_clients_find_and_nobody_else_sees(
     assert ask(made.url, "/healthz", token=None) == (200, {"status": "ready"})
     with Sandbox(made.url) as sandbox, Sandbox(made.url.replace("127.0.0.1", "localhost")) as by_name:
         assert sandbox.run("1 + 1").value == by_name.run("1 + 1").value == "2"
-    command = [sys.executable, "-m", "rstar2.cli.main", "sandbox", "run", "-", "--address", made.url]
+    command = [sys.executable, "-m", "rstar2", "sandbox", "run", "-", "--address", made.url]
     ended = subprocess.run(command, input="print(6 * 7)", capture_output=True, text=True, timeout=240)
     assert (ended.returncode, ended.stdout) == (0, "42\n"), ended.stderr
 
@@ -462,7 +462,7 @@ def test_a_port_that_is_none_is_not_taken_for_another() -> None:
 def test_an_address_where_nobody_is_is_said_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
-    command = [sys.executable, "-m", "rstar2.cli.main", "sandbox", "run", "-", "--address", address]
+    command = [sys.executable, "-m", "rstar2", "sandbox", "run", "-", "--address", address]
     # The deadline of a run is 160 s: what ends earlier did not wait for it.
     ended = subprocess.run(command, input="print(1)", capture_output=True, text=True, timeout=240)
     assert ended.returncode == 3 and address in ended.stderr and "waiting" not in ended.stderr

@@ -67,7 +67,7 @@ class Service:
 @asynccontextmanager
 async def running_service() -> AsyncIterator[Service]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "rstar2.cli.main", "sandbox", "serve", "--port", "0"), stderr=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "rstar2", "sandbox", "serve", "--port", "0"), stderr=asyncio.subprocess.PIPE
     )
     assert process.stderr is not None
     try:

@@ -20,7 +20,7 @@ from rstar2.records import ToolCall
 pytestmark = pytest.mark.integration
 EVIL = "\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b31mred\r\x08\x7f"
 PROGRAM = f"import sys\nprint({EVIL!r})\nprint({EVIL!r}, file=sys.stderr)\nlast = {EVIL!r}\nlast"
-COMMAND = [sys.executable, "-m", "rstar2.cli.main", "sandbox", "run", "--unsafe", "-"]
+COMMAND = [sys.executable, "-m", "rstar2", "sandbox", "run", "--unsafe", "-"]
 
 
 class Terminal(io.StringIO):

@@ -96,6 +96,6 @@ def test_sigterm_finishes_a_stream_that_runs(folder: Path) -> None:
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "rstar2.cli.main", "serve", *arguments, "--port", "0"]
+    command = [sys.executable, "-m", "rstar2", "serve", *arguments, "--port", "0"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 2 and message in ended.stderr and "Traceback" not in ended.stderr

@@ -75,7 +75,7 @@ async def test_adapters_kl_importance_weights_and_more_optimizer_steps_survive_a
 
 def test_the_command_line_trains_is_interrupted_goes_on_and_says_where_all_is(tmp_path: Path) -> None:
     recipe, run = write_recipe(tmp_path), tmp_path / "run"
-    command = [sys.executable, "-m", "rstar2.cli.main", "train", str(recipe), "--run", str(run), "--threads", "1"]
+    command = [sys.executable, "-m", "rstar2", "train", str(recipe), "--run", str(run), "--threads", "1"]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -83,7 +83,3 @@ def main() -> None:
             app()
     finally:
         gc.freeze()  # or the interpreter would search all objects of torch for cycles before it ends
-
-
-if __name__ == "__main__":
-    main()

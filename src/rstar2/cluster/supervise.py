@@ -24,7 +24,7 @@ def num_checkpoints(run: Path) -> int:
 
 MAX_DEATHS_WITHOUT_PROGRESS = 3
 _ASKED_FOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_COMMAND = (sys.executable, "-m", "rstar2.cli.main")
+_COMMAND = (sys.executable, "-m", "rstar2")
 _PR_SET_PDEATHSIG = 1
 
 

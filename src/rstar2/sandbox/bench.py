@@ -232,7 +232,7 @@ async def measure(chosen: Mapping[str, Measurement], *, quick: bool, say: Callab
 @contextlib.asynccontextmanager
 async def _service() -> AsyncIterator[tuple[str, int]]:
     """Address and process id of an `rstar2 sandbox serve` on a free port."""
-    command = [sys.executable, "-m", "rstar2.cli.main", "sandbox", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "rstar2", "sandbox", "serve", "--port", "0"]
     environment = {name: value for name, value in os.environ.items() if name != "RSTAR2_SANDBOX_TOKEN"}
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE, env=environment)
     assert process.stderr is not None
