@@ -1,4 +1,4 @@
-"""SmolLM2 itself: greedy tokens are the most likely ones of a `transformers` pass over them, log-probabilities are its."""
+"""SmolLM2 itself: greedy tokens are the likeliest of a `transformers` pass over them, log-probabilities those of it."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -219,9 +219,7 @@ def test_mistakes_on_the_command_line(arguments: list[str], said: str) -> None:
 
 
 def test_a_mistake_is_a_sentence_and_the_exit_code_of_mistakes() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "rstar2", "train"], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-m", "rstar2", "train"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: give a recipe")
     assert "Traceback" not in done.stderr
