@@ -185,6 +185,17 @@ async def test_a_type_of_the_users_own_may_raise_anything() -> None:
             environment.opening(problem({"grid": {"width": 9}}))
 
 
+class Spoken(Sized):
+    def system_text(self) -> str:  # type: ignore[override]
+        return "Be brief."
+
+
+async def test_a_system_text_is_a_text() -> None:
+    with pytest.raises(UserError, match=r"Spoken.system_text must be a text, not a method"):
+        async with opened(Spoken):
+            pass
+
+
 async def test_what_a_person_asks_has_no_name_in_errors() -> None:
     async with opened(Sized) as environment:
         with pytest.raises(UserError, match=r"^/.*: Sized.reset needs the column 'size'; the row has prompt"):

@@ -181,6 +181,8 @@ async def open_class(
     first, calls = await make_object(make, getattr(factory, "__name__", "factory"), caller)
     try:
         shape = read_shape(type(first), has_reward=section.reward is not None)
+        if shape.is_task and not isinstance(first.system_text or "", str):
+            raise UserError(f"{shape.name}.system_text must be a text, not a {type(first.system_text).__name__}")
     except UserError:
         await calls.close("", None)
         raise
