@@ -1,5 +1,7 @@
 """Foreign programs as episodes: with OpenAI's own client, as functions and as commands, and when they fail."""
 
+import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,6 +19,9 @@ from rstar2.engine.scripted import ScriptedEngine, ScriptedPrompt
 from rstar2.environments import Services
 from rstar2.environments.open import open_environment
 from rstar2.errors import InfrastructureError, UserError
+from rstar2.harness.door import Address
+from rstar2.harness.programs import load_program
+from rstar2.harness.settings import HarnessSettings
 from rstar2.records import Outcome, Problem, Trace
 from rstar2.records.codec import decode, encode
 from rstar2.rollout import EngineSpeed, make_policy
@@ -164,6 +169,33 @@ async def test_a_command_gets_the_row_and_the_address(programs: Path) -> None:
     assert (good.answer, good.reward, len(good.turns)) == ("fine 1\n", 1.0, 2)
     assert (bad.outcome, bad.reward) == (Outcome.INFRASTRUCTURE_FAULT, None)
     assert "ended with 1: it failed" in bad.note
+
+
+def num_open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+ADDRESS = Address("http://127.0.0.1:9/v1", "key", "m")
+
+
+@pytest.mark.parametrize("command", [("yes",), ("setsid", "--fork", "sleep", "60")], ids=["floods", "daemon"])
+async def test_a_command_that_is_given_up_leaves_nothing(command: tuple[str, ...]) -> None:
+    """Though its output is full, or a survivor in a session of its own holds it."""
+    num_open = num_open_files()
+    playing = asyncio.ensure_future(load_program(HarnessSettings(command=command))({}, ADDRESS))
+    await asyncio.sleep(0.5)
+    assert not playing.done()
+    playing.cancel()
+    await asyncio.wait({playing}, timeout=30)
+    assert playing.cancelled() and num_open_files() == num_open
+
+
+async def test_a_command_may_print_before_it_reads_its_row() -> None:
+    program = "import sys; print('x' * 1_000_000); print(len(sys.stdin.read()))"
+    row = {"text": "y" * 1_000_000}
+    async with asyncio.timeout(60):
+        result = await load_program(HarnessSettings(command=(sys.executable, "-c", program)))(row, ADDRESS)
+    assert result.endswith(f"\n{len(json.dumps(row)) + 1}\n")
 
 
 @pytest.mark.parametrize(("name", "note"), [("crashes", "no good"), ("hangs", "asked nothing for 2 s")])

@@ -258,3 +258,57 @@ async def test_a_name_that_leads_to_another_machine_later_is_not_followed(monkey
             # The name is no longer that of the machine that asks.
             async with caller._connected().post(f"{address}/nodes", json=named) as response:
                 assert response.status == 422
+
+
+CONFLICT = (409, {"error": "conflict", "message": "no", "detail": []})
+JUNK = (200, "<html>")
+
+
+@pytest.mark.parametrize("forged", [CONFLICT, JUNK], ids=["a conflict with nothing", "no object"])
+async def test_what_a_node_makes_up_of_a_change_is_its_own_fault(forged: tuple[int, Any]) -> None:
+    """The session goes on from its cells, and its caller notices nothing."""
+    status, body = forged
+    changes = {"fork", "rollback", "a"}
+    num_cells = 0
+
+    async def forge(request: web.Request) -> web.StreamResponse:
+        nonlocal num_cells
+        asked = request.path.rsplit("/", 1)[1]
+        if asked in changes:
+            return web.json_response(body, status=status)
+        num_cells = num_cells + 1 if asked == "cells" else 0
+        return web.json_response({"num_cells": num_cells, "result": OK} if asked == "cells" else SESSION)
+
+    async with hostile(answering(forge)) as (url, _), gateway() as (_, pool):
+        Gateway(pool, TOKEN).join(url)
+        await until(lambda: "ready" in {known.state for known in pool.nodes()}, 60.0)
+        session = await pool.session()
+        for code in ("x = 1", "x = 2"):
+            assert (await session.run(code)).ok
+        forked = await session.fork()
+        assert (forked.num_cells, forked.node) == (2, None)
+        await session.rollback()
+        assert (session.num_cells, session.node) == (1, None)
+        assert (await session.run("x = 3")).ok and session.num_cells == 2
+        await session.close()
+
+
+async def test_a_node_that_makes_up_an_answer_to_a_file_does_not_get_the_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its cells would be run without the file, and blamed for it."""
+    monkeypatch.setattr(pool_session, "NODE_WAIT_S", 0.0)
+    answers = {"sessions": SESSION, "cells": {"num_cells": 1, "result": OK}, "files": {**SESSION, "num_cells": 1}}
+
+    async def forge(request: web.Request) -> web.StreamResponse:
+        return web.json_response(answers.get(request.path.rsplit("/", 1)[1], {}))
+
+    async with hostile(answering(forge)) as (url, _), gateway() as (_, pool):
+        Gateway(pool, TOKEN).join(url)
+        await until(lambda: "ready" in {known.state for known in pool.nodes()}, 60.0)
+        session = await pool.session()
+        await session.put_file("data.csv", b"1,2")
+        answers["files"] = "<html>"
+        session._leave_place()
+        result = await session.run("open('data.csv')")
+        assert (result.status, session.num_cells) == (ExecutionStatus.INFRASTRUCTURE, 1)

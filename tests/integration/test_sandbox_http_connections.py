@@ -81,6 +81,21 @@ async def test_a_request_may_take_longer_than_a_head() -> None:
             assert response.status == 200
 
 
+async def test_a_request_whose_body_comes_in_pieces_is_not_silent() -> None:
+    executor = GateExecutor()
+    body = json.dumps({"code": "hold" + " " * 150_000}).encode()  # more than is read at once
+    head = b"POST /v1/run HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    async with service(executor, ServiceSettings(max_connections=1)) as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        await until(lambda: executor.num_running == 1)
+        async with aiohttp.ClientSession(running.url) as late, late.get("/healthz") as response:
+            assert response.status == 200
+        executor.gate.set()
+        assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+
 async def test_a_service_full_of_callers_tells_its_health_and_refuses_the_rest() -> None:
     executor = GateExecutor()
     async with (

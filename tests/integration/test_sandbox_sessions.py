@@ -11,8 +11,10 @@ import pytest
 import pytest_asyncio
 from process_tree import descendants, is_running, until
 
+from rstar2.errors import InfrastructureError
 from rstar2.sandbox import Execution, ExecutionStatus, Limits, LocalConfig, LocalExecutor, Session
 from rstar2.sandbox.execution import MIB
+from rstar2.sandbox.notebooks.live_tree import DamagedError, LiveTree
 from rstar2.sandbox.notebooks.local_session import LocalSession
 from rstar2.sandbox.slots.slot_factory import SlotConfig
 
@@ -262,6 +264,26 @@ async def test_a_rollback_of_one_fork_is_not_seen_by_the_other(session: Session)
     await fork.close()
 
 
+async def test_a_rollback_of_one_fork_lets_the_cell_of_the_other_run(session: LocalSession) -> None:
+    await run(session, "x = 1")
+    forks = [await session.fork() for _ in range(2)]
+    for fork in forks:
+        await run(fork, "y = 2")
+    tree = session.tree
+    assert tree is not None and len(tree.sessions) == 3
+    running = asyncio.create_task(run(session, "import time\ntime.sleep(1)\nx + 1"))
+    await until(lambda: tree.waiting is not None)
+    for fork in forks:
+        await fork.rollback()
+    result = await running
+    assert (result.status, result.value, result.num_attempts) == (S.OK, "2", 1)
+    assert session.tree is tree
+    # The root and the two cells of the session; a state that was dropped is reaped with the next.
+    await until(lambda: sum(map(is_running, descendants(tree.pid))) == 3)
+    for fork in forks:
+        await fork.close()
+
+
 # ---- eviction ----
 
 
@@ -305,6 +327,25 @@ async def test_a_rebuild_ends_though_a_cell_dies_in_it(executor: LocalExecutor) 
     session._trees.end(session.tree)
     assert await value(session, "6 * 7") == "42"
     await session.close()
+
+
+async def test_files_are_not_waited_for_where_no_tree_answers(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run(session, "x = 1")
+    assert session.tree is not None
+    session._trees.end(session.tree)
+
+    async def damaged(*_: object) -> None:
+        await asyncio.sleep(0)
+        raise DamagedError
+
+    monkeypatch.setattr(LiveTree, "run", damaged)
+    async with asyncio.timeout(30):
+        with pytest.raises(InfrastructureError, match="does not answer"):
+            await session.list_files()
+    monkeypatch.undo()
+    assert await value(session, "x") == "1"
 
 
 async def test_a_seeded_generator_goes_on_across_cells_and_rebuilds() -> None:

@@ -120,6 +120,15 @@ def test_a_dry_run_names_every_row_that_the_environment_cannot_use(
         assert re.search(rf"rows.jsonl, line {number}: .*{said}", line), line
 
 
+def test_a_dry_run_of_a_faulty_recipe_takes_rows_for_those_of_its_environment(empty_machine: Path) -> None:
+    arguments = own_task(empty_machine, "file:task.py:Pens", '{"room": 1, "colour": "red"}', "no json")
+    result = runner.invoke(app, [*arguments, "--set", "train.lr=-1"])
+    assert isinstance(result.exception, UserError)
+    heading, *lines = str(result.exception).splitlines()
+    assert heading.endswith("has 2 mistakes:"), lines
+    assert "train.lr must be" in lines[0] and "rows.jsonl, line 2: not JSON" in lines[1]
+
+
 def test_a_dry_run_lists_the_first_bad_rows_and_counts_the_others(empty_machine: Path) -> None:
     rows = (f'{{"room": {number}}}' for number in range(MAX_SHOWN + 5))
     result = runner.invoke(app, own_task(empty_machine, "file:task.py:Pens", *rows))

@@ -5,6 +5,7 @@ import random
 import sqlite3
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
@@ -157,6 +158,42 @@ async def test_a_row_must_have_the_types_that_reset_names() -> None:
                 environment.opening(problem(row))
     async with opened(Typed) as environment:  # a hint that cannot be read: none of them is checked
         environment.opening(problem({"colour": 5, "size": 1}))
+
+
+@dataclass
+class Grid:
+    width: int
+
+    def __post_init__(self) -> None:
+        if self.width > 8:
+            raise KeyError(self.width)
+
+
+class OnGrid(Sized):
+    async def reset(self, grid: Grid, title: str = None) -> str:  # type: ignore[assignment, override]  # noqa: RUF013
+        return f"{grid} {title}"
+
+
+async def test_a_column_may_be_missing_as_none_where_reset_has_none() -> None:
+    async with opened(OnGrid) as environment:
+        environment.opening(problem({"grid": {"width": 1}, "title": None}))
+
+
+async def test_a_type_of_the_users_own_may_raise_anything() -> None:
+    async with opened(OnGrid) as environment:
+        with pytest.raises(UserError, match=r"OnGrid.reset cannot take {'width': 9} as column grid: KeyError: 9$"):
+            environment.opening(problem({"grid": {"width": 9}}))
+
+
+class Spoken(Sized):
+    def system_text(self) -> str:  # type: ignore[override]
+        return "Be brief."
+
+
+async def test_a_system_text_is_a_text() -> None:
+    with pytest.raises(UserError, match=r"Spoken.system_text must be a text, not a method"):
+        async with opened(Spoken):
+            pass
 
 
 async def test_what_a_person_asks_has_no_name_in_errors() -> None:

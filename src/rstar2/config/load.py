@@ -39,6 +39,8 @@ class RecipeReading:
     """The sets of `[data]` that are valid by themselves."""
     warm_up_sets: tuple[str, ...]
     """The names in `sft.data`: these sets hold conversations."""
+    asks_mathematics: bool
+    """Whether `[environment]` is mathematics, which needs a question and an answer in each row."""
 
 
 def load_recipe(path: FilePath | str, overrides: Sequence[str] = ()) -> Recipe:
@@ -79,10 +81,11 @@ def _examine(text: str, overrides: Sequence[str], file: str) -> RecipeReading:
             overridden[apply_override(tree, override)] = override
         except UserError as error:
             complaints.append(f"--set {override}: {error}")
-    sets, warm_up_sets = _valid_sets(tree), _warm_up_sets(tree)  # before faulty values are replaced
+    # Before faulty values are replaced:
+    sets, warm_up_sets, asks_mathematics = _valid_sets(tree), _warm_up_sets(tree), _asks_mathematics(tree)
     recipe, mistakes = validated(tree)
     complaints += _located(mistakes, text, file, overridden)
-    return RecipeReading(None if complaints else recipe, tuple(complaints), sets, warm_up_sets)
+    return RecipeReading(None if complaints else recipe, tuple(complaints), sets, warm_up_sets, asks_mathematics)
 
 
 def _valid_sets(tree: dict[str, Any]) -> dict[str, DataSet]:
@@ -98,6 +101,11 @@ def _warm_up_sets(tree: dict[str, Any]) -> tuple[str, ...]:
     sft = tree.get("sft")
     names = sft.get("data") if isinstance(sft, dict) else None
     return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
+
+
+def _asks_mathematics(tree: dict[str, Any]) -> bool:
+    section = tree.get("environment", {})
+    return isinstance(section, dict) and section.get("source", "math") == "math"
 
 
 def _located(mistakes: Sequence[Mistake], text: str, file: str, overridden: dict[Path, str]) -> list[str]:

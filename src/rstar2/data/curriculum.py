@@ -14,7 +14,7 @@ from rstar2.data.catalog import find_set
 from rstar2.data.catalog_set import Grading
 from rstar2.data.cells import compact_json
 from rstar2.data.conversation import Conversation
-from rstar2.data.load import load_benchmark, load_conversations, load_problems
+from rstar2.data.load import ANY_ROWS, MATH, load_benchmark, load_conversations, load_problems
 from rstar2.data.mistakes import Mistakes
 from rstar2.data.problem_rows import ID_COLUMNS
 from rstar2.data.row_checker import RowChecker
@@ -100,8 +100,11 @@ def examine_data(reading: RecipeReading) -> DataReading:
         if spec.kind == "environment":
             continue  # the environment is part of the recipe
         with mistakes.noted():
-            is_talk = name in reading.warm_up_sets or holds_conversations(spec.source)
-            (load_conversations if is_talk else load_problems)(name, spec, seed=0)
+            if name in reading.warm_up_sets or holds_conversations(spec.source):
+                load_conversations(name, spec, seed=0)
+            else:
+                is_math = reading.asks_mathematics and spec.environment is None
+                load_problems(name, spec, 0, MATH if is_math else ANY_ROWS)
     return DataReading(None, mistakes.sentences)
 
 

@@ -35,6 +35,8 @@ Item = TypeVar("Item", Problem, Conversation)
 
 
 MATH = EnvironmentSection()
+ANY_ROWS = EnvironmentSection(source="code")
+"""Stands for each environment that takes rows of any shape."""
 
 
 def load_problems(name: str, spec: DataSet, seed: int, environment: EnvironmentSection = MATH) -> tuple[Problem, ...]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from rstar2.environments.class_shape import ClassShape, read_shape, settings_of
-from rstar2.environments.code_places import place_of_function
+from rstar2.environments.code_places import describe, place_of_function
 from rstar2.environments.function_tools import FunctionTool, refusal
 from rstar2.environments.messages import mistake_in, opening_messages, prompt_of, row_of, without_prompt
 from rstar2.environments.object_calls import ObjectCalls, make_object
@@ -161,9 +161,10 @@ class ClassEnvironment:
         for name in columns.keys() & self.shape.columns.keys():
             try:
                 self.shape.columns[name].validate_python(columns[name])
-            except ValidationError as error:
+            except Exception as error:  # a type of the user's own may raise anything
                 value = repr(columns[name])[:MAX_SHOWN_CHARS]
-                raise self._refused(problem, f"cannot take {value} as column {refusal(name, error)}") from None
+                why = refusal(name, error) if isinstance(error, ValidationError) else f"{name}: {describe(error)}"
+                raise self._refused(problem, f"cannot take {value} as column {why}") from None
         return columns
 
     def _refused(self, problem: Problem, why: str) -> UserError:
@@ -180,6 +181,8 @@ async def open_class(
     first, calls = await make_object(make, getattr(factory, "__name__", "factory"), caller)
     try:
         shape = read_shape(type(first), has_reward=section.reward is not None)
+        if shape.is_task and not isinstance(first.system_text or "", str):
+            raise UserError(f"{shape.name}.system_text must be a text, not a {type(first.system_text).__name__}")
     except UserError:
         await calls.close("", None)
         raise

@@ -67,8 +67,8 @@ def _column_types(reset: Callable[..., Any]) -> dict[str, TypeAdapter[Any]]:
         hints = get_type_hints(reset, include_extras=True)
         for name, parameter in inspect.signature(reset).parameters.items():
             if name in hints and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                with suppress(Exception):
-                    found[name] = TypeAdapter(hints[name])
+                with suppress(Exception):  # a parameter that is None by default takes None, whatever its hint
+                    found[name] = TypeAdapter(hints[name] | None if parameter.default is None else hints[name])
     return found
 
 

@@ -97,6 +97,7 @@ def _command(command: tuple[str, ...], env: Mapping[str, str]) -> Program:
         finally:
             with suppress(ProcessLookupError):  # what it started, and it itself if it still runs
                 os.killpg(process.pid, signal.SIGKILL)
+            _close_pipes(process)
             await process.wait()
 
     return run
@@ -104,14 +105,17 @@ def _command(command: tuple[str, ...], env: Mapping[str, str]) -> Program:
 
 async def _result(process: asyncio.subprocess.Process, name: str, row: bytes) -> str:
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    with suppress(ConnectionError):  # a program need not read its row
-        process.stdin.write(row + b"\n")
-        await process.stdin.drain()
-        process.stdin.close()
-    output, errors = await asyncio.gather(_read(process.stdout), _read(process.stderr))
+    _, output, errors = await asyncio.gather(_feed(process.stdin, row), _read(process.stdout), _read(process.stderr))
     if code := await process.wait():
         raise ProgramFailed(f"{name} ended with {code}: {errors.strip()[-NUM_SHOWN_CHARS:]}")
     return output
+
+
+async def _feed(stdin: asyncio.StreamWriter, row: bytes) -> None:
+    with suppress(ConnectionError):  # a program need not read its row
+        stdin.write(row + b"\n")
+        await stdin.drain()
+        stdin.close()
 
 
 async def _read(stream: asyncio.StreamReader) -> str:
@@ -119,3 +123,13 @@ async def _read(stream: asyncio.StreamReader) -> str:
     while data := await stream.read(MAX_OUTPUT_BYTES):
         kept = (kept + data)[-MAX_OUTPUT_BYTES:]
     return kept.decode(errors="replace")
+
+
+def _close_pipes(process: asyncio.subprocess.Process) -> None:
+    """A process counts as ended when its pipes have: one that is full, or that a survivor holds, would never."""
+    assert process.stdin is not None
+    if process.stdin.transport.get_write_buffer_size():
+        process.stdin.transport.abort()
+    process.stdin.close()
+    for fd in (1, 2):
+        process._transport.get_pipe_transport(fd).close()  # type: ignore[attr-defined]

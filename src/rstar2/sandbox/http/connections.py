@@ -30,8 +30,9 @@ def affordable_connections() -> int:
 
 
 def aiohttp_has_request(handler: Any) -> bool:
-    """Whether a handler of aiohttp has the whole head of a request that it has not answered yet."""
-    return handler._current_request is not None or bool(handler._messages)
+    """Whether a handler of aiohttp has the whole head of a request that it has not answered yet: whether it does not
+    wait for one. It names no current request while it takes one up, nor while it writes the answer."""
+    return handler._waiter is None or handler._waiter.done()
 
 
 class Connections:

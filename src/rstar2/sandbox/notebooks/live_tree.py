@@ -75,6 +75,9 @@ class LiveTree:
     """What the controller, in which no cell runs, has mapped as shared: files of the C library, to be read only."""
     can_renice: bool = False
     waiting: asyncio.Future[tuple[bytes, bytes]] | None = None
+    unwanted: list[int] = field(default_factory=list)
+    """States that are to be dropped once nothing is under way: one branch drops its own while a cell of another runs,
+    and the controller takes whatever it gets then for the answer to a question, or for the end of its host."""
     relay: OutputRelay | None = None
     """Where the output of the running cell goes."""
 
@@ -115,8 +118,8 @@ class LiveTree:
             return Execution(ExecutionStatus.MEMORY, message=message, signal=9), None
         finally:
             watch.end()
-            self.waiting = self.relay = None
-            self.last_used = time.monotonic()
+            self.relay = None
+            self._end_request()
         kept, self.fingerprint, inner_pid, *inodes = wire.SESSION_REPLY.unpack_from(header)
         reply = header[wire.SESSION_REPLY.size :]
         wait_status = wire.REPLY.unpack(reply)[0]
@@ -146,7 +149,7 @@ class LiveTree:
             kill_quietly(self.pid)
             raise LostError from None
         finally:
-            self.waiting = None
+            self._end_request()
         _, self.fingerprint, *_ = wire.SESSION_REPLY.unpack_from(header)
         error_number = wire.REPLY.unpack_from(header, wire.SESSION_REPLY.size)[0]
         if error_number:
@@ -170,6 +173,11 @@ class LiveTree:
         self.channel.send(message)
         async with asyncio.timeout(expected_s + 3 * GRACE_S):
             return await self.waiting
+
+    def _end_request(self) -> None:
+        self.waiting = None
+        self.last_used = time.monotonic()
+        self._send_drops()
 
     def _drop_oldest(self) -> None:
         """States count against the slot's limit of processes; what a rollback needs can be rebuilt."""
@@ -197,8 +205,15 @@ class LiveTree:
 
     def drop(self, state: int) -> None:
         self.states.pop(state, None)
-        if self.channel.is_open:
-            self.channel.send(wire.SESSION_REQUEST.pack(wire.OPERATION_DROP, state, 0))
+        self.unwanted.append(state)
+        if self.waiting is None:
+            self._send_drops()
+
+    def _send_drops(self) -> None:
+        requests = [wire.SESSION_REQUEST.pack(wire.OPERATION_DROP, state, 0) for state in self.unwanted]
+        self.unwanted.clear()
+        if requests and self.channel.is_open:
+            self.channel.send(b"".join(requests))
 
 
 class _CellWatch:

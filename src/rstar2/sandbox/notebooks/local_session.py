@@ -150,6 +150,7 @@ class LocalSession:
     async def _use_files_of_head(self, operation: int, path: str, data: bytes) -> bytes:
         num_lost = 0
         while True:
+            num_cells = len(self._cells)
             try:
                 tree = await self._tree_with_state(SPARE_LIMITS)
                 async with tree.lock:
@@ -161,8 +162,9 @@ class LocalSession:
                         put = PutFile(path, data, self.head_state, tree.fingerprint)
                         self._cells = (*self._cells, put)
                     return content
-            except DamagedError:
-                continue  # the cell that did it is forgotten
+            except DamagedError:  # the cell that did it is forgotten, if there was one
+                if len(self._cells) == num_cells:
+                    raise UnavailableError("a new one does not answer") from None
             except LostError:
                 self._leave_tree()
                 num_lost += 1

@@ -183,6 +183,6 @@ class NodeTable:
 
 
 async def _close(thing: Executor | Session) -> None:
-    with contextlib.suppress(TimeoutError, InfrastructureError, UserError):
+    with contextlib.suppress(TimeoutError, InfrastructureError, ValueError):  # ValueError: it has nothing to close
         async with asyncio.timeout(CLOSE_DEADLINE_S):
             await thing.close()

@@ -145,9 +145,8 @@ class PoolSession:
                     return await act(failed, until)
                 except _RefusedError as refused:
                     raise refused.error from None
-                except (InfrastructureError, UserError, ValueError) as raised:
-                    is_of_node = isinstance(raised, UnusableService | ValueError)
-                    error = InfrastructureError(str(raised)) if is_of_node else raised
+                except (InfrastructureError, ValueError) as raised:
+                    error = raised if isinstance(raised, InfrastructureError) else InfrastructureError(str(raised))
                     if (place := self._leave_place()) is not None:
                         self._table.suspect(place.node, str(raised))
                         failed.add(place.node.name)
@@ -163,7 +162,7 @@ class PoolSession:
             place = self._usable_place()
             if place is not None:
                 # A fork that fails costs a replay when it is first used, and nothing else.
-                with contextlib.suppress(InfrastructureError, UserError):
+                with contextlib.suppress(InfrastructureError, ValueError):
                     forked = await self._table.visit(place.node, place.session.fork())
                     return PoolSession(self._table, self._cells, _Place(place.node, forked))
             return PoolSession(self._table, self._cells)
@@ -193,7 +192,7 @@ class PoolSession:
             self._is_closed = True
             place, self._place = self._place, None
             if place is not None and not place.node.lost.is_set():
-                with contextlib.suppress(TimeoutError, InfrastructureError, UserError):
+                with contextlib.suppress(TimeoutError, InfrastructureError, ValueError):
                     async with asyncio.timeout(CLOSE_DEADLINE_S):
                         await self._table.visit(place.node, place.session.close())
 
@@ -225,7 +224,7 @@ class PoolSession:
         node = await self._wait_for_node(failed, until)
         try:
             session = await self._table.visit(node, node.executor.session())
-        except (InfrastructureError, UserError):
+        except (InfrastructureError, ValueError):
             failed.add(node.name)
             raise
         self._place = place = _Place(node, session)
@@ -235,8 +234,12 @@ class PoolSession:
             if isinstance(step, _Cell):
                 await self._run_cell(place, step)
             else:
-                with contextlib.suppress(UserError):  # a cell did not leave the same files as before
+                try:
                     await self._table.visit(node, session.put_file(step.path, step.data))
+                except UnusableService:
+                    raise
+                except UserError:
+                    pass  # a cell did not leave the same files as before
         return place
 
     async def _wait_for_node(self, failed: set[str], until: float) -> Node:
