@@ -43,6 +43,16 @@ async def test_silent_connections_keep_nobody_out() -> None:
             assert response.status == 200
 
 
+async def test_connections_that_are_idle_between_requests_keep_nobody_out() -> None:
+    settings = ServiceSettings(max_connections=8)
+    health = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with service(GateExecutor(), settings) as running, connections(running.port, 8, health) as readers:
+        for reader in readers:
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        async with aiohttp.ClientSession(running.url) as http, http.post("/v1/run", json={"code": "pass"}) as response:
+            assert response.status == 200
+
+
 @pytest.mark.parametrize("first_words", [b"", b"POST /v1/run HTTP/1.1\r\nHost: loc"])
 async def test_a_head_that_does_not_come_is_not_waited_for(first_words: bytes) -> None:
     settings = ServiceSettings(header_timeout_s=0.1)

@@ -1,4 +1,5 @@
-"""How many connections a server holds: silent ones are closed, and beyond the bound only health is answered.
+"""How many connections a server holds: silent ones are closed, and so are idle ones when there are too many. If all
+have requests, those beyond the bound may ask for health alone.
 
 Without a bound, a few hundred connections that say nothing use up the descriptors of the process, and neither callers
 nor the operator's health check get in.
@@ -9,11 +10,14 @@ import resource
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain, islice
 from typing import Any
 
 NUM_SPARE = 64
 """Connections beyond the bound that may ask for the service's health, and nothing else."""
 MAX_CONNECTIONS = 16_384
+NUM_LOOKED_AT = 1_024
+"""Among so many connections, those that were silent for longest, one is sought that may be closed for a new one."""
 
 
 def raise_descriptor_limit() -> None:
@@ -52,7 +56,8 @@ class Connections:
         self.has_request = has_request
         self.silent: dict[_Connection, None] = {}
         """Those whose first request, or the rest of a later one's head, is awaited; the oldest first."""
-        self.open: set[asyncio.BaseTransport] = set()
+        self.open: dict[_Connection, None] = {}
+        """Those within the bound; the one that was silent for longest first."""
         self.spare: set[asyncio.BaseTransport] = set()
 
     def __call__(self) -> asyncio.Protocol:
@@ -65,16 +70,26 @@ class Connections:
         """Whether the connection is one beyond the bound."""
         return transport in self.spare
 
-    def admit(self, transport: asyncio.BaseTransport) -> bool:
-        if len(self.open) >= self.max_open and self.silent:
-            next(iter(self.silent)).close()
+    def admit(self, connection: "_Connection", transport: asyncio.BaseTransport) -> bool:
+        if len(self.open) >= self.max_open and (idle := self._idle()) is not None:
+            idle.close()
         if len(self.open) < self.max_open:
-            self.open.add(transport)
+            self.open[connection] = None
             return True
         if len(self.spare) < NUM_SPARE:
             self.spare.add(transport)
             return True
         return False
+
+    def heard(self, connection: "_Connection") -> None:
+        if connection in self.open:
+            del self.open[connection]
+            self.open[connection] = None
+
+    def _idle(self) -> "_Connection | None":
+        """One within the bound that no request is lost with: rather one that never asked than one that is kept."""
+        candidates = chain(self.silent, islice(self.open, NUM_LOOKED_AT))
+        return next((found for found in candidates if found in self.open and not found.has_request), None)
 
 
 class _Connection(asyncio.Protocol):
@@ -85,10 +100,14 @@ class _Connection(asyncio.Protocol):
         self._is_admitted = False
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def has_request(self) -> bool:
+        return self._table.has_request(self._handler)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._is_admitted = self._table.admit(transport)
+        self._is_admitted = self._table.admit(self, transport)
         if not self._is_admitted:
             transport.abort()
             return
@@ -99,7 +118,8 @@ class _Connection(asyncio.Protocol):
         if not self._is_admitted:
             return
         self._handler.data_received(data)
-        if self._table.has_request(self._handler):
+        self._table.heard(self)
+        if self.has_request:
             self._be_heard()
         elif self._timer is None:  # the first bytes of a head on a kept connection
             self._await_head()
@@ -109,7 +129,7 @@ class _Connection(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(self._table.header_timeout_s, self._on_time)
 
     def _on_time(self) -> None:
-        if self._table.has_request(self._handler):
+        if self.has_request:
             self._be_heard()
         else:
             self.close()
@@ -141,6 +161,6 @@ class _Connection(asyncio.Protocol):
 
     def _forget(self) -> None:
         self._be_heard()
+        self._table.open.pop(self, None)
         if self._transport is not None:
-            self._table.open.discard(self._transport)
             self._table.spare.discard(self._transport)
