@@ -25,7 +25,7 @@ class ServeSettings:
     request_timeout_s: float = 600.0
     """For one request, from its admission to the last token."""
     max_connections: int = field(default_factory=affordable_connections)
-    """Open connections, over all callers. Beyond it silent and idle ones are closed, and only `GET /health` is answered."""
+    """Open connections, over all callers. Beyond it silent and idle ones close; only `GET /health` is answered."""
     header_timeout_s: float = 10.0
     """For the head of the first request on a connection."""
     keepalive_s: float = 75.0

@@ -50,7 +50,7 @@ class ServiceSettings:
     session_idle_s: float = 3600.0
     """A session that was not used for this long is closed: its caller has most likely died."""
     max_connections: int = field(default_factory=affordable_connections)
-    """Open connections, over all callers. Beyond it silent and idle ones are closed, and only `GET /healthz` is answered."""
+    """Open connections, over all callers. Beyond it silent and idle ones close; only `GET /healthz` is answered."""
     header_timeout_s: float = 10.0
     """For the head of the first request on a connection."""
     keepalive_s: float = 75.0
