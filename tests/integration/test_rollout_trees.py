@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pytest
@@ -65,6 +66,11 @@ class Unforkable(JupyterTool):
     fork = None  # type: ignore[assignment]
 
 
+class Unwilling(JupyterTool):
+    async def fork(self) -> Self:
+        raise ZeroDivisionError
+
+
 def make_roller(
     make_tools: Callable[[], Sequence[Tool]],
     executor: LocalExecutor,
@@ -121,6 +127,14 @@ async def test_where_nothing_can_be_forked_leaves_begin_at_the_prompt(executor: 
     roller = make_roller(lambda: (tool(executor),), executor)
     traces = await roller.run(requests(4, TreeSettings(1, points=points)), LIMITS, Sampling())
     assert all(not trace.parent and len(trace.turns) == 3 for trace in traces)
+
+
+async def test_a_tool_whose_fork_raises_is_not_forked(executor: LocalExecutor) -> None:
+    roller = make_roller(lambda: (Unwilling(executor),), executor)
+    with pytest.warns(RuntimeWarning, match=r"cannot be forked: .*test_rollout_trees.py, line \d+: ZeroDivisionError"):
+        traces = await roller.run(requests(4, TreeSettings(1)), LIMITS, Sampling())
+    assert all(not trace.parent and len(trace.turns) == 3 for trace in traces)
+    assert left_in_driver(roller.driver) == []
 
 
 async def test_forks_at_errors_come_after_calls_that_failed(executor: LocalExecutor) -> None:

@@ -4,17 +4,22 @@ A process opens an `Environment` once and closes it at the end of the run. Each 
 rollouts of one problem share their opening, and nothing else.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
 
 from rstar2.agent import Agent, Tool, ToolSchema
 from rstar2.engine.protocol import Message
+from rstar2.environments.code_places import describe, place_of
+from rstar2.errors import EnvironmentCodeError, InfrastructureError, UserError
 from rstar2.records import Problem, Trace, Verdict
 
 if TYPE_CHECKING:
     from rstar2.config import Recipe
     from rstar2.sandbox import Executor
+
+FORK_DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +119,18 @@ class ForkableEpisode(Episode, Protocol):
 
 
 async def fork_of(episode: Episode) -> Episode | None:
-    """A copy of the episode; None if it cannot be copied."""
-    return await episode.fork() if isinstance(episode, ForkableEpisode) else None
+    """A copy of the episode; None if it cannot be copied. InfrastructureError, whatever its code raises."""
+    if not isinstance(episode, ForkableEpisode):
+        return None
+    try:
+        async with asyncio.timeout(FORK_DEADLINE_S):
+            return await episode.fork()
+    except (InfrastructureError, UserError):
+        raise
+    except TimeoutError as error:
+        raise EnvironmentCodeError(f"an episode's fork: no answer within {FORK_DEADLINE_S:g} s") from error
+    except Exception as error:
+        raise EnvironmentCodeError(f"an episode's fork: {place_of(error)}{describe(error)}") from error
 
 
 class Environment(Protocol):

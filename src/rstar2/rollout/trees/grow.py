@@ -7,6 +7,7 @@ closed when the tree is complete, or given up.
 """
 
 import contextlib
+import warnings
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -69,8 +70,9 @@ class StateKeeper:
             return
         try:
             episode = await fork_of(self.episode)
-        except InfrastructureError:
-            return  # the rollout goes on; it only cannot be forked here
+        except InfrastructureError as error:
+            warnings.warn(f"a rollout cannot be forked: {error}", RuntimeWarning, stacklevel=1)  # shown once
+            return  # the rollout goes on
         if episode is not None:
             self.states.append(ForkPoint(self.rollout, transcript, episode))
 
