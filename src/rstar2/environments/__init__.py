@@ -1,8 +1,8 @@
-"""Tasks: what an episode begins with, its tools, what the world says, and the reward at the end.
+"""Tasks: the opening of an episode, its tools, the world's replies, and the reward at the end.
 
-Promise: an environment never blames its own failure on the model. What its code raises, hangs in or returns by mistake
-is an infrastructure fault that names the file and the line; the episode is left out and counted, never scored 0.
-May import: records, sandbox, engine, grading, config, agent.
+Promise: an environment never blames its own failure on the model. If its code raises, hangs or returns an invalid
+value, that is an infrastructure fault that names the file and the line; the episode is left out and counted, never
+scored 0.
 """
 
 from rstar2.environments.protocol import Environment, Episode, Judgement, Opening, Services

@@ -1,4 +1,4 @@
-"""How a question becomes a problem, and an episode the beginning of a conversation."""
+"""Turns a question into a problem, and an episode into the beginning of a conversation."""
 
 import json
 
@@ -9,7 +9,7 @@ from rstar2.records import Problem
 
 
 def asked_problem(text: str) -> Problem:
-    """A question, or a JSON object: the row of a data set, as the environment wants it."""
+    """The problem for a question, or for a JSON object, which is the row of a data set."""
     try:
         row = json.loads(text) if text.startswith("{") else None
     except ValueError:
@@ -25,7 +25,7 @@ def start_of(chat: ChatFormat, opening: Opening) -> Transcript:
 
 
 def observed_start(chat: ChatFormat, opening: Opening, episode: Episode) -> Transcript:
-    """The prompt with what the world of this episode says first."""
+    """The prompt with the first observation of this episode."""
     if not episode.observation:
         return start_of(chat, opening)
     *earlier, last = opening.messages

@@ -1,4 +1,4 @@
-"""What a recipe means by the source of an environment."""
+"""Resolves the source of an environment that a recipe names."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def source_of(section: "EnvironmentSection") -> EnvironmentSource:
-    """UserError if the section names no environment."""
+    """The source that the section names; UserError if there is none."""
     if section.kind in ENVIRONMENTS:
         found: EnvironmentSource = ENVIRONMENTS.load(section.kind)
         return found
@@ -22,7 +22,7 @@ def source_of(section: "EnvironmentSection") -> EnvironmentSource:
 
 
 def own_rows(section: "EnvironmentSection") -> Iterable[Mapping[str, Any]]:
-    """The tasks that the environment brings itself."""
+    """The environment's own tasks; UserError if it has none."""
     rows = source_of(section).rows
     if rows is None:
         raise UserError(f"environment.source: {section.source} brings no tasks of its own; name a data set")
@@ -30,5 +30,5 @@ def own_rows(section: "EnvironmentSection") -> Iterable[Mapping[str, Any]]:
 
 
 def tools_of(section: "EnvironmentSection") -> tuple[str, ...]:
-    """The tools that the section gives the model beside the environment's own."""
+    """The tools that the section gives the model besides the environment's own."""
     return source_of(section).tools if section.tools is None else section.tools

@@ -1,7 +1,7 @@
 """A thread for a user's functions, which are called one after the other.
 
-It is a daemon: a function that hangs holds up neither other threads nor the end of the process. An object keeps one
-thread for all of its methods, since some libraries, such as sqlite3, refuse to be used from another.
+It is a daemon thread: a hung function delays neither other threads nor the exit of the process. An object uses one
+thread for all of its methods, since some libraries, such as sqlite3, refuse to be used from another thread.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ class CallThread:
         self._jobs = queue.SimpleQueue[_Job | None]()
         self._thread: threading.Thread | None = None
         self.is_busy = False
-        """Whether it runs a function now."""
+        """Whether the thread is running a function."""
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """What the function returns or raises. If the wait is cancelled, the function runs on."""
+        """Run a function in the thread. If the wait is cancelled, the function runs on."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
         context = contextvars.copy_context()
@@ -46,7 +46,7 @@ class CallThread:
             except BaseException as error:
                 failed = error
             self.is_busy = False
-            if isinstance(failed, (StopIteration, asyncio.CancelledError)):  # a future would take it for its own
+            if isinstance(failed, (StopIteration, asyncio.CancelledError)):  # a future cannot hold these
                 failed = RuntimeError(describe(failed)).with_traceback(failed.__traceback__)
             with suppress(RuntimeError):  # the loop has closed: nobody waits any more
                 loop.call_soon_threadsafe(settle, result, failed)
@@ -59,12 +59,12 @@ class CallThread:
 
     @property
     def place(self) -> str:
-        """`FILE, line N: ` of what it runs now; empty if it runs nothing."""
+        """`FILE, line N: ` of the running function; empty if there is none."""
         ident = self._thread.ident if self._thread is not None else None
         return place_of_thread(ident) if self.is_busy and ident is not None else ""
 
     def stop(self) -> None:
-        """It ends after what it runs now."""
+        """End the thread after its current function."""
         self._jobs.put(None)
 
     def _run_jobs(self) -> None:

@@ -1,7 +1,7 @@
-"""A class of the user's as an environment: one derived from `Task`, or one written for TRL's `environment_factory`.
+"""Makes an environment from a user's class: one derived from `Task`, or one written for TRL's `environment_factory`.
 
-An object of a `Task` is one episode and is closed with it. A class of TRL's has no `close`: as in TRL its objects are
-used again after a `reset()`, so that there are never more of them than episodes at a time.
+Each object of a `Task` is one episode, and is closed with it. A class for TRL has no `close`: as in TRL, its objects
+are reused after `reset()`, so there are never more objects than concurrent episodes.
 """
 
 import copy
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rstar2.config import EnvironmentSection
 
 MAX_SHOWN_CHARS = 60
-"""How much of a value that `reset` cannot take is shown."""
+"""The number of characters shown of a value that `reset` cannot take."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class ClassEpisode:
         what = f"{self.environment.shape.name}.is_over"
         try:
             return self.environment.caller.call_now(what, lambda: bool(self.task.is_over))  # type: ignore[no-any-return]
-        except EnvironmentCodeError as fault:  # of a property: the episode ends, and its score says why
+        except EnvironmentCodeError as fault:  # a property raised: the episode ends, and `score` raises the fault
             self._fault = fault
             return True
 
@@ -94,13 +94,13 @@ class ClassEnvironment:
     """Satisfies `Environment`."""
 
     make: Callable[[], Any]
-    """Makes an object."""
+    """Makes an object of the class."""
     first: Any
-    """The object that was made to look at. It writes prompts and solutions, which are no part of an episode."""
+    """An object for reading the class. It writes prompts and solutions, and plays no episode of a `Task`."""
     shape: ClassShape
     caller: Caller
     spare: list[tuple[Any, ObjectCalls]]
-    """Objects of a class of TRL's that no episode uses now."""
+    """Objects of a class for TRL that no episode is using."""
     scores_truncated: bool = True
 
     def opening(self, problem: Problem) -> Opening:
@@ -135,14 +135,14 @@ class ClassEnvironment:
         if not self.shape.is_task:
             return None
 
-        def turns() -> Sequence[str] | None:  # it may be a generator, whose code runs here
+        def turns() -> Sequence[str] | None:  # a generator's code runs here
             solution = self.first.solution(row_of(problem))
             return (solution,) if isinstance(solution, str) else solution and tuple(solution)
 
         return self.caller.call_in_time(f"{self.shape.name}.solution", turns)  # type: ignore[no-any-return]
 
     async def take_back(self, task: Any, calls: ObjectCalls) -> None:
-        """The episode of the object is over."""
+        """Close the object of an ended episode, or keep it."""
         if self.shape.is_task:
             await calls.close(f"{self.shape.name}.close", task.close)
         elif calls.has_failed:
@@ -151,7 +151,7 @@ class ClassEnvironment:
             self.spare.append((task, calls))
 
     def _columns(self, problem: Problem, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The columns that `reset` has parameters for."""
+        """The columns that `reset` takes; UserError if one is missing or invalid."""
         reset = self.first.reset
         columns = arguments_for(reset, row)
         if not can_bind(reset, **columns):
@@ -175,7 +175,7 @@ class ClassEnvironment:
 async def open_class(
     factory: Callable[..., Any], section: "EnvironmentSection", services: Services
 ) -> AsyncIterator[ClassEnvironment]:
-    """`factory` is the class, or a function that makes an object of one."""
+    """`factory` is the class, or a function that makes an object of it."""
     caller = Caller.of(section)
     make = functools.partial(factory, **settings_of(factory, section, services))
     first, calls = await make_object(make, getattr(factory, "__name__", "factory"), caller)

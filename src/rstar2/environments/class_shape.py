@@ -1,4 +1,4 @@
-"""What a user's class says of its episodes before there is one: its tools, its settings, its rows."""
+"""Reads a user's class before it has episodes: its tools, its settings, its rows."""
 
 import inspect
 import types
@@ -25,14 +25,14 @@ _TRL_METHODS = ("reset", "get_reward")
 
 @dataclass(frozen=True, slots=True)
 class ClassShape:
-    """What a class says of its episodes before there is one."""
+    """The facts about a class that hold for all its episodes."""
 
     name: str
     tools: Mapping[str, Signature]
     is_task: bool
-    """Whether it is derived from `Task`."""
+    """Whether the class is derived from `Task`."""
     columns: Mapping[str, TypeAdapter[Any]]
-    """What checks a column that `reset` has a type hint for; only of a `Task`, since TRL reads no hints there."""
+    """Validators for columns with a type hint in `reset`; only of a `Task`, since TRL does not read hints there."""
 
 
 def is_task_class(found: Any) -> TypeGuard[type[Task]]:
@@ -44,7 +44,7 @@ def brings_rows(found: Any) -> TypeGuard[type[Task]]:
 
 
 def read_shape(cls: type, has_reward: bool) -> ClassShape:
-    """UserError names what the class lacks. `has_reward` says that its episodes are scored by something else."""
+    """Read a class; UserError names what it lacks. `has_reward` says that something else scores its episodes."""
     where = f"{place_of_class(cls)}class {cls.__name__}"
     is_task = is_task_class(cls)
     if not is_task and not callable(getattr(cls, "reset", None)):
@@ -61,7 +61,7 @@ def read_shape(cls: type, has_reward: bool) -> ClassShape:
 
 
 def _column_types(reset: Callable[..., Any]) -> dict[str, TypeAdapter[Any]]:
-    """Parameters whose hint cannot be read are left out: a row is not refused because of its reader."""
+    """Validators by parameter, without those whose hint cannot be read: an unreadable hint must not refuse a row."""
     found = dict[str, TypeAdapter[Any]]()
     with suppress(Exception):
         hints = get_type_hints(reset, include_extras=True)
@@ -73,7 +73,7 @@ def _column_types(reset: Callable[..., Any]) -> dict[str, TypeAdapter[Any]]:
 
 
 def _public_functions(cls: type) -> list[str]:
-    """In the order in which they are written, those of base classes first."""
+    """The public functions in the order of their definition, those of base classes first."""
     names = dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base))
     return [name for name in names if not name.startswith("_") and inspect.isfunction(getattr(cls, name, None))]
 
@@ -90,8 +90,8 @@ def _tool_signature(cls: type, name: str) -> Signature:
 def settings_of(
     factory: Callable[..., Any], section: "EnvironmentSection", services: Services | None
 ) -> dict[str, Any]:
-    """The keyword arguments of `__init__`: all settings but those that only `rows` has a parameter for. UserError if
-    it does not take them."""
+    """The keyword arguments of `__init__`: all settings except those that only `rows` has a parameter for. UserError if
+    `__init__` does not accept them."""
     name = getattr(factory, "__name__", factory)
     try:
         signature = inspect.signature(factory)
@@ -106,7 +106,7 @@ def settings_of(
 
 
 def rows_of(cls: type[Task], section: "EnvironmentSection") -> Iterator[Mapping[str, Any]]:
-    """The tasks that a class brings. UserError if they cannot be read."""
+    """The own tasks of a class. UserError if they cannot be read."""
     what = f"{cls.__name__}.rows"
     caller = Caller(section.deadline_s, stops=True)
     rows = caller.call_now(what, lambda: iter(cls.rows(**arguments_for(cls.rows, section.settings)) or ()))

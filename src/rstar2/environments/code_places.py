@@ -1,4 +1,5 @@
-"""Where a user's code failed or hangs, as `FILE, line N`, and what it raised, in words that fit into a sentence."""
+"""Tells where a user's code failed or hangs, as `FILE, line N`, and what it raised, in words that fit into a
+sentence."""
 
 import asyncio
 import inspect
@@ -18,12 +19,12 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 def place_of(error: BaseException) -> str:
-    """`FILE, line N: ` of the innermost line of the user's own; empty if there is none."""
+    """`FILE, line N: ` of the innermost line of the user's code; empty if there is none."""
     return _innermost((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
 
 
 def place_of_thread(ident: int) -> str:
-    """`FILE, line N: ` of the line that a thread is at now."""
+    """`FILE, line N: ` of a thread's current line."""
     frame = sys._current_frames().get(ident)
     return _innermost((found.filename, found.lineno or 0) for found in traceback.extract_stack(frame)) if frame else ""
 
@@ -39,13 +40,13 @@ def place_of_coroutine(coroutine: Coroutine[Any, Any, Any]) -> str:
 
 
 def place_of_function(function: Callable[..., Any]) -> str:
-    """`FILE, line N: ` of a definition; empty for what is not written in Python."""
+    """`FILE, line N: ` of a definition; empty for a function that is not written in Python."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     return f"{code.co_filename}, line {code.co_firstlineno}: " if code is not None else ""
 
 
 def place_of_class(cls: type) -> str:
-    """`FILE, line N: ` of a definition; empty if its source is not known."""
+    """`FILE, line N: ` of a definition; empty if its source is unknown."""
     try:
         return f"{inspect.getsourcefile(cls)}, line {inspect.getsourcelines(cls)[1]}: "
     except (OSError, TypeError):
@@ -53,7 +54,7 @@ def place_of_class(cls: type) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """`ValueError: its message`, cut to what a person reads."""
+    """`ValueError: its message`, cut to a readable length."""
     message = message_of(error)
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
@@ -68,8 +69,8 @@ def message_of(error: BaseException) -> str:
 
 
 def _innermost(lines: Iterable[tuple[str, int]]) -> str:
-    """The innermost line that is not in rstar2 or in Python itself. A line of an installed package counts only where
-    there is no other: users look for their own line that called it."""
+    """The innermost line outside rstar2 and Python itself. A line of an installed package counts only if there is no
+    other: users look for their own line."""
     found = [
         line
         for line in lines

@@ -1,4 +1,4 @@
-"""What a docstring says of a function and of its parameters: Google, numpy and Sphinx style."""
+"""Reads what a docstring says about a function and its parameters: Google, numpy and Sphinx style."""
 
 import json
 import re
@@ -24,7 +24,7 @@ class FunctionDoc:
 
 
 def read_docstring(docstring: str, parameters: list[str]) -> FunctionDoc:
-    """A parameter that the docstring does not describe is left out."""
+    """Parse a docstring; parameters that it does not describe are left out."""
     try:
         parsed = docstring_parser.parse(docstring)
         description = parsed.description or ""
@@ -36,7 +36,7 @@ def read_docstring(docstring: str, parameters: list[str]) -> FunctionDoc:
 
 
 def _line_of(name: str, docstring: str) -> str:
-    """`name: text` anywhere in the docstring, for sections that are indented in no style's way."""
+    """`name: text` anywhere in the docstring, for sections in no known style."""
     found = re.search(rf"^\s*{re.escape(name)}\s*(?:\([^)]*\))?:[ \t]*(\S.*)$", docstring, re.MULTILINE)
     return found[1] if found else ""
 

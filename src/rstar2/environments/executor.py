@@ -1,4 +1,4 @@
-"""The sandbox that a recipe names: on this machine, or a service."""
+"""Makes the sandbox that a recipe names: on this machine, or a service."""
 
 import os
 from dataclasses import replace
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def make_executor(recipe: "Recipe", num_sharers: int = 1) -> "LocalExecutor | RemoteExecutor":
-    """One of `num_sharers` executors that share this machine's cores."""
+    """Make one of `num_sharers` executors that share this machine's cores."""
     sandbox = recipe.sandbox
     if sandbox.base_url is not None:
         from rstar2.sandbox.client import RemoteExecutor
@@ -28,7 +28,7 @@ def make_executor(recipe: "Recipe", num_sharers: int = 1) -> "LocalExecutor | Re
 
 
 def secret(key: str, variable: str) -> str:
-    """What an environment variable holds that the recipe names under `key`."""
+    """The value of the environment variable that the recipe names under `key`."""
     value = os.environ.get(variable)
     if not value:
         raise UserError(f"{key}: the environment variable {variable} is not set")

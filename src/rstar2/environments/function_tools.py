@@ -1,4 +1,4 @@
-"""A function of the user's as a tool: its type hints are the schema, its docstring is what the model reads about it.
+"""A user's function as a tool: its type hints are the schema, its docstring is the model's description.
 
 A call ends in one of three ways:
 
@@ -33,16 +33,15 @@ NO_OUTPUT_TEXT = "[The tool returned nothing.]"
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What can be said of a function before it is called. All episodes share it."""
+    """The schema of a function and the validators of its parameters, shared by all episodes."""
 
     schema: ToolSchema
     adapters: Mapping[str, TypeAdapter[Any]]
-    """What turns the JSON value of each parameter into the type that its hint names."""
+    """Validators that turn the JSON value of each parameter into the type of its hint."""
 
 
 def read_signature(function: Callable[..., Any]) -> Signature:
-    """The schema of a function or of a method; `self` must be bound. UserError names its file and line, and what it
-    lacks."""
+    """Read the signature of a function or of a bound method. UserError names its file and line, and what it lacks."""
     name = getattr(function, "__name__", type(function).__name__)
     what = f"{place_of_function(function)}tool {name}"
     docstring = inspect.getdoc(function)
@@ -87,7 +86,7 @@ def _parameters(function: Callable[..., Any], what: str) -> Mapping[str, inspect
 def _hints(
     function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], what: str
 ) -> list[tuple[str, Any]]:
-    """The type of each parameter. What is returned needs no hint, so its hint is not read."""
+    """The type of each parameter. The return hint is not needed, so it is not read."""
     annotations = {key: parameter.annotation for key, parameter in parameters.items()}
     for key, annotation in annotations.items():
         if annotation is inspect.Parameter.empty:
@@ -117,7 +116,7 @@ def _is_json(value: Any) -> bool:
 
 
 class Calls(Protocol):
-    """What calls the function: a `Caller`, or one that knows more about the episode."""
+    """Calls the function: a `Caller`, or an object that knows more about the episode."""
 
     async def attempt(self, what: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -164,7 +163,7 @@ class FunctionTool:
 
 
 def result_of(value: Any) -> ToolResult:
-    """What the model reads of what a function returned."""
+    """Convert a return value into the result for the model."""
     if isinstance(value, ToolResult):
         return value
     if value is None or value == "":

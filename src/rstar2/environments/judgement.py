@@ -1,4 +1,4 @@
-"""What a user's code returned as a reward, as a `Judgement`."""
+"""Converts a reward that a user's code returned into a `Judgement`."""
 
 import math
 from collections.abc import Mapping
@@ -12,8 +12,9 @@ _ACCEPTED = "return a number, True or False, or a dict of named numbers"
 
 
 def read_reward(value: Any) -> Judgement:
-    """True and False are a verdict, a number is the score, a mapping holds named parts that are summed, a `Judgement`
-    stays as it is. Without a format penalty of its own there is none. ValueError says what is wrong with the value."""
+    """Read a reward: True and False are a verdict, a number is the score, a mapping holds named parts that are summed,
+    a `Judgement` stays as it is. Unless a `Judgement` sets it, the format penalty is 0. ValueError says what is wrong
+    with the value."""
     value = _plain(value)
     if isinstance(value, Judgement):
         if value.score is not None:
@@ -32,7 +33,7 @@ def read_reward(value: Any) -> Judgement:
 
 
 def _plain(value: Any) -> Any:
-    """A number of numpy or PyTorch as Python's own."""
+    """A number of numpy or PyTorch as a Python number."""
     try:
         return value.item() if hasattr(value, "item") else value
     except (TypeError, ValueError, RuntimeError):  # it holds several numbers

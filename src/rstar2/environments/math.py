@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class MathEnvironment(PlainEnvironment):
-    """Without a tool of its own."""
+    """Mathematics, without tools of its own."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""The messages that an episode begins with, from a row of data of any shape."""
+"""Makes the messages that an episode begins with from a row of data of any shape."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,24 +8,24 @@ from rstar2.errors import UserError
 from rstar2.records import Problem
 
 PROMPT_COLUMNS = ("prompt", "question", "problem")
-"""The columns that hold the opening, in the order in which they are looked for."""
+"""The columns that may hold the opening, in order of preference."""
 ASKED = "asked"
-"""The id of a problem that a person or a request asks: no data set holds it, so errors do not name it."""
+"""The id of a problem from a person or a request: it is in no data set, so errors do not name it."""
 _ROLES = ("system", "user", "assistant")
 
 
 def row_of(problem: Problem) -> Mapping[str, Any]:
-    """The row of a problem; one that was given as a question, on a command line or by a generator, is a row of two."""
+    """The row of a problem; a problem from a command line or a generator has a row of question and answer."""
     return problem.row or {"problem": problem.problem, "answer": problem.answer}
 
 
 def mistake_in(problem: Problem, sentence: str) -> UserError:
-    """What is wrong with the row of a problem, as an error that names the problem."""
+    """An error about the row of a problem that names the problem."""
     return UserError(sentence if problem.id == ASKED else f"problem {problem.id}: {sentence}")
 
 
 def opening_messages(problem: Problem, prompt: Any, system_text: str = "") -> tuple[Message, ...]:
-    """As `as_messages`; an error names the problem."""
+    """`as_messages` with errors that name the problem."""
     try:
         return as_messages(prompt, system_text)
     except UserError as error:
@@ -33,7 +33,7 @@ def opening_messages(problem: Problem, prompt: Any, system_text: str = "") -> tu
 
 
 def without_prompt(problem: Problem, otherwise: str = "") -> UserError:
-    """The error of an episode that would begin with an empty message. `otherwise` is another way to mend it."""
+    """The error for an episode that would begin with an empty message. `otherwise` is another way to fix it."""
     needed, has = ", ".join(PROMPT_COLUMNS), ", ".join(row_of(problem)) or "none"
     return mistake_in(
         problem, f"the first message is empty: the row needs one of the columns {needed}{otherwise}; it has {has}"
@@ -46,8 +46,8 @@ def prompt_of(row: Mapping[str, Any]) -> Any:
 
 
 def as_messages(prompt: Any, system_text: str = "") -> tuple[Message, ...]:
-    """A text, or messages in the form of chat templates, as messages of which the last is the user's. `system_text` is
-    used unless they begin with a system message of their own. UserError says what is wrong with them."""
+    """Convert a text, or messages in the form of chat templates, into messages that end with the user's. `system_text`
+    is used unless they begin with a system message. UserError says what is wrong with them."""
     if isinstance(prompt, str):
         messages: list[Message] = [{"role": "user", "content": prompt}]
     elif isinstance(prompt, Sequence) and prompt:
@@ -70,7 +70,7 @@ def _message(message: Any) -> Message:
 
 
 def _text(content: Any) -> str:
-    """A text, or blocks of text."""
+    """The text of a content: text or blocks of text."""
     if isinstance(content, str):
         return content
     is_list = isinstance(content, Sequence)

@@ -11,8 +11,8 @@ from rstar2.errors import EnvironmentCodeError, InfrastructureError, UserError
 
 
 class ObjectCalls:
-    """Makes one object, and calls its methods: one at a time, in the order in which they are asked for, those that are
-    not async in one thread. After a failure no other is called, since the failed one may still be running."""
+    """Calls the methods of one object: one at a time, in the order of the calls, and those that are not async in one
+    thread. After a failure no other method is called, since the failed one may still be running."""
 
     def __init__(self, caller: Caller) -> None:
         self._thread = CallThread()
@@ -31,7 +31,7 @@ class ObjectCalls:
             try:
                 return await self._caller.attempt(what, function, *args, **kwargs)
             except BaseException as error:
-                if isinstance(error, UserError) or not isinstance(error, ValueError):  # the latter: a tool refused
+                if isinstance(error, UserError) or not isinstance(error, ValueError):  # ValueError: a tool refused
                     self._failure = f"a failure of {what}"
                 raise
 
@@ -47,7 +47,7 @@ class ObjectCalls:
         return self._caller.fault_of(what, error)
 
     async def close(self, what: str, close: Callable[[], Any] | None) -> None:
-        """Called whatever failed before; if a method hangs in the object's thread, in another."""
+        """Close the object, even after failures; in another thread if a method hangs in the object's own."""
         caller = replace(self._caller, thread=None) if self._thread.is_busy else self._caller
         try:
             if close is not None:

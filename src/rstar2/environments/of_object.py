@@ -1,4 +1,4 @@
-"""What a user's file or module defines, as the source of an environment."""
+"""Makes the source of an environment from an object in a user's file or module."""
 
 import functools
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from rstar2.config import EnvironmentSection
 
 NUM_NUMBERED_ROWS = 1000
-"""The rows of a class of TRL's that are asked for: its `reset()` draws its own task, and a row holds a number alone."""
+"""The number of rows for a class for TRL, whose `reset()` draws its own task: a row holds only a number."""
 
 
 def source_of_object(found: Any, section: "EnvironmentSection") -> EnvironmentSource:
-    """A class, a function without parameters that makes an object of one, a reward function `(row, trace)`, or an
-    `EnvironmentSource`. UserError says what the object lacks, or what is accepted."""
+    """Accepts a class, a function without parameters that makes an object of one, a reward function `(row, trace)`, or
+    an `EnvironmentSource`. UserError says what the object lacks, or what is accepted."""
     if isinstance(found, EnvironmentSource):
         return found
     if isinstance(found, type):
@@ -71,7 +71,7 @@ def _opening_function(function: Callable[..., Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class FunctionEnvironment:
-    """Satisfies `Environment`: the prompt of the row, no tools of its own, and a function as the reward."""
+    """Satisfies `Environment` with the row's prompt, no tools of its own, and a reward function."""
 
     reward: RewardFunction
     scores_truncated: bool = True

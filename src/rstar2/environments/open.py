@@ -1,4 +1,4 @@
-"""Every environment that a recipe names, opened once in a process."""
+"""Opens the environments that a recipe names, once per process."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,7 +20,7 @@ DEFAULT = ""
 
 @asynccontextmanager
 async def open_environments(recipe: "Recipe", executor: "Executor") -> AsyncIterator[dict[str, Environment]]:
-    """By name; the recipe's default has the name `DEFAULT`."""
+    """The environments by name; the recipe's default is `DEFAULT`."""
     services = Services(recipe, executor)
     async with AsyncExitStack() as stack:
         yield {
@@ -33,7 +33,7 @@ async def open_environments(recipe: "Recipe", executor: "Executor") -> AsyncIter
 async def open_environment(
     section: "EnvironmentSection", services: Services, base: Environment | None = None
 ) -> AsyncIterator[Environment]:
-    """The source's environment, or `base` in its place, with the section's tools beside its own."""
+    """Open the source's environment, or use `base`, and add the section's tools."""
     async with AsyncExitStack() as stack:
         if base is None:
             base = await stack.enter_async_context(source_of(section).open(section, services))

@@ -1,7 +1,7 @@
 """OpenEnv: the tasks, tools and rewards of a running server (`openenv:URL`).
 
 A row of data becomes the arguments of the server's reset. The model acts by tool calls: it has the tools that the
-server lists, or, where the server has actions of its own, one tool with the action's schema. Every episode has its own
+server lists or, if the server has its own kind of action, one tool with the action's schema. Every episode has its own
 session.
 """
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 OVER_TEXT = "[The episode is over. The call was not run.]"
 NOTHING_TEXT = "[The environment shows nothing.]"
 _TOOL_ACTIONS = {"Action", "CallToolAction", "ListToolsAction"}
-"""The titles of the action schema of a server whose tools are MCP's."""
+"""Titles of the action schema of a server that has MCP tools."""
 _TOOL_ERRORS = {
     "execution_error": ToolStatus.RAISED,
     "invalid_args": ToolStatus.BAD_ARGUMENTS,
     "tool_not_found": ToolStatus.UNKNOWN_TOOL,
     "timeout": ToolStatus.TIMED_OUT,
 }
-"""What OpenEnv blames on the call. A transport error is the server's."""
+"""The error types that are the call's fault. A transport error is the server's."""
 _URL = re.compile(r"(https?)://\S+")
 
 
@@ -55,7 +55,7 @@ class OpenEnvSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     instructions: str = ""
-    """What the model is asked to do, before the first observation."""
+    """Instructions to the model, before the first observation."""
     split: str | None = None
     """The split of the server's tasks. If left out, its first split for training."""
     reward: Literal["last", "sum"] = "last"
@@ -72,7 +72,7 @@ class OpenEnvSettings(BaseModel):
 
 
 async def ask(caller: Caller, what: str, function: Callable[..., Awaitable[Step]], /, *args: Any) -> Step:
-    """A reset or a step. Its session keeps state, so a failure is final: it is never sent a second time."""
+    """Send a reset or a step, never twice: the session keeps state, so a failure is final."""
     try:
         step: Step = await caller.call(what, function, *args)
     except (ServerRefusalError, EnvironmentCodeError):
@@ -88,7 +88,7 @@ class OpenEnvTool:
 
     schema: ToolSchema
     action: Callable[[Mapping[str, Any]], Mapping[str, Any]]
-    """The data of the step that a call's arguments make."""
+    """Turns a call's arguments into the data of a step."""
     episode: "OpenEnvEpisode"
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
@@ -113,7 +113,8 @@ class OpenEnvEpisode:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def step(self, name: str, action: Mapping[str, Any]) -> ToolResult:
-        """The calls of one turn come at the same time; they are taken in the order in which they were written."""
+        """Make a step. The calls of one turn come concurrently; they are processed in the order in which they were
+        written."""
         async with self._turn:
             if self.is_over:
                 return ToolResult(ToolStatus.NO_OUTPUT, OVER_TEXT)
@@ -141,7 +142,7 @@ class OpenEnvEpisode:
     async def score(self, _trace: Trace) -> Judgement:
         if self.is_over and not self.rewards:
             raise self.caller.fault(f"{self.session.url}: the server ended the episode without a reward")
-        # An episode that the model gave up, or never acted in, earned nothing.
+        # An episode that the model gave up, or never acted in, has reward 0.
         total, last = sum(self.rewards), self.rewards[-1] if self.rewards else 0.0
         details = {"total_reward": total, "steps": float(self.num_steps)}
         return Judgement(score=last if self.reward == "last" else total, details=details, format_penalty=0.0)
@@ -160,7 +161,7 @@ class OpenEnvEnvironment:
     http: aiohttp.ClientSession
     schemas: tuple[ToolSchema, ...]
     has_listed_tools: bool
-    """Whether the tools are those that the server lists. If not, there is one, and its arguments are an action."""
+    """Whether the tools are those that the server lists; otherwise there is one tool, whose arguments are an action."""
     scores_truncated: bool = True
 
     def opening(self, problem: Problem) -> Opening:
@@ -192,13 +193,13 @@ class OpenEnvEnvironment:
             raise self.caller.fault(f"{self.url}: reset: {error}") from error
 
     def _no_place(self, error: ServerRefusalError) -> Exception:
-        most = error.details.get("max_sessions", "its limit of")
+        maximum = error.details.get("max_sessions", "its limit of")
         sentence = (
-            f"the server at {self.url} has no place for a further session: {most} at a time are allowed and in use. "
+            f"the server at {self.url} has no place for a further session: {maximum} at a time are allowed and in use. "
             "Start it with max_concurrent_envs of at least the number of rollouts that run at the same time"
         )
-        # With a single session no group can be sampled: nothing is gained by leaving rollouts out.
-        return UserError(f"environment.source: {sentence}") if most == 1 else self.caller.fault(sentence)
+        # With a single session no group can be sampled, so leaving rollouts out would not help.
+        return UserError(f"environment.source: {sentence}") if maximum == 1 else self.caller.fault(sentence)
 
     def _action_of(self, schema: ToolSchema) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
         if not self.has_listed_tools:
@@ -210,8 +211,8 @@ class OpenEnvEnvironment:
 
 
 def text_of(observation: Mapping[str, Any]) -> str:
-    """What the model reads of an observation. A single text is shown as it is, anything else as JSON. `metadata` is the
-    server's own and not shown."""
+    """The text of an observation for the model: a single text as it is, anything else as JSON, without the server's own
+    `metadata`."""
     shown = {name: value for name, value in observation.items() if name != "metadata" and value is not None}
     if not shown:
         return ""
@@ -220,8 +221,7 @@ def text_of(observation: Mapping[str, Any]) -> str:
 
 
 def result_of(observation: Mapping[str, Any]) -> ToolResult:
-    """A step's observation as the result of the call that made it. InfrastructureError if the server could not run the
-    tool."""
+    """Convert a step's observation into a tool result. InfrastructureError if the server could not run the tool."""
     if "tool_name" not in observation:
         text = text_of(observation)
         return ToolResult(ToolStatus.OK, text) if text else ToolResult(ToolStatus.NO_OUTPUT, NOTHING_TEXT)
@@ -254,7 +254,7 @@ def _text_of_result(result: Any) -> str:
 
 
 def _errors_of(details: Mapping[str, Any]) -> str:
-    """Pydantic's errors as the server reports them, for the model to read."""
+    """The server's pydantic errors, for the model to read."""
     errors = [error for error in details.get("errors", ()) if isinstance(error, dict)]
     lines = [f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg', '')}" for error in errors[:5]]
     return "; ".join(lines) or str(details.get("message", ""))
@@ -286,7 +286,7 @@ async def open_openenv(section: "EnvironmentSection", _services: Services) -> As
 
 
 async def _tools(url: str, http: aiohttp.ClientSession, caller: Caller) -> tuple[tuple[ToolSchema, ...], bool]:
-    """The tools, and whether the server lists them."""
+    """The tools, and whether they are the server's list."""
     try:
         action = await caller.call(f"{url}: schema", _action_schema, url, http)
         title = action.get("title")
@@ -326,7 +326,7 @@ async def _action_schema(url: str, http: aiohttp.ClientSession) -> Mapping[str, 
 
 
 def _tool_of_action(url: str, action: Mapping[str, Any]) -> ToolSchema:
-    """One tool whose arguments are the action. `metadata`, which every action of OpenEnv has, is not for the model."""
+    """One tool whose arguments are the action, without `metadata`, which every action of OpenEnv has."""
     properties = action.get("properties")
     if action.get("type") != "object" or not isinstance(properties, dict):
         raise UserError(f"environment.source: the action of {url} is no object with fields, so it cannot be a tool")

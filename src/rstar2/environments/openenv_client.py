@@ -1,7 +1,7 @@
-"""The wire of an OpenEnv server: its schemas and tasks over HTTP, one WebSocket for each episode.
+"""The client of an OpenEnv server: schemas and tasks over HTTP, one WebSocket per episode.
 
-Our own, because the openenv package brings a web framework and a user interface that a client has no use for. What the
-server sends is untrusted: every message is checked before anything reads it.
+It is our own, because the openenv package includes a web framework and a user interface that a client does not need.
+Every message of the server is untrusted, and is checked before use.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from rstar2.errors import InfrastructureError, UserError
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 CLOSE_S = 5.0
-"""Seconds that the server has to acknowledge the end of a session."""
+"""Seconds that the server gets to acknowledge the end of a session."""
 DROP_S = 0.1
-"""The same, after a failure: whoever waits for it waits for an answer, too."""
+"""Seconds that it gets after a failure, while a caller waits for the error."""
 TASKS_PER_REQUEST = 1000
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 1.0
 
@@ -39,7 +39,7 @@ class ServerRefusalError(InfrastructureError):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the server says after a reset or a step."""
+    """The server's answer to a reset or a step."""
 
     observation: Mapping[str, Any]
     reward: float | None
@@ -48,8 +48,8 @@ class Step:
 
 @dataclass(slots=True)
 class OpenEnvSession:
-    """One episode on the server. After a failure the connection is closed: an answer that comes late would be taken for
-    the answer to the next request."""
+    """One episode on the server. After a failure the connection is closed, because a late answer would be taken for the
+    answer to the next request."""
 
     url: str
     _http: aiohttp.ClientSession
@@ -57,8 +57,8 @@ class OpenEnvSession:
     _is_lost: bool = False
 
     async def reset(self, arguments: Mapping[str, Any], patience_s: float) -> Step:
-        """Begins the episode. A server that has no place for a further session is asked again for `patience_s`: it may
-        still be closing an earlier one."""
+        """Begin the episode. A server without room for another session is retried for `patience_s`: it may still be
+        closing an earlier one."""
         give_up, wait_s = time.monotonic() + patience_s, FIRST_RETRY_S
         while True:
             try:
@@ -83,7 +83,7 @@ class OpenEnvSession:
                 await socket.close()
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The data of the answer. A session has one request at a time."""
+        """The data of the answer to a request. A session has one request at a time."""
         if self._is_lost:
             raise InfrastructureError("the session is closed")
         try:
@@ -98,7 +98,7 @@ class OpenEnvSession:
         try:
             if self._socket is None:
                 self._socket = await self._http.ws_connect(f"{self.url}/ws", max_msg_size=MAX_MESSAGE_BYTES)
-            # A server that refuses the session says so and closes: that message is read even if ours cannot be sent.
+            # A server that refuses the session sends a message and closes; read it even if ours cannot be sent.
             with suppress(ConnectionError):
                 await self._socket.send_json(request)
             message = await self._socket.receive()
@@ -111,7 +111,7 @@ class OpenEnvSession:
         raise InfrastructureError("the server closed the connection")
 
     async def _drop(self) -> None:
-        """Without a goodbye: nobody waits for what the server still has to say."""
+        """Drop the connection without waiting for further messages."""
         socket, self._socket, self._is_lost = self._socket, None, True
         if socket is not None and not socket.closed:
             with suppress(Exception):
@@ -154,7 +154,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def read_tasks(url: str, split: str | None, deadline_s: float) -> Iterator[Mapping[str, Any]]:
-    """The tasks of a split as rows: the task's own fields, its split and its index, which select it in a reset."""
+    """Read the tasks of a split as rows: the task's fields, its split and its index, which select it in a reset."""
     deadline = time.monotonic() + deadline_s
     names = _fetch(url, "list_environments", None, deadline)
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
@@ -186,7 +186,7 @@ def _first_split(url: str, splits: Any) -> str:
 
 
 def _fetch(url: str, path: str, body: Mapping[str, Any] | None, deadline: float) -> Any:
-    """UserError if the server has no tasks, or no such split."""
+    """Fetch tasks. UserError if the server has none, or no such split."""
     request = urllib.request.Request(
         f"{url}/{path}",
         data=None if body is None else json.dumps(body).encode(),

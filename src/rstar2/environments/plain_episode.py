@@ -1,4 +1,4 @@
-"""Tasks whose world does not speak: a question, tools, and a judge of the answer."""
+"""Tasks without replies of a world: a question, tools, and a judge of the answer."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ class PlainEnvironment:
 
     judge: Callable[[Problem, Trace], Awaitable[Judgement]]
     make_tools: Callable[[], Sequence[Tool]] = tuple
-    """Called once for each episode."""
+    """Makes the tools of one episode."""
     scores_truncated: bool = False
 
     def opening(self, problem: Problem) -> Opening:

@@ -1,7 +1,7 @@
 """The interface between a task and everything that rolls it out.
 
-A process opens an `Environment` once and closes it at the end of the run. Each rollout begins one `Episode` of it:
-rollouts of one problem share their opening, and nothing else.
+A process opens an `Environment` once and closes it at the end of the run. Each rollout begins one `Episode` of it;
+rollouts of one problem share only their opening.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ FORK_DEADLINE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What a run opens once in each process, and its environments share."""
+    """The services that a run opens once per process for its environments."""
 
     recipe: "Recipe"
     executor: "Executor"
@@ -33,93 +33,92 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What every episode of a problem begins with."""
+    """The common beginning of every episode of a problem."""
 
     messages: tuple[Message, ...]
-    """System, user and earlier turns. The last message is the user's. Without a system message the system text of the
-    recipe, or of the model, is used."""
+    """System, user and earlier turns, ending with the user's. Without a system message, the system text of the recipe,
+    or of the model, is used."""
     tools: tuple[ToolSchema, ...] = ()
     """The tools of every episode of the problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What an environment, or a benchmark's judge, says of a finished episode."""
+    """The judgement of a finished episode, by an environment or a benchmark's judge."""
 
     verdict: Verdict | None = None
-    """Whether it is right. None where there is only a score."""
+    """Whether the answer is right; None if there is only a score."""
     answer: str | None = None
-    """The text that was compared with the gold answer, where there is one."""
+    """The text that was compared with the gold answer, if there is one."""
     score: float | None = None
-    """The reward, mostly in 0 to 1. If None, a right verdict scores 1 and any other 0."""
+    """The reward, usually from 0 to 1. If None, a right verdict scores 1 and any other 0."""
     weight: float = 1.0
-    """What the score counts in the mean of its benchmark."""
+    """The weight of the score in the mean of its benchmark."""
     details: Mapping[str, float] = field(default_factory=dict)
-    """The named parts of the score, or further scores, which results and viewer show beside it."""
+    """Named parts of the score, or further scores, which results and the viewer show beside it."""
     message: str = ""
     format_penalty: float | None = None
     """`p_format` of GRPO-RoC, from 0 (clean) to 1. If None, it is computed from the answer blocks."""
 
 
 class Episode(Protocol):
-    """One rollout's share of an environment, with a state of its own."""
+    """One rollout's part of an environment, with its own state."""
 
     @property
     def observation(self) -> str:
-        """What the world says first. It is appended to the last user message; mostly it is empty."""
+        """The world's first text, appended to the last user message; usually empty."""
         ...
 
     @property
     def tools(self) -> Sequence[Tool]:
-        """The tools of the opening, for this episode alone."""
+        """The tools of the opening, bound to this episode."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """Whether a tool call ended the episode. It is asked after the calls of a turn."""
+        """Whether a tool call ended the episode; checked after the calls of a turn."""
         ...
 
     async def reply(self, said: str, /) -> str | None:
-        """The user's next message, after a turn that calls no tool. `said` is the text of the turn. None ends the
-        episode."""
+        """The user's next message, after a turn without tool calls; None ends the episode. `said` is the text of the
+        turn."""
         ...
 
     async def score(self, trace: Trace) -> Judgement:
-        """The reward of the finished episode. The texts of the trace are without the token that ends a turn.
-        InfrastructureError if it could not be judged."""
+        """Judge the finished episode. The texts of the trace lack the token that ends a turn. InfrastructureError if it
+        could not be judged."""
         ...
 
     async def close(self) -> None:
-        """The rollout is over: close the tools and whatever else the episode holds."""
+        """Close the tools and everything else that the episode holds."""
         ...
 
 
 class PlaysItself(Protocol):
-    """An episode whose conversation is not led by the agent loop: a program of its own asks the model."""
+    """An episode whose own program asks the model, instead of the agent loop."""
 
     async def play(self, agent: Agent, trace_id: str) -> Trace:
-        """The rollout, with the agent's engine, sampling and limits."""
+        """Play the rollout, with the agent's engine, sampling and limits."""
         ...
 
 
 def plays_itself(episode: object) -> TypeGuard[PlaysItself]:
-    """Asked for every rollout: `isinstance` of a protocol would take thirty times as long."""
+    """Checked for each rollout: `isinstance` of a protocol would take thirty times as long."""
     return hasattr(episode, "play")
 
 
 @runtime_checkable
 class ForkableEpisode(Episode, Protocol):
-    """An episode whose state can be copied. One that has no `fork` says that it cannot be, and no rollout forks
-    there."""
+    """An episode whose state can be copied. Rollouts of an episode without `fork` do not fork."""
 
     async def fork(self) -> Episode | None:
-        """A second episode in this one's state, which its caller closes; None if it cannot be copied now, because of a
-        tool that cannot. The two share nothing from here on."""
+        """Copy the episode with its state; the caller closes the copy, and the two share nothing from now on. None if a
+        tool cannot be copied now."""
         ...
 
 
 async def fork_of(episode: Episode) -> Episode | None:
-    """A copy of the episode; None if it cannot be copied. InfrastructureError, whatever its code raises."""
+    """A copy of the episode; None if it cannot be copied. Any error of its code becomes an InfrastructureError."""
     if not isinstance(episode, ForkableEpisode):
         return None
     try:
@@ -136,17 +135,18 @@ async def fork_of(episode: Episode) -> Episode | None:
 class Environment(Protocol):
     @property
     def scores_truncated(self) -> bool:
-        """Whether an episode that ran out of tokens or turns is judged. If not, one that ran out of tokens scores 0."""
+        """Whether an episode that ran out of tokens or turns is judged. Otherwise one that ran out of tokens scores
+        0."""
         ...
 
     def opening(self, problem: Problem, /) -> Opening:
-        """UserError names the column of the problem's row that is missing or wrong."""
+        """The opening of a problem. UserError names the missing or invalid column of its row."""
         ...
 
     async def begin(self, problem: Problem, /) -> Episode:
-        """An episode, which the caller closes."""
+        """Begin an episode, which the caller closes."""
         ...
 
     def solution(self, problem: Problem, /) -> Sequence[str] | None:
-        """What a perfect model would write, turn by turn, for `rstar2 env validate`. None if it is not known."""
+        """A perfect model's turns, for `rstar2 env validate`; None if unknown."""
         ...

@@ -1,4 +1,4 @@
-"""`environment.reward`: a function of the user's that scores the episodes of any environment.
+"""`environment.reward`: a user's function that scores the episodes of any environment.
 
 It is `(row, trace)`, or a reward function written for TRL, which takes lists with one entry for each episode:
 `(completions, environments, answer, **kwargs)`.
@@ -34,7 +34,7 @@ class RewardFunction:
 
     @classmethod
     def of(cls, function: Any, section: "EnvironmentSection") -> "RewardFunction":
-        """UserError unless the function can be called with what it gets."""
+        """Make it from a function; UserError unless the function accepts its arguments."""
         if not takes_row_and_trace(function) and not _is_trl(function):
             raise UserError(
                 f"environment.reward: {place_of_function(function)}it must be a function (row, trace), or one that TRL "
@@ -43,7 +43,7 @@ class RewardFunction:
         return cls(function, Caller.of(section), _is_trl(function))
 
     async def judge(self, row: Mapping[str, Any], trace: Trace, task: object | None) -> Judgement:
-        """`task` is the object of the episode, where a class of the user's makes one."""
+        """Score a trace. `task` is the episode's object, if a user's class made one."""
         what = f"reward {getattr(self.function, '__name__', self.function)}"
         row = copy.deepcopy(dict(row))
         if not self.is_trl:
@@ -57,7 +57,7 @@ class RewardFunction:
 
 
 def read_judgement(value: Any, what: str, function: Callable[..., Any], caller: Caller) -> Judgement:
-    """What the function returned. A reward that is none is a fault of the environment."""
+    """Read a function's return value; an invalid reward is a fault of the environment."""
     try:
         return read_reward(value)
     except ValueError as error:
@@ -120,6 +120,6 @@ def load_reward(section: "EnvironmentSection") -> RewardFunction | None:
 
 
 def with_reward(environment: Environment, reward: RewardFunction | None) -> Environment:
-    """The environment, scored by the function if there is one. Functions of TRL's read the objects of a class, so this
-    is done before anything else wraps its episodes."""
+    """The environment, scored by the function if there is one. A function for TRL reads the objects of a class, so this
+    wrapper must be the innermost."""
     return environment if reward is None else _RewardedEnvironment(environment, reward)

@@ -1,4 +1,4 @@
-"""Whether an environment can begin with each row of its data, found out before anything is trained."""
+"""Checks, before training, whether an environment can begin with each row of its data."""
 
 import asyncio
 import time
@@ -17,19 +17,20 @@ if TYPE_CHECKING:
     from rstar2.config import EnvironmentSection, Recipe
 
 PATIENCE_S = 60.0
-"""For all rows of a set. An opening takes well under a millisecond, unless the code of the environment is slow."""
+"""The time limit for all rows of a set. An opening takes far less than a millisecond, unless the environment's code is
+slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowCheck:
     mistakes: dict[str, str]
-    """By the id of the problem: what the environment cannot use, without the problem's name."""
+    """What the environment cannot use, by problem id; the text does not name the problem."""
     num_checked: int
 
 
 def check_rows(section: "EnvironmentSection", recipe: "Recipe", problems: Sequence[Problem]) -> RowCheck:
-    """Asks for the opening of each problem, until the patience ends. Nothing is checked in an environment that needs a
-    server or a process of its own. UserError if the environment cannot be opened."""
+    """Make the opening of each problem, until the time limit. An environment that needs its own server or process is
+    not checked. UserError if the environment cannot be opened."""
     if not source_of(section).opens_at_once:
         return RowCheck({}, 0)
     return asyncio.run(_check(section, recipe, problems))

@@ -1,4 +1,4 @@
-"""Which arguments a user's function takes."""
+"""Finds out which arguments a user's function takes."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ def can_bind(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
 
 
 def arguments_for(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the values that the function has parameters for; all of them if it has a `**parameter`."""
+    """The values that the function has parameters for; all of them if it has a `**parameter`."""
     parameters = inspect.signature(function).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return {name: value for name, value in values.items() if takes_all or name in parameters}

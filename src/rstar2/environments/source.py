@@ -1,4 +1,4 @@
-"""Where an environment comes from: how it is opened, which rows it has of its own, and which tools it starts with."""
+"""The source of an environment: how it is opened, its own rows, and its default tools."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -17,14 +17,14 @@ Rows = Callable[["EnvironmentSection"], Iterable[Mapping[str, Any]]]
 @dataclass(frozen=True, slots=True)
 class EnvironmentSource:
     open: OpenEnvironment
-    """Opens the environment, once in each process."""
+    """Opens the environment, once per process."""
     rows: Rows | None = None
-    """The tasks that the environment brings itself: a data set names them as `source = "environment"`. UserError if
-    they cannot be read. None if a data set must be given."""
+    """The environment's own tasks, which a data set names as `source = "environment"`. UserError if they cannot be
+    read. None if a data set must be given."""
     tools: tuple[str, ...] = ()
-    """The tools of a recipe that names none, beside those that the environment makes itself."""
+    """The tools for a recipe that names none, besides the environment's own."""
     reads_answers: bool = False
-    """Whether a row needs a question and a gold answer, as mathematics does. If not, a row may have any shape."""
+    """Whether a row needs a question and a gold answer, as in mathematics; otherwise a row may have any shape."""
     opens_at_once: bool = False
-    """Whether it opens without a server or a process of its own. `rstar2 train --dry-run` opens such an environment
-    and asks it for the opening of every row."""
+    """Whether the environment opens without its own server or process. `rstar2 train --dry-run` opens such an
+    environment and checks the opening of every row."""

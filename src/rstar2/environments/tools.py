@@ -1,4 +1,4 @@
-"""`environment.tools`: tools by name or of the user's own, which every episode gets beside the environment's."""
+"""`environment.tools`: named tools or the user's own, which every episode gets besides the environment's."""
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -27,19 +27,19 @@ MakeTool = Callable[[Services, Caller], Tool]
 
 
 class ToolSource(Protocol):
-    """Where the tools of each episode come from."""
+    """Makes the tools of each episode."""
 
     @property
     def schemas(self) -> Sequence[ToolSchema]: ...
 
     async def make(self) -> Sequence[Tool]:
-        """For one episode, which closes them."""
+        """Make the tools of one episode, which closes them."""
         ...
 
 
 def load_tool(name: str, what: str = "environment.tools") -> MakeTool:
-    """An entry of `TOOLS`; or, as `file:PATH.py:NAME` or `package.module:NAME`, a function with type hints and a
-    docstring, a class with `of(recipe, executor)`, or what returns a tool if it is called without arguments. UserError
+    """Load a tool: an entry of `TOOLS`; or, as `file:PATH.py:NAME` or `package.module:NAME`, a function with type hints
+    and a docstring, a class with `of(recipe, executor)`, or a function without arguments that returns a tool. UserError
     begins with `what`."""
     if name in TOOLS:
         tool_class = TOOLS.load(name)
@@ -61,12 +61,12 @@ def load_tool(name: str, what: str = "environment.tools") -> MakeTool:
 
 
 def _makes_tools(function: Callable[..., Any]) -> bool:
-    """Whether a function is a factory, and not a tool itself: it has no parameters, and says that it returns a tool or
-    nothing at all about what it returns."""
+    """Whether a function is a factory instead of a tool: it has no parameters, and its return annotation is a tool or
+    missing."""
     try:
         signature = inspect.signature(function, eval_str=True)
     except Exception:
-        return False  # what is wrong with it is said when its signature is read
+        return False  # `read_signature` reports what is wrong
     returned = signature.return_annotation
     return not signature.parameters and (returned is signature.empty or hasattr(returned, "call"))
 
@@ -82,7 +82,7 @@ def _factory(make: Callable[..., Any], where: str, *, takes_services: bool) -> M
 
 
 def require_tool(tool: Any, what: str) -> None:
-    """UserError, which begins with `what`, unless the object satisfies `Tool`."""
+    """Raise UserError, beginning with `what`, unless the object satisfies `Tool`."""
     for attribute in ("schema", "call", "close"):
         if not hasattr(tool, attribute):
             raise UserError(f"{what} has no {attribute}, so it is no tool")
@@ -115,7 +115,7 @@ class NamedTools:
 async def open_tools(
     section: "EnvironmentSection", names: Sequence[str], services: Services
 ) -> AsyncIterator[NamedTools]:
-    """The tools of these names. Each is made once to read its schema."""
+    """Open the named tools. Each is made once to read its schema."""
     caller = Caller.of(section)
     makers = tuple(_bound(load_tool(name), services, caller) for name in names)
     tools = [make() for make in makers]
@@ -182,6 +182,6 @@ class _EnvironmentWithTools(WrappedEnvironment):
 
 
 def with_tools(environment: Environment, *sources: ToolSource) -> Environment:
-    """The environment, whose episodes have the tools of the sources beside their own."""
+    """The environment, with the sources' tools added to its episodes' own."""
     used = tuple(source for source in sources if source.schemas)
     return _EnvironmentWithTools(environment, used) if used else environment

@@ -1,7 +1,7 @@
-"""Calling code that rstar2 did not write: a user's environment, tool or reward.
+"""Calls code that rstar2 did not write: a user's environment, tool or reward.
 
-Invariant: every call has a deadline. What the code raises, and what it returns by mistake, becomes an
-`EnvironmentCodeError` that names the file and the line, or a `UserError` where the recipe says that it stops the run.
+Invariant: every call has a deadline. An exception or an invalid return value becomes an `EnvironmentCodeError` that
+names the file and the line, or a `UserError` if the recipe says that a failure stops the run.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 FILE_PREFIX = "file:"
 CANCEL_S = 1.0
-"""Seconds that a cancelled coroutine gets to leave. One that goes on is left alone."""
+"""Seconds that a cancelled coroutine gets to end. One that goes on is left alone."""
 
 
 def load_object(spec: str, what: str) -> Any:
-    """What `file:PATH.py:NAME` or `package.module:NAME` names. PATH is relative to the working directory. UserError
-    begins with `what`, mostly a field of the recipe, and names the line that failed."""
+    """Load the object that `file:PATH.py:NAME` or `package.module:NAME` names. PATH is relative to the working
+    directory. UserError begins with `what`, usually a field of the recipe, and names the line that failed."""
     where, _, name = spec.removeprefix(FILE_PREFIX).rpartition(":")
     if not where or not name:
         raise UserError(f"{what}: {spec!r} must be file:PATH.py:NAME or package.module:NAME")
@@ -51,15 +51,15 @@ def load_object(spec: str, what: str) -> Any:
 
 
 def absolute_spec(spec: str) -> str:
-    """The same object for any working directory."""
+    """The spec, valid in any working directory."""
     path, _, name = spec.removeprefix(FILE_PREFIX).rpartition(":")
     return f"{FILE_PREFIX}{Path(path).absolute()}:{name}" if spec.startswith(FILE_PREFIX) else spec
 
 
 @functools.cache
 def _module_of_file(path: Path) -> Any:
-    """A file is run once in a process, whatever is taken from it. It may import its neighbours, as a script may; its
-    folder comes last in the search, so that a neighbour never replaces a module that others import."""
+    """The module of a file, which runs once per process. It may import its neighbours, as a script may; its folder
+    comes last in the search path, so that a neighbour never replaces a module that others import."""
     name = f"rstar2_file_{path.stem}_{zlib.crc32(str(path).encode()):x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -78,7 +78,7 @@ def _module_of_file(path: Path) -> Any:
 
 @contextmanager
 def mistakes_named(what: str) -> Iterator[None]:
-    """Whatever the code inside raises is a UserError that begins with `what` and names the line."""
+    """Turn every error of the block into a UserError that begins with `what` and names the line."""
     try:
         yield
     except SyntaxError as error:
@@ -94,20 +94,20 @@ def mistakes_named(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Calls an environment's code as the recipe says."""
+    """Calls a user's code by the recipe's deadline and policy."""
 
     deadline_s: float
     stops: bool
     """Whether a failure stops the run."""
     thread: CallThread | None = None
-    """Where functions that are not async run. If it is None, each call has a thread of its own."""
+    """The thread for functions that are not async. If None, each call has its own thread."""
 
     @classmethod
     def of(cls, section: "EnvironmentSection") -> Self:
         return cls(section.deadline_s, section.on_error == "stop")
 
     async def call(self, what: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """What the function returns, awaited if it is async. Other functions run in a thread, so that a slow one delays
+        """Call a function, and await it if it is async. Other functions run in a thread, so that a slow one delays
         nothing else. `what` names the call in errors."""
         try:
             return await self.attempt(what, function, *args, **kwargs)
@@ -117,7 +117,7 @@ class Caller:
             raise self.fault_of(what, error) from error
 
     async def attempt(self, what: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """As `call`, but an exception of the code's own is raised as it is, for the caller to decide whose it is."""
+        """Like `call`, but the code's own exceptions pass unchanged, for the caller to classify."""
         bound = functools.partial(function, *args, **kwargs)
         thread = None if inspect.iscoroutinefunction(function) else self.thread or CallThread()
         work = _result(bound, thread)
@@ -138,8 +138,8 @@ class Caller:
         return task.result()
 
     def call_in_time(self, what: str, function: Callable[..., Any], /, *args: Any) -> Any:
-        """What the function returns, from a thread that is left alone at the deadline. The caller is blocked: for what
-        must be quick, such as writing a prompt."""
+        """Call a quick function, such as one that writes a prompt, in a thread that is left alone at the deadline. This
+        blocks the caller."""
         found: list[Callable[[], Any]] = []
 
         def run() -> None:
@@ -159,7 +159,7 @@ class Caller:
         return found[0]()
 
     def call_now(self, what: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """What the function returns, without a deadline."""
+        """Call a function, without a deadline."""
         try:
             return function(*args, **kwargs)
         except UserError:
@@ -171,7 +171,7 @@ class Caller:
         return self.fault(f"{what}: {place_of(error)}{describe(error)}")
 
     def fault(self, sentence: str) -> UserError | EnvironmentCodeError:
-        """The error of a failure, for the caller to raise."""
+        """The error for a failure, for the caller to raise."""
         return UserError(sentence) if self.stops else EnvironmentCodeError(sentence)
 
 
@@ -180,7 +180,7 @@ def _raise(error: BaseException) -> None:
 
 
 async def _result(function: Callable[[], Any], thread: CallThread | None) -> Any:
-    """What the function returns, awaited if it can be. Without a thread it is called here."""
+    """Call a function, here or in a thread, and await its result if it is awaitable."""
     try:
         result = function() if thread is None else await thread.run(function)
         return await result if inspect.isawaitable(result) else result

@@ -1,6 +1,6 @@
-"""Verifiers: the tasks, tools and rewards of an installed taskset (`verifiers:NAME`).
+"""Environments of verifiers: the tasks, tools and rewards of an installed taskset (`verifiers:NAME`).
 
-The package runs its own part of an episode: setup, tool servers, the user's side, finalize and rewards. The rollout is
+The package runs its own part of an episode: setup, tool servers, the user's turns, finalize and rewards. The rollout is
 ours, so that tokens are exact and tool results typed. The package is imported only when a recipe names it.
 """
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from rstar2.environments.verifiers_seat import Seat
 
 SERIES = "0.4"
-"""The releases of verifiers whose interface this is."""
+"""The supported release series of verifiers."""
 CLOSE_S = 30.0
-"""Seconds that an episode's tool servers and files have to be removed."""
+"""Seconds to remove an episode's tool servers and files."""
 NO_OUTPUT_TEXT = "[The tool returned nothing.]"
 _OWN = str(Path(__file__).parents[1])
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _STOPS = {Outcome.TRUNCATED: "max_output_tokens", Outcome.TURN_LIMIT: "max_turns"}
-"""What verifiers calls the limits that a rollout ran into."""
+"""Verifiers' names of the limits that a rollout can reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class ListedTool:
     schema: ToolSchema
     server: str
     name: str
-    """Its name on the server, without the prefix."""
+    """The tool's name on the server, without the prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class VerifiersEpisode:
         return Judgement(score=trace.reward, details=details, format_penalty=0.0)
 
     def _require_success(self, episode: Any) -> Sequence[Any]:
-        """The traces of a finished episode. The fault names the file and the line of what failed."""
+        """The traces of a finished episode. If it failed, the fault names the file and the line."""
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         if errors:
             last = errors[-1]
@@ -163,7 +163,7 @@ class VerifiersEnvironment:
 
     source: str
     environment: Any
-    """The package's own, which runs the episodes."""
+    """The package's own environment, which runs the episodes."""
     caller: Caller
     listed: tuple[ListedTool, ...]
     scores_truncated: bool = True
@@ -185,7 +185,7 @@ class VerifiersEnvironment:
         seat = Seat(task)
         context = contextvars.copy_context()
         context.run(CURRENT.set, seat)
-        # The package asks for a model and its address; the seat never calls them.
+        # The package requires a model and its address; the seat never calls them.
         model = ModelContext(model=MODEL, client=EvalClientConfig())
         running = asyncio.create_task(self.environment.run_episode(task, model), context=context)
         running.add_done_callback(lambda _: seat.end())
@@ -203,7 +203,7 @@ class VerifiersEnvironment:
             raise
 
     def _task_of(self, problem: Problem) -> Any:
-        """UserError if the row is no task, or one that needs what this process does not have."""
+        """The task of a row; UserError if it is invalid, or needs what this process does not have."""
         taskset = self.environment.taskset
         task_class = type(taskset).task_type()
         try:
@@ -243,7 +243,7 @@ def _messages_of(data: Any) -> list[Message]:
 
 
 def _prompt_of(data: Any, first: str) -> tuple[Any, ...]:
-    """The messages before the first turn as verifiers types them."""
+    """The messages before the first turn, in verifiers' types."""
     from verifiers.v1 import SystemMessage, UserMessage
 
     prompt: list[Any] = [SystemMessage(content=data.system_prompt)] if data.system_prompt else []
@@ -287,8 +287,8 @@ def _package(source: str) -> ModuleType:
 
 
 def _config_of(section: "EnvironmentSection") -> tuple[Any, Any]:
-    """The package's config of the environment, and which tasks are selected. UserError if it cannot be played from
-    outside."""
+    """The package's config of the environment, and the selection of tasks. UserError if the environment cannot be
+    played from outside."""
     vf = _package(section.source)
     name = section.source.partition(":")[2]
     if not name:
@@ -369,7 +369,7 @@ async def _listed_tools(source: str, toolsets: Sequence[Any]) -> tuple[ListedToo
             async with mcp_client({"url": toolset.config.url}) as client:
                 tools = [(tool.name, tool.description, tool.input_schema) for tool in (await client.list_tools()).tools]
         elif type(toolset).register is Toolset.register:
-            # All that a toolset asks of its server is `add_tool`. A real server would set up logging for the process.
+            # A toolset only needs `add_tool` of its server. A real server would set up logging for the process.
             manager = ToolManager()
             toolset.register(manager)
             tools = [(tool.name, tool.description, tool.parameters) for tool in manager.list_tools()]

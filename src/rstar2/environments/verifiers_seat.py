@@ -1,8 +1,8 @@
 """The model's seat in an episode of verifiers, played from outside. Imports verifiers.
 
-Verifiers runs an episode by itself: setup, tool servers, the user's side, finalize and rewards are the package's own
-code. Where it would start a harness, it finds this one, which waits for the agent loop. So the loop asks for the
-next message and says what the model wrote, and the tokens stay those of the engine.
+Verifiers runs an episode by itself: setup, tool servers, the user's turns, finalize and rewards are the package's own
+code. Instead of a harness it starts this one, which waits for the agent loop. The loop gets the next message and passes
+on the model's text, and the tokens stay those of the engine.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from verifiers.v1.types import content_text
 from rstar2.environments.verifiers_trace import TraceWriter, assistant_message
 
 HARNESS = "rstar2_seat"
-"""Verifiers imports a harness by the name of a top-level module."""
+"""The harness's name: verifiers imports a harness as a top-level module."""
 CURRENT: contextvars.ContextVar["Seat"] = contextvars.ContextVar("rstar2_seat")
-"""The seat of the episode that runs in this task."""
+"""The seat of the episode that runs in the current task."""
 
 __all__ = ["SeatHarness"]
 
 
 class Seat:
-    """What verifiers' episode, a task of its own, and the agent loop say to each other."""
+    """The channel between verifiers' episode, which is its own asyncio task, and the agent loop."""
 
     def __init__(self, task: Any) -> None:
         self.task = task
@@ -37,13 +37,13 @@ class Seat:
         self.urls: Mapping[str, str] = {}
         """The addresses of the episode's tool servers."""
         self.said: list[str] = []
-        """What the model wrote in turns without a call."""
+        """The model's texts in turns without a call."""
         self.heard: list[str] = []
-        """What the user replied to these turns."""
+        """The user's replies to these turns."""
         self._trace: Any = None
         self._messages: asyncio.Queue[str | None] = asyncio.Queue()
         self._segment: asyncio.Future[None] | None = None
-        """Set while verifiers waits for what the model says in its turn."""
+        """Set while verifiers waits for the model's turn."""
         self._record: asyncio.Future[Callable[[TraceWriter], None] | None] = asyncio.get_running_loop().create_future()
         self._num_running = 0
         self._num_calls = 0
@@ -52,15 +52,15 @@ class Seat:
     # The agent loop's side.
 
     async def next_message(self) -> str | None:
-        """What the user says next; None if the conversation is over. Empty for the task's own prompt."""
+        """Wait for the user's next message; empty for the task's own prompt, None if the conversation is over."""
         return await self._messages.get()
 
     def end(self) -> None:
-        """Nothing more will be asked."""
+        """End the conversation for the agent loop."""
         self._messages.put_nowait(None)
 
     async def say(self, text: str) -> str | None:
-        """The model's turn without a call, and the user's reply."""
+        """Pass on the model's turn without a call; returns the user's reply."""
         self.said.append(text)
         self._writer.add(assistant_message(text), sampled=True)
         self._release()
@@ -71,8 +71,8 @@ class Seat:
         return reply
 
     async def call(self, name: str, arguments: Mapping[str, Any], run: Callable[[], Any]) -> tuple[bool, str]:
-        """Whether a tool call succeeded, and its text. The calls of one turn all begin before any of them ends; after
-        the last, the task's stop conditions are asked."""
+        """Run a call; returns its success and text. The calls of one turn all begin before any of them ends; after the
+        last, the task's stop conditions are checked."""
         self._num_calls += 1
         call = ToolCall(id=f"live_{self._num_calls}", name=name, arguments=json.dumps(arguments))
         if self._num_running:
@@ -92,8 +92,8 @@ class Seat:
         return succeeded, text
 
     def finish(self, record: Callable[[TraceWriter], None], stop: str | None, cut_off: str | None) -> None:
-        """The rollout is over. `record` writes all of it into the trace before the rewards read it. `stop` is the limit
-        that it ran into, and `cut_off` what the model had written of a turn by then."""
+        """End the rollout. `record` writes all of it into the trace before the rewards read it. `stop` is the limit
+        that it reached, and `cut_off` the model's unfinished turn."""
         self._is_finished = True
         if self._segment is not None:
             if cut_off is not None:
@@ -104,7 +104,7 @@ class Seat:
         self._release()
 
     def abandon(self) -> None:
-        """The rollout is over and nobody wants its reward."""
+        """End a rollout whose reward is not needed."""
         self._is_finished = True
         self._settle(None)
 
@@ -126,7 +126,7 @@ class Seat:
         self._writer = TraceWriter(trace)
 
     async def turn(self, messages: Sequence[Any] | None) -> None:
-        """One turn of the conversation. If nothing was said in it, verifiers takes the exchange as ended."""
+        """Play one turn. If it adds nothing to the trace, verifiers takes the exchange as ended."""
         if self._is_finished or await self._stops():
             return
         self._segment = asyncio.get_running_loop().create_future()
@@ -134,7 +134,7 @@ class Seat:
         await self._segment
 
     async def closed(self) -> None:
-        """The conversation is over. Finalize and rewards follow when all of the rollout is in the trace."""
+        """End the conversation, and wait until the whole rollout is in the trace; finalize and rewards follow."""
         self.end()
         record = await asyncio.shield(self._record)
         if record is not None:
@@ -171,7 +171,7 @@ class SeatSession(HarnessSession):  # type: ignore[misc]
 
 
 class SeatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
-    """What verifiers takes for the agent's program."""
+    """The harness that stands for the agent's program."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_MCP = True

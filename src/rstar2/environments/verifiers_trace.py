@@ -1,4 +1,4 @@
-"""A rollout of ours as the trace that the rewards of verifiers read. Imports verifiers.
+"""Converts our rollout into the trace that verifiers' rewards read. Imports verifiers.
 
 Invariant: the token ids along the trace's one branch are the ids that the engine saw.
 """
@@ -19,7 +19,7 @@ MODEL = "rstar2"
 
 
 def assistant_message(text: str, calls: Sequence[ToolCall] = ()) -> AssistantMessage:
-    """What the model wrote, as a chat server would return it: its reasoning apart, and its calls out of the text."""
+    """The model's text as a chat server returns it: with reasoning and calls separated."""
     reasoning, end, content = text.partition(REASON_END)
     if not end:
         reasoning, content = "", text
@@ -65,8 +65,8 @@ class TraceWriter:
         said: Sequence[str],
         heard: Sequence[str],
     ) -> None:
-        """The rollout, in place of what was appended while it ran. `prompt` are the messages before the first turn;
-        `said` and `heard` are the texts of the turns without calls, and what the user replied to them."""
+        """Replace what was appended during the rollout by the whole rollout. `prompt` are the messages before the first
+        turn; `said` and `heard` are the texts of the turns without calls, and the user's replies."""
         self._trace.nodes.clear()
         self._trace.calls.clear()
         self._trace.tools = tool_definitions(schemas)

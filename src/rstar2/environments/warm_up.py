@@ -1,8 +1,8 @@
-"""Conversations that teach the format of a task, and that its question matters.
+"""Makes conversations that teach the format of a task, and that its question matters.
 
-Most are episodes of one problem, played with the solution of another: calls are written as they must be, results are
-real, and what the calls say has nothing to do with the question. The rest are played with their own solution: a model
-from random weights does not find out by chance that a call depends on the question.
+Most are episodes of one problem, played with the solution of another: the form of the calls is right, the results are
+real, but the calls have nothing to do with the question. The rest are played with their own solution: a model from
+random weights does not find out by chance that a call depends on the question.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from rstar2.config import EnvironmentSection, Recipe
 
 OWN_SHARE = 0.3
-"""The share of conversations that are played with their own solution."""
+"""The share of conversations with their own solution."""
 NUM_AT_ONCE = 32
 
 PlayedConversation = tuple[list[dict[str, Any]], list[dict[str, Any]]]
-"""Messages in OpenAI's form, and the tools that were on offer."""
+"""Messages in OpenAI's form, and the offered tools."""
 
 
 def warm_up_conversations(
     section: "EnvironmentSection", recipe: "Recipe", problems: Sequence[Problem], num: int, seed: str
 ) -> list[PlayedConversation]:
-    """`num` conversations of problems drawn with the seed. UserError if the environment knows no solutions."""
+    """Play `num` conversations of problems drawn with the seed. UserError if the environment has no solutions."""
     result: list[PlayedConversation] = []
     failures: list[BaseException] = []
 
@@ -45,7 +45,7 @@ def warm_up_conversations(
         except BaseException as error:
             failures.append(error)
 
-    # The caller may be inside an event loop of its own.
+    # Use a thread, because the caller may be inside an event loop.
     thread = threading.Thread(target=run, name="warm-up conversations")
     thread.start()
     thread.join()

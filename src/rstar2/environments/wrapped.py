@@ -1,4 +1,4 @@
-"""An environment around another: what it does not say itself is the other's."""
+"""Wrappers that pass on everything that they do not override."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ class WrappedEpisode:
 
 
 def innermost(episode: Episode) -> Episode:
-    """The episode that the others are around."""
+    """The episode inside all wrappers."""
     while isinstance(episode, WrappedEpisode):
         episode = episode.episode
     return episode

@@ -1,8 +1,7 @@
-"""Training an agent that somebody else wrote: its program talks to an OpenAI base URL, and is recorded there.
+"""Trains an agent that somebody else wrote: its program talks to an OpenAI base URL, and is recorded there.
 
-Promise: the ids of each recorded segment are those that the engine saw and sampled; every token that the program got is
-in exactly one segment, once, to be trained on; a program that asks for more than the limits gets an error of OpenAI's.
-May import: records, engine, config, agent, environments, serve.
+Promise: each recorded segment has exactly the ids that the engine saw and sampled; every token that the program got is
+trained on in exactly one segment; a request beyond the limits gets OpenAI's error.
 """
 
 from rstar2.harness.environment import HARNESS

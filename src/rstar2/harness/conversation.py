@@ -1,8 +1,8 @@
-"""Which earlier answer a chat request continues, by its messages. Pure.
+"""Finds, by its messages, the earlier answer that a chat request continues. Pure.
 
-Programs send back what the server said as messages, not as ids. A message that comes back as it was sent stands for the
-ids that the model sampled: they are reused, so that no text of the model is tokenized. Reasoning may be left out of it,
-as most clients do; it stays in the context.
+Programs send the server's answers back as messages, not as ids. A message that comes back unchanged stands for the ids
+that the model sampled: they are reused, so that no text of the model is tokenized again. The message may lack its
+reasoning, as most clients drop it; the context keeps it.
 """
 
 import json
@@ -14,7 +14,7 @@ from rstar2.harness.stitch import Call
 from rstar2.serve.bodies import ChatMessage, ChatRequest
 
 Said = tuple[str, str, str, tuple[tuple[str, str], ...]]
-"""A message, as far as it matters: role, content, reasoning, and calls as names with arguments."""
+"""The parts of a message that are compared: role, content, reasoning, and calls as names with arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Exchange:
     """A chat request and the message that answered it."""
 
     heading: str
-    """What the prompt has before the messages: the tools."""
+    """The part of the prompt before the messages: the tools."""
     asked: tuple[Said, ...]
     answered: Said
     call: Call
@@ -39,13 +39,12 @@ def said_by(message: ChatMessage) -> Said:
         content = "\n".join(part.text or "" for part in content)
     calls = tuple((call.function.name, _canonical(call.function.arguments)) for call in message.tool_calls or ())
     reasoning = message.reasoning_content or message.reasoning or ""
-    # A server writes no content beside calls where the model wrote white space.
+    # A server drops the white space that the model wrote beside calls.
     return message.role, content if content.strip() or not calls else "", reasoning, calls
 
 
 def continued(exchanges: Sequence[Exchange], heading: str, messages: Sequence[Said]) -> Exchange | None:
-    """The longest exchange that the messages begin with, and go on from; the newest, where a program asked the same
-    again and got the same answer."""
+    """The longest exchange that the messages begin with and continue; the newest of several that are equal."""
     found = [each for each in reversed(exchanges) if each.heading == heading and _is_continued(each, messages)]
     return max(found, key=lambda each: len(each.asked), default=None)
 

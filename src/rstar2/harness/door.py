@@ -1,4 +1,4 @@
-"""Where programs find the model: an address of this machine, with a key for each episode."""
+"""The model's address for programs: a local server, with one key per episode."""
 
 import asyncio
 import secrets
@@ -27,7 +27,7 @@ class Address:
 
 
 class Door:
-    """Opened with the first episode, and closed with the environment."""
+    """The programs' server, from the first episode to the environment's end."""
 
     def __init__(self, model: str, request_timeout_s: float) -> None:
         self._model = model
@@ -38,7 +38,7 @@ class Door:
         self._port = 0
 
     async def open(self, chat: ChatFormat) -> None:
-        """Idempotent."""
+        """Start the server once."""
         async with self._starting:
             if self._server is not None:
                 return
@@ -54,9 +54,8 @@ class Door:
 
     @asynccontextmanager
     async def lent(self, recording: Recording) -> AsyncIterator[Address]:
-        """The address and the key of one episode, for as long as the block lasts. After it nothing that the episode
-        asked for is generated any more, whether or not its program still waits: a function in a thread cannot be
-        ended."""
+        """Lend an address and key to one episode for the duration of the block. Afterwards nothing more is generated
+        for the episode, even if its program still waits: a function in a thread cannot be ended."""
         key = secrets.token_urlsafe(24)
         self._recordings[key] = recording
         try:

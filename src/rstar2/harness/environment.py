@@ -1,4 +1,4 @@
-"""The environment `harness`: episodes that a foreign program plays, and that a reward function of the user's scores."""
+"""The environment `harness`: an external program plays the episodes, and the user's reward function scores them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from rstar2.config import EnvironmentSection
 
 CANCEL_S = 5.0
-"""Seconds that a program gets to leave when its episode is over."""
+"""Seconds that a program gets to exit when its episode is over."""
 REQUEST_S = 3600.0
-"""For one request, its wait for an engine included."""
+"""Seconds for one request, including its wait for an engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class HarnessEpisode:
-    """Satisfies `Episode` and `PlaysItself`. The tools are the program's own."""
+    """Satisfies `Episode` and `PlaysItself`. The program has its own tools."""
 
     problem: Problem
     environment: "HarnessEnvironment"
@@ -45,7 +45,7 @@ class HarnessEpisode:
         raise AssertionError("the program talks to the model itself")
 
     async def play(self, agent: Agent, trace_id: str) -> Trace:
-        """One run of the program, with the agent's engine, sampling and limits."""
+        """Run the program once, with the agent's engine, sampling and limits."""
         return await self.environment.play(self.problem, agent, trace_id)
 
     async def score(self, _trace: Trace) -> Judgement:
@@ -68,7 +68,7 @@ class HarnessEnvironment:
     scores_truncated: bool = False
 
     def opening(self, problem: Problem) -> Opening:
-        """What the row asks. The program may ask in other words: this is what the scheduler expects of its length."""
+        """The row's question. The scheduler estimates lengths from it; the program may ask it in other words."""
         return Opening(opening_messages(problem, prompt_of(row_of(problem))))
 
     async def begin(self, problem: Problem) -> HarnessEpisode:
@@ -87,7 +87,7 @@ class HarnessEnvironment:
         return trace_of(recording.calls, agent.chat, problem, trace_id, outcome, note, answer)
 
     async def _run(self, problem: Problem, address: Address, recording: Recording) -> tuple[str, str]:
-        """What the program returned, and why it failed; one of them is empty."""
+        """Run the program; returns its result and its failure, one of them empty."""
         task = asyncio.ensure_future(self.program(row_of(problem), address))
         try:
             while not task.done() and recording.quiet_s < self.caller.deadline_s:
@@ -102,7 +102,7 @@ class HarnessEnvironment:
             await asyncio.wait({task}, timeout=CANCEL_S)
 
     def _ending(self, recording: Recording, failure: str) -> tuple[Outcome, str]:
-        """How the episode ended. UserError if a failure of the program stops the run."""
+        """The outcome of an episode. UserError if a program's failure stops the run."""
         if recording.fault:
             return Outcome.INFRASTRUCTURE_FAULT, recording.fault
         if failure and recording.limit is not None:

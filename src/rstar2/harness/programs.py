@@ -1,4 +1,4 @@
-"""The programs of episodes: a Python function, or a command in a process group of its own."""
+"""The programs that play episodes: a Python function, or a command in its own process group."""
 
 import asyncio
 import copy
@@ -18,11 +18,11 @@ from rstar2.harness.door import Address
 from rstar2.harness.settings import HarnessSettings
 
 MAX_OUTPUT_BYTES = 1 << 20
-"""What is kept of a command's output, and what is read of it at a time. The rest is read and dropped."""
+"""The last bytes of a command's output that are kept, and the size of one read. Earlier output is dropped."""
 NUM_SHOWN_CHARS = 400
 
 Program = Callable[[Mapping[str, Any], Address], Awaitable[str]]
-"""Runs one episode of a row, and returns its result as text. `ProgramFailed` if it fails."""
+"""Runs one episode of a row, and returns its result as text; raises `ProgramFailed` on failure."""
 
 
 class ProgramFailed(Exception):  # noqa: N818
@@ -30,7 +30,7 @@ class ProgramFailed(Exception):  # noqa: N818
 
 
 def load_program(settings: HarnessSettings) -> Program:
-    """UserError if the function cannot be loaded or called."""
+    """Load the program. UserError if the function cannot be loaded or called."""
     if settings.command is not None:
         return _command(settings.command, settings.env)
     assert settings.agent is not None
@@ -64,7 +64,7 @@ def _function(spec: str) -> Program:
 
 
 def as_text(result: Any) -> str:
-    """The result of a function as the answer of its episode."""
+    """A function's result as the text of the episode's answer."""
     if result is None or isinstance(result, str):
         return result or ""
     try:
@@ -95,7 +95,7 @@ def _command(command: tuple[str, ...], env: Mapping[str, str]) -> Program:
         try:
             return await _result(process, command[0], json.dumps(row, default=str).encode())
         finally:
-            with suppress(ProcessLookupError):  # what it started, and it itself if it still runs
+            with suppress(ProcessLookupError):  # the program, if it still runs, and its children
                 os.killpg(process.pid, signal.SIGKILL)
             _close_pipes(process)
             await process.wait()
@@ -126,7 +126,8 @@ async def _read(stream: asyncio.StreamReader) -> str:
 
 
 def _close_pipes(process: asyncio.subprocess.Process) -> None:
-    """A process counts as ended when its pipes have: one that is full, or that a survivor holds, would never."""
+    """Close the pipes of a process, which asyncio waits for: a full pipe, or one that a child holds, would never
+    end."""
     assert process.stdin is not None
     if process.stdin.transport.get_write_buffer_size():
         process.stdin.transport.abort()

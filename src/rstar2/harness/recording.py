@@ -1,4 +1,4 @@
-"""What one episode asks of the model: its limits, its requests one after the other, and what was answered."""
+"""Records one episode's requests and answers, generates them one after the other, and enforces its limits."""
 
 import asyncio
 import contextvars
@@ -19,19 +19,19 @@ from rstar2.serve.errors import ApiError
 from rstar2.serve.generation import Ask, Piece
 
 END_S = 10.0
-"""Seconds that a request gets to leave when its episode is over."""
+"""Seconds that a request gets to end when its episode is over."""
 CURRENT: contextvars.ContextVar["Recording"] = contextvars.ContextVar("rstar2_recording")
 """The episode whose request is being answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A chat request whose answer is not there yet."""
+    """A chat request that is not answered yet."""
 
     heading: str
     messages: tuple[Said, ...]
     answer_of: Callable[[str], Said]
-    """The message that a text of the model's becomes."""
+    """Turns the model's text into the message that the caller gets."""
 
 
 ASKED: contextvars.ContextVar[Asked | None] = contextvars.ContextVar("rstar2_asked", default=None)
@@ -50,15 +50,15 @@ class _Sampled:
 
 
 class Recording:
-    """One episode. Its requests may come at the same time, and are generated one after the other."""
+    """The record of one episode. Concurrent requests are generated one after the other."""
 
     def __init__(self, id: str, agent: Agent, max_context_tokens: int) -> None:
         self.calls: list[Call] = []
         self.exchanges: list[Exchange] = []
         self.fault = ""
-        """Why the model could not answer, through our fault."""
+        """Why the model could not answer, if the fault is ours."""
         self.limit: tuple[Outcome, str] | None = None
-        """The limit that a request ran into."""
+        """The limit that a request exceeded."""
         self._id = id
         self._agent = agent
         self._max_context_tokens = max_context_tokens
@@ -66,12 +66,12 @@ class Recording:
         self._turn = asyncio.Lock()
         self._sampled: dict[str, _Sampled] = {}
         self._open: set[asyncio.Task[None]] = set()
-        """The requests that are not answered yet."""
+        """The unanswered requests."""
         self._quiet_since = time.monotonic()
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """A request is here, and not answered yet."""
+        """Hold the current request as unanswered."""
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)
@@ -82,7 +82,7 @@ class Recording:
             self._quiet_since = time.monotonic()
 
     async def end(self) -> None:
-        """Cancels the requests that are not answered yet, and waits for their end."""
+        """Cancel the unanswered requests, and wait for their end."""
         for task in self._open:
             task.cancel()
         if self._open:
@@ -90,12 +90,12 @@ class Recording:
 
     @property
     def quiet_s(self) -> float:
-        """How long the program has asked nothing."""
+        """How long the program has had no request open."""
         return 0.0 if self._open else time.monotonic() - self._quiet_since
 
     def admitted(self, asks: Sequence[Ask]) -> list[Ask]:
-        """The sequences of a request, sampled as the run samples: at its temperature, with seeds of its own. ApiError
-        if the episode has used up its turns or tokens."""
+        """The sequences of a request with the run's temperature and their own seeds. ApiError if the episode has used
+        up its turns or tokens."""
         limits = self._agent.limits
         if self._num_asks + len(asks) > limits.max_turns + 1:
             raise self._refused(Outcome.TURN_LIMIT, f"its {limits.max_turns} turns, and one to answer in, are used up")
@@ -105,14 +105,14 @@ class Recording:
             room = min(num_left, self._max_context_tokens - len(ask.token_ids))
             if room < 1:
                 raise self._refused(Outcome.TRUNCATED, "its token budget is used up")
-            admitted.append(self._admitted(ask, min(ask.max_tokens, room)))
+            admitted.append(self._with_run_sampling(ask, min(ask.max_tokens, room)))
         return admitted
 
     def _refused(self, outcome: Outcome, reason: str) -> ApiError:
         self.limit = self.limit or (outcome, reason)
         return ApiError(400, f"this episode may ask no more: {reason}", code="context_length_exceeded")
 
-    def _admitted(self, ask: Ask, max_tokens: int) -> Ask:
+    def _with_run_sampling(self, ask: Ask, max_tokens: int) -> Ask:
         stop_ids = ask.sampling.stop_token_ids
         sampling = sampling_of_turn(replace(self._agent.sampling, stop_token_ids=stop_ids), self._num_asks)
         session = f"{self._id}/{self._num_asks}"
@@ -134,8 +134,8 @@ class Recording:
                     yield chunk
 
     async def answer(self, asks: Sequence[Ask], pieces: Callable[[], AsyncGenerator[Piece]]) -> list[Piece]:
-        """All pieces of the answers, which are recorded when they are complete. A program that leaves before that got
-        nothing, and nothing is recorded."""
+        """Generate all pieces of the answers, and record the complete answers. If the program disconnects earlier, it
+        got nothing, and nothing is recorded."""
 
         async def attempt() -> list[Piece]:
             return [piece async for piece in pieces()]

@@ -1,4 +1,4 @@
-"""The model server that programs talk to: what it writes and samples is recorded for the caller's episode."""
+"""The model server for programs; it records prompts and samples for the caller's episode."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from rstar2.serve.weights import BASE
 
 
 class EpisodesEngine:
-    """Satisfies `Engine`: each request runs where its episode was placed."""
+    """Satisfies `Engine`: each request runs on the engine of its episode."""
 
     def generate(
         self, session: str, token_ids: Sequence[int], sampling: Sampling, max_tokens: int
@@ -30,17 +30,17 @@ class EpisodesEngine:
         return EngineLoad.with_unknown_cache(0, 0, 0)
 
     async def cancel(self, _session: str) -> None:
-        """Whoever leaves a request ends it."""
+        """A request ends when its caller leaves."""
 
     async def release(self, _session: str) -> None:
-        """The rollout's engine is released when the rollout ends."""
+        """The end of the rollout releases the engine."""
 
     async def close(self) -> None:
-        """The engine is the run's."""
+        """The run owns the engine."""
 
 
 class RecordedPrompts(PromptWriter):
-    """Conversations as training writes them, and what was sampled before as the ids that were sampled."""
+    """Writes conversations as training does, with the sampled ids of earlier answers."""
 
     def __init__(self, chat: ChatFormat) -> None:
         super().__init__(chat)
@@ -69,7 +69,7 @@ class RecordedPrompts(PromptWriter):
 
 
 def _answered(request: ChatRequest, opening: str, text: str) -> Said:
-    """The message that the caller gets."""
+    """The caller's message for the model's text."""
     reader = ChatText.of(request, is_reasoning=True, opening=opening)
     message: dict[str, Any] = message_of([*reader.feed(text), *reader.finish()])
     return said_by(ChatMessage.model_validate(message))
@@ -81,14 +81,15 @@ class RecordedService(Service):
         self.prompts = RecordedPrompts(model.chat)
 
     def weights_named(self, _model: str | None) -> str:
-        """Whatever a program names its model: it talks to the one that is trained."""
+        """The trained model's weights, whichever model the program names."""
         return BASE
 
     def asks(self, *args: Any, **kwargs: Any) -> list[Ask]:
         return CURRENT.get().admitted(super().asks(*args, **kwargs))
 
     async def pieces(self, asks: Sequence[Ask], usage: Usage, *, has_text: bool = True) -> AsyncGenerator[Piece]:
-        """All of the answer, and then its pieces: while a caller reads slowly, other requests of its episode go on."""
+        """Generate the whole answer, then yield its pieces: a slow reader does not delay other requests of its
+        episode."""
         counted = super().pieces
         for piece in await CURRENT.get().answer(asks, lambda: counted(asks, usage, has_text=has_text)):
             yield piece

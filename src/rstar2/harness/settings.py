@@ -16,16 +16,16 @@ class HarnessSettings(BaseModel):
     agent: str | None = None
     """A Python function, as file:PATH.py:NAME or package.module:NAME. It runs one episode and returns its result."""
     command: tuple[str, ...] | None = Field(None, min_length=1)
-    """A program and its arguments, started once for each episode. What it prints is its result."""
+    """A program and its arguments, started once for each episode. Its output is its result."""
     env: dict[str, str] = {}
-    """Environment variables of the command, beside those of this process."""
+    """Environment variables of the command, in addition to those of this process."""
     rows: str | None = None
     """A Python function that yields the tasks, for data sets with `source = "environment"`."""
     max_at_once: int = Field(64, ge=1)
-    """How many episodes of a process run at the same time."""
+    """The maximum number of concurrent episodes of a process."""
     on_failure: Literal["fault", "score"] = "fault"
-    """What it means if the program fails or hangs. fault: the episode is left out and counted. score: the reward
-    function scores it, with an empty answer."""
+    """What a failed or hung program means. fault: the episode is left out and counted. score: the reward function
+    scores it, with an empty answer."""
 
     @model_validator(mode="after")
     def _names_one_program(self) -> Self:
@@ -37,7 +37,7 @@ class HarnessSettings(BaseModel):
 
     @classmethod
     def of(cls, section: "EnvironmentSection") -> Self:
-        """UserError names the setting that is wrong."""
+        """Read the settings; UserError names an invalid one."""
         try:
             return cls.model_validate(section.settings)
         except ValidationError as error:

@@ -1,10 +1,10 @@
-"""From the requests of one episode to segments that can be trained on. Pure.
+"""Joins the requests of one episode into segments for training. Pure.
 
-A request whose prompt begins with all ids of a segment continues it: what the prompt adds was put there by the program,
-what was sampled is the model's. Any other request, after the program cut, edited or branched its conversation, begins a
-segment of its own, whose prompt is context and nothing else.
+A request whose prompt begins with all ids of a segment continues the segment: the program appended the prompt's other
+ids, and the model sampled the answer. Any other request, after the program cut, edited or branched its conversation,
+begins a new segment, whose prompt is only context.
 
-Invariant: the ids up to a turn of a segment are the prompt that the engine saw, then what it sampled. Every request is
+Invariant: the ids of a segment up to and including a turn are the engine's prompt, then its samples. Every request is
 one turn of one segment, so each sampled token is trained on once.
 """
 
@@ -16,11 +16,11 @@ from rstar2.records import StopReason
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request that was answered."""
+    """One answered request."""
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
-    """What the model sampled, as far as the program got it."""
+    """The sampled ids that the program got."""
     log_probs: tuple[float, ...]
     entropies: tuple[float, ...] = ()
     stop_reason: StopReason = StopReason.END_OF_TURN
@@ -35,7 +35,7 @@ class Call:
 
 @dataclass(slots=True)
 class Segment:
-    """Requests that each continue the one before."""
+    """Requests of which each continues the previous one."""
 
     calls: list[Call] = field(default_factory=list)
 
@@ -45,14 +45,14 @@ class Segment:
 
     @property
     def appended_ids(self) -> list[tuple[int, ...]]:
-        """What the program put behind each turn: nothing behind the last."""
+        """The ids that the program appended after each turn; none after the last."""
         following = [call.prompt_ids for call in self.calls[1:]]
         pairs = zip(self.calls, following, strict=False)
         return [*(prompt_ids[len(call.all_ids) :] for call, prompt_ids in pairs), ()]
 
 
 def stitched(calls: Iterable[Call]) -> list[Segment]:
-    """The segments of the calls, which are in the order in which they were answered."""
+    """The segments of the calls, which must be in the order of their answers."""
     segments: list[Segment] = []
     for call in calls:
         continued = [segment for segment in segments if _begins_with(call.prompt_ids, segment.token_ids)]

@@ -1,4 +1,4 @@
-"""The recorded requests of an episode as its trace."""
+"""Converts the recorded requests of an episode into its trace."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ def trace_of(
 
 
 def _turns(segment: Segment, chat: ChatFormat, *, is_first: bool) -> list[Turn]:
-    """The first turn of every segment but the first names its prompt."""
+    """A segment's first turn holds its prompt, except in the first segment."""
     turns = []
     for number, (call, appended_ids) in enumerate(zip(segment.calls, segment.appended_ids, strict=True)):
         prompt_ids = call.prompt_ids if number == 0 and not is_first else ()

@@ -1,4 +1,4 @@
-"""Measurements of the sandbox, each beside its rival in the same run: shared machines are noisy, ratios are not.
+"""Measures the sandbox beside a rival in the same run: shared machines are noisy, ratios are not.
 
 Everything but `in-process` goes over HTTP to a service started for the purpose, as users would run it. Loads and rivals
 that take longer, or need more than this machine, are in `benchmarks/sandbox.py`.
@@ -41,7 +41,7 @@ class BenchRow:
     rival: float | None = None
     rival_name: str = ""
     ratio: float | None = None
-    """How many times better than the rival."""
+    """The sandbox is this many times better than the rival."""
     detail: dict[str, float] = field(default_factory=dict)
 
 
@@ -61,7 +61,7 @@ class BenchReport:
 
 @dataclass
 class BenchRun:
-    """What the measurements share: the service, and a count of wrong or missing answers."""
+    """The state that all measurements share: the service, and the count of wrong or missing answers."""
 
     executor: Executor
     address: str
@@ -92,7 +92,7 @@ class BenchRun:
 
     @contextlib.asynccontextmanager
     async def in_process(self, executor: LocalExecutor) -> AsyncIterator["BenchRun"]:
-        """The same without a service, as in a trainer that has the sandbox in its own process."""
+        """Measure an executor in this process, without a service, as a trainer uses the sandbox."""
         async with executor:
             inner = BenchRun(executor, "", 0, self.scale)
             yield inner
@@ -103,19 +103,19 @@ Measurement = Callable[[BenchRun], Awaitable[list[BenchRow]]]
 
 
 def percentiles_ms(times_s: Iterable[float]) -> tuple[float, float]:
-    """The 50th and the 99th."""
+    """The 50th and 99th percentiles."""
     ordered = sorted(times_s)
     return ordered[len(ordered) // 2] * 1000, ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1000
 
 
 def versus(name: str, rival_name: str, ours: list[float], theirs: list[float]) -> BenchRow:
-    """Two rates that were measured alternately, so that the machine's other load met both."""
+    """Compare two rates that were measured alternately, so that other load on the machine affected both."""
     ratio = statistics.median(our / their for our, their in zip(ours, theirs, strict=True))
     return BenchRow(name, statistics.median(ours), "/s", statistics.median(theirs), rival_name, ratio)
 
 
 def _subprocess_rate(code: str, count: int) -> float:
-    """Plain `python -c`, as many at once as there are cores."""
+    """Programs per second of plain `python -c`, one per core at a time."""
 
     def run_one(_: int) -> None:
         subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
@@ -141,7 +141,7 @@ async def _measure_in_process(bench: BenchRun) -> list[BenchRow]:
 
 
 async def _measure_latency(bench: BenchRun) -> list[BenchRow]:
-    """One call at a time, each on a kept connection."""
+    """Time one call after another, on a keep-alive connection."""
     times_s = []
     for number in range(bench.count(600)):
         started = time.perf_counter()
@@ -156,7 +156,7 @@ async def _measure_latency(bench: BenchRun) -> list[BenchRow]:
 
 
 async def _measure_session(bench: BenchRun) -> list[BenchRow]:
-    """Ten cells on kept state, against running all cells so far in a new interpreter for each."""
+    """Compare ten cells in one session with replaying all cells so far in a new interpreter for each cell."""
     times_s = []
     for _ in range(max(3, bench.count(10))):
         session = await bench.executor.session()
@@ -175,7 +175,7 @@ async def _measure_session(bench: BenchRun) -> list[BenchRow]:
 
 
 async def _measure_notebook(bench: BenchRun) -> list[BenchRow]:
-    """Cells, forks and rollbacks of one notebook in this process, on small and on large state."""
+    """Time cells, forks and rollbacks of one in-process notebook, with small and with large state."""
     rows = []
     async with LocalExecutor() as executor:
         for size, state in NOTEBOOK_STATES.items():
@@ -231,7 +231,7 @@ async def measure(chosen: Mapping[str, Measurement], *, quick: bool, say: Callab
 
 @contextlib.asynccontextmanager
 async def _service() -> AsyncIterator[tuple[str, int]]:
-    """Address and process id of an `rstar2 sandbox serve` on a free port."""
+    """Start `rstar2 sandbox serve` on a free port; yields its address and process id."""
     command = [sys.executable, "-m", "rstar2", "sandbox", "serve", "--port", "0"]
     environment = {name: value for name, value in os.environ.items() if name != "RSTAR2_SANDBOX_TOKEN"}
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE, env=environment)

@@ -1,8 +1,8 @@
-"""The sandbox of another machine, behind the same interface as the one in this process.
+"""A client for a sandbox on another machine, with the interface of the sandbox in this process.
 
-Every call returns a typed result by its deadline. Only infrastructure faults are retried (no connection, a lost one, a
-full queue), with idempotency keys, so that nothing runs twice. What cannot succeed (a wrong address or token, a request
-that the service refuses) is a UserError at once.
+Every call returns a typed result by its deadline. Only infrastructure faults are retried (connection refused or lost,
+queue full), with idempotency keys, so nothing runs twice. What cannot succeed (wrong address or token, a refused
+request) raises UserError at once.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ T = TypeVar("T")
 MAX_CHUNK_RUNS = 512
 MAX_CHUNK_CHARS = 8 * MIB
 NUM_CHUNKS_IN_FLIGHT = 128
-"""Times `MAX_CHUNK_RUNS` it is the number of runs that a service admits by default."""
+"""`NUM_CHUNKS_IN_FLIGHT * MAX_CHUNK_RUNS` is the number of runs that a service admits by default."""
 CELL_QUEUE_S = 120.0
 GRACE_S = 30.0
 REACH_S = 10.0
@@ -43,17 +43,17 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 LONGEST_RETRY_AFTER_S = 60.0
 BUSY = (408, 429, 502, 503, 504)
 MAX_ANSWER_BYTES = 64 * MIB
-"""The limit of an answer that is not a program's result. A service that sends more is not a sandbox of ours, and must
-not fill our memory."""
+"""The size limit of a response without a program's result. A server that sends more is no sandbox of ours, and must not
+fill our memory."""
 MAX_MESSAGE_CHARS = 1000
 
 
 class SessionGone(InfrastructureError):  # noqa: N818
-    """The service no longer knows the session: it was restarted, or closed the session as idle."""
+    """The service no longer has the session: the service was restarted, or it closed the idle session."""
 
 
 class UnusableService(UserError):  # noqa: N818
-    """What answers at the address is no sandbox, or does not accept the token, whatever is asked for."""
+    """The server at the address is not a sandbox, or it rejects the token; no request to it can succeed."""
 
 
 class _RetryError(Exception):
@@ -66,10 +66,10 @@ class _RetryError(Exception):
 
 
 class RemoteExecutor:
-    """Satisfies `Executor` over HTTP. `token` None: the one that a service of this user on this machine keeps for the
-    address, if there is one. `grace_s` is how long a request may take beyond its own queue and wall-clock limits, with
-    all its retries. Without `retries`, for a caller that has other nodes, a lost connection is an infrastructure fault
-    at once, and a full service raises Overloaded. `resolver` finds the address of the URL's host, if not the system."""
+    """Satisfies `Executor` over HTTP. With `token=None`, it uses the token that a service of this user on this machine
+    stored for the address, if any. `grace_s` is how long a request, with all its retries, may take beyond its queue and
+    wall-clock limits. With `retries=False`, for a caller with other nodes, a lost connection is an infrastructure fault
+    at once, and a full service raises Overloaded. `resolver` replaces the system's DNS."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class RemoteExecutor:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UserError(f"address: {base_url!r} is not a URL; write it as http://host:port")
         self._base_url = base_url.rstrip("/")
-        # Not compressed: a small answer that becomes a large one would pass the bounds.
+        # Ask for uncompressed responses: a small compressed one could expand beyond the size bounds.
         self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if token is None:
             token = find_token(self._base_url)
@@ -108,12 +108,12 @@ class RemoteExecutor:
         body = _to_json({**_run_body(request), "idempotency_key": uuid.uuid4().hex})
         deadline = time.monotonic() + request.queue_s + request.limits.longest_s + self._grace_s
         try:
-            most = most_bytes_of(request.limits)
+            result_bytes = most_bytes_of(request.limits)
             if on_output is not None:
-                line = await self.stream("/v1/run/stream", body, deadline, on_output, most)
+                line = await self.stream("/v1/run/stream", body, deadline, on_output, result_bytes)
                 assert line.result is not None
                 return line.result
-            return await self.call("POST", "/v1/run", body, deadline, schema.EXECUTION.validate_json, most)
+            return await self.call("POST", "/v1/run", body, deadline, schema.EXECUTION.validate_json, result_bytes)
         except Overloaded:
             raise
         except InfrastructureError as error:
@@ -137,11 +137,11 @@ class RemoteExecutor:
         return RemoteSession(self, info, self._grace_s)
 
     async def reach(self) -> None:
-        """Check the service before the first request: InfrastructureError if it cannot be reached, UserError if it is
-        no sandbox or refuses the token."""
+        """Check the service before the first request: InfrastructureError if it is unreachable, UserError if it is not
+        a sandbox or rejects the token."""
         attempt = self._attempt("GET", "/status", None, bytes)
         with contextlib.suppress(Overloaded):
-            await self._retried(attempt, time.monotonic() + REACH_S, retries=False)
+            await self._retry(attempt, time.monotonic() + REACH_S, retries=False)
 
     async def close(self) -> None:
         http, self._http = self._http, None
@@ -163,22 +163,22 @@ class RemoteExecutor:
         parse: Callable[[bytes], T],
         max_bytes: int = MAX_ANSWER_BYTES,
     ) -> T:
-        """The parsed answer. UserError for a request that the service refuses, ValueError for one that contradicts the
+        """The parsed response. UserError if the service refuses the request, ValueError if it contradicts the session's
         state, InfrastructureError once the deadline has passed."""
-        return await self._retried(self._attempt(method, path, body, parse, max_bytes), deadline, retries=self._retries)
+        return await self._retry(self._attempt(method, path, body, parse, max_bytes), deadline, retries=self._retries)
 
     async def stream(self, path: str, body: bytes, deadline: float, on_output: OnOutput, max_bytes: int) -> StreamLine:
-        """The last line of the answer, which has a result; output is passed on until then. Raises as `call` does."""
+        """Pass output on as it arrives, and return the last line, which holds the result. Raises as `call` does."""
         relay = OutputRelay(on_output)
 
         async def attempt() -> StreamLine:
             relay.restart()
             num_bytes = 0
-            async with self._asked("POST", path, body) as response:
+            async with self._send("POST", path, body) as response:
                 if response.status != 200:
                     self._check(response, await self._read(response, MAX_ANSWER_BYTES))
                 async for data in self._lines(response, max_bytes):
-                    # The output comes twice: as it is written, and with the result.
+                    # The service sends all output twice: while the program writes it, and in the result.
                     num_bytes += len(data)
                     if num_bytes > 2 * max_bytes:
                         raise self._sent_too_much(2 * max_bytes)
@@ -193,7 +193,7 @@ class RemoteExecutor:
                     relay.receive_text(line.stream, line.text or "")
             raise _RetryError("the service ended its answer before the result")
 
-        return await self._retried(attempt, deadline, retries=self._retries)
+        return await self._retry(attempt, deadline, retries=self._retries)
 
     def _attempt(
         self,
@@ -204,17 +204,17 @@ class RemoteExecutor:
         max_bytes: int = MAX_ANSWER_BYTES,
     ) -> Callable[[], Awaitable[T]]:
         async def attempt() -> T:
-            async with self._asked(method, path, body) as response:
+            async with self._send(method, path, body) as response:
                 data = await self._read(response, max_bytes)
                 self._check(response, data)
                 return parse(data)
 
         return attempt
 
-    def _asked(
+    def _send(
         self, method: str, path: str, body: bytes | None
     ) -> "contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]":
-        # A service that could send us elsewhere would choose whom this machine calls, and who gets the programs.
+        # Redirects would let a service choose which machines this one calls, and who gets the programs.
         return self._connected().request(method, self._base_url + path, data=body, allow_redirects=False)
 
     async def _read(self, response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
@@ -228,7 +228,7 @@ class RemoteExecutor:
         return b"".join(parts)
 
     async def _lines(self, response: aiohttp.ClientResponse, max_bytes: int) -> AsyncIterator[bytes]:
-        """Lines of at most `max_bytes` (aiohttp's own reader refuses long ones). An unfinished last line is dropped."""
+        """Yield lines of at most `max_bytes` (aiohttp's own reader refuses long ones); drop an unfinished last line."""
         parts: list[bytes] = []
         num_bytes = 0
         async for data in response.content.iter_any():
@@ -247,7 +247,7 @@ class RemoteExecutor:
         requests: Iterable[Request],
         results: "asyncio.Queue[tuple[int, Execution] | BaseException | None]",
     ) -> None:
-        """Send everything, in chunks, as fast as there is room; every result goes to the queue, then None."""
+        """Send all requests in chunks, bounded by the chunks in flight; queue every result, then None."""
         room = asyncio.Semaphore(NUM_CHUNKS_IN_FLIGHT)
 
         async def send(chunk: dict[int, Request]) -> None:
@@ -269,7 +269,8 @@ class RemoteExecutor:
             results.put_nowait(None)
 
     async def _run_chunk(self, chunk: dict[int, Request], report: Callable[[tuple[int, Execution]], None]) -> None:
-        """One batch request, and after a lost connection another with what is still missing, under the same keys."""
+        """Send one batch request; after a lost connection, repeat the unanswered runs with the same idempotency
+        keys."""
         pending: dict[int, dict[str, Any]] = {}
         for index, request in chunk.items():
             if (refused := _unsendable(request.code, request.stdin)) is not None:
@@ -277,15 +278,15 @@ class RemoteExecutor:
             else:
                 pending[index] = {**_run_body(request), "idempotency_key": uuid.uuid4().hex}
         longest_s = max(request.queue_s + request.limits.longest_s for request in chunk.values())
-        most = max(most_bytes_of(request.limits) for request in chunk.values())
+        result_bytes = max(most_bytes_of(request.limits) for request in chunk.values())
 
         async def attempt() -> None:
             indices = list(pending)
             body = _to_json({"runs": list(pending.values())})
-            async with self._asked("POST", "/v1/batch", body) as response:
+            async with self._send("POST", "/v1/batch", body) as response:
                 if response.status != 200:
                     self._check(response, await self._read(response, MAX_ANSWER_BYTES))
-                async for line in self._lines(response, most):
+                async for line in self._lines(response, result_bytes):
                     found = schema.BATCH_LINE.validate_json(line)
                     if not 0 <= found.index < len(indices):
                         raise self._not_a_sandbox(f"it answered run {found.index} of {len(indices)}")
@@ -301,14 +302,14 @@ class RemoteExecutor:
         try:
             if pending:
                 deadline = time.monotonic() + longest_s + self._grace_s
-                await self._retried(attempt, deadline, retries=self._retries)
+                await self._retry(attempt, deadline, retries=self._retries)
         except Overloaded:
             raise
         except InfrastructureError as error:
             for index in pending:
                 report((index, Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error))))
 
-    async def _retried(self, attempt: Callable[[], Awaitable[T]], deadline: float, *, retries: bool) -> T:
+    async def _retry(self, attempt: Callable[[], Awaitable[T]], deadline: float, *, retries: bool) -> T:
         started = time.monotonic()
         pause_s = FIRST_PAUSE_S
         reason = "it did not answer"
@@ -317,22 +318,22 @@ class RemoteExecutor:
                 async with asyncio.timeout(left_s):
                     return await attempt()
             except _RetryError as error:
-                reason, asked_s = error.reason, error.pause_s
+                reason, retry_after_s = error.reason, error.pause_s
             except aiohttp.ClientConnectorDNSError as error:
                 raise UnusableService(
                     f"address: the host of {self._base_url} is not known ({error.os_error})"
                 ) from None
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
-                reason, asked_s = f"the connection failed ({error})", None
+                reason, retry_after_s = f"the connection failed ({error})", None
             except TimeoutError:
                 break
             except (aiohttp.ClientError, ValidationError) as error:
                 raise self._not_a_sandbox(str(error)) from None
             if not retries:
-                if asked_s is not None:
-                    raise Overloaded(asked_s)
+                if retry_after_s is not None:
+                    raise Overloaded(retry_after_s)
                 raise InfrastructureError(f"no result from the sandbox at {self._base_url}: {reason}")
-            wait_s = pause_s * self._jitter.uniform(0.5, 1.0) if asked_s is None else asked_s
+            wait_s = pause_s * self._jitter.uniform(0.5, 1.0) if retry_after_s is None else retry_after_s
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             await asyncio.sleep(min(wait_s, max(deadline - time.monotonic(), 0.0)))
         waited_s = time.monotonic() - started
@@ -382,7 +383,7 @@ class RemoteExecutor:
 
 
 class RemoteSession:
-    """Satisfies `Session`. A change that the service may have made is retried only with its idempotency key."""
+    """Satisfies `Session`. Changes are retried only with their idempotency key: they may have been made."""
 
     def __init__(self, executor: RemoteExecutor, info: SessionInfo, grace_s: float) -> None:
         self._executor = executor
@@ -471,11 +472,11 @@ class RemoteSession:
     async def _change(
         self, what: str, body: Mapping[str, Any], parse: Callable[[bytes], T], limits: Limits | None = None
     ) -> T:
-        """`limits` are those of a program that runs meanwhile."""
-        longest_s, most = (limits.longest_s, most_bytes_of(limits)) if limits else (0.0, MAX_ANSWER_BYTES)
+        """Make a change. `limits` are those of the cell that it runs, if any."""
+        longest_s, result_bytes = (limits.longest_s, most_bytes_of(limits)) if limits else (0.0, MAX_ANSWER_BYTES)
         deadline = time.monotonic() + CELL_QUEUE_S + longest_s + self._grace_s
         keyed = _to_json({**body, "idempotency_key": uuid.uuid4().hex})
-        return await self._executor.call("POST", f"/v1/sessions/{self.id}/{what}", keyed, deadline, parse, most)
+        return await self._executor.call("POST", f"/v1/sessions/{self.id}/{what}", keyed, deadline, parse, result_bytes)
 
 
 def _run_body(request: Request) -> dict[str, Any]:
@@ -499,7 +500,7 @@ def _to_json(value: Mapping[str, Any]) -> bytes:
 
 
 def _unsendable(code: str, stdin: str) -> Execution | None:
-    """The error of an interpreter for text that is not Unicode, which cannot be sent."""
+    """The error that Python itself gives for text that is not valid Unicode, which cannot be sent."""
     try:
         for text in (code, stdin):
             if not text.isascii():
@@ -524,20 +525,20 @@ def _chunks(requests: Iterable[Request]) -> Iterator[dict[int, Request]]:
 
 
 def most_bytes_of(limits: Limits) -> int:
-    """What the result of a program can have as JSON: its three outputs, each byte of which may be written as six; and
-    its displays and files."""
+    """The largest result of a program as JSON: three outputs, where a byte may be escaped as six, displays and
+    files."""
     return 18 * limits.output_bytes + MAX_ANSWER_BYTES
 
 
 def _shown(message: str) -> str:
-    """What a service says, for logs, terminals and further callers: a short text without control characters."""
+    """A message of the service made safe for logs, terminals and callers: short, without control characters."""
     text = "".join(one if one.isprintable() else " " for one in message[:MAX_MESSAGE_CHARS])
     return text if len(message) <= MAX_MESSAGE_CHARS else f"{text} ..."
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     try:
-        asked_s = float(headers.get("Retry-After", ""))
+        retry_after_s = float(headers.get("Retry-After", ""))
     except ValueError:
         return None
-    return min(max(asked_s, 0.0), LONGEST_RETRY_AFTER_S) if math.isfinite(asked_s) else None
+    return min(max(retry_after_s, 0.0), LONGEST_RETRY_AFTER_S) if math.isfinite(retry_after_s) else None

@@ -18,19 +18,19 @@ class ExecutionStatus(StrEnum):
 
     OK = "ok"
     ERROR = "error"
-    """It raised, or exited with a code other than 0."""
+    """The program raised, or exited with a code other than 0."""
     TIMEOUT = "timeout"
-    """Stopped at its wall-clock or CPU limit, after it has had its time: see `starvation.py`."""
+    """The program used up its wall-clock or CPU limit: see `starvation.py`."""
     MEMORY = "memory"
-    """Stopped at its memory limit, or raised MemoryError under it."""
+    """The program was killed at its memory limit, or raised MemoryError."""
     OUTPUT_LIMIT = "output_limit"
-    """Stopped because it wrote more than its limit; what came before is kept."""
+    """The program wrote more than its limit; the output up to the limit is kept."""
     SIGNAL = "signal"
-    """Ended by a signal: a segmentation fault, an abort, a signal it sent itself."""
+    """A signal ended the program: a segmentation fault, an abort, a signal it sent itself."""
     QUEUE_TIMEOUT = "queue_timeout"
-    """Never started: no worker was free before the caller's queue deadline."""
+    """The program never started: no worker was free before the queue deadline."""
     INFRASTRUCTURE = "infrastructure"
-    """A worker was lost, and so was the retry; or the machine had no core for it in all that time."""
+    """The worker was lost, and so was the retry; or the machine was too busy to run the program."""
 
     @property
     def is_sandbox_fault(self) -> bool:
@@ -50,28 +50,28 @@ _TOOL_STATUS = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one execution may use: the program and all its children together, but for the CPU time."""
+    """The limits of one execution. The program and its children share all but the CPU time."""
 
     wall_s: float = 10.0
-    """Time running or sleeping. Waiting for a core does not count, up to `longest_s`."""
+    """Time that the program runs or sleeps. Waiting for a core does not count, up to `longest_s`."""
     cpu_s: float = 10.0
-    """CPU time of any one process, as Linux counts it; the wall-clock limit bounds the rest."""
+    """CPU time of each single process, as Linux counts it; the wall-clock limit bounds their total."""
     memory_bytes: int = 1 * GIB
     num_processes: int = 32
     output_bytes: int = 1 * MIB
-    """The most bytes of stdout, of stderr and of the value, each."""
+    """The maximum size of stdout, of stderr and of the value, each."""
     file_bytes: int = 32 * MIB
-    """The largest single file in the scratch directory; all of it together is bounded by the sandbox's own setting."""
+    """The maximum size of one file in the scratch directory; the sandbox's own setting bounds all files together."""
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _BOUNDS.items():
+        for name, (minimum, maximum) in _BOUNDS.items():
             value = getattr(self, name)
-            if not (value > 0 and least <= value <= most):
-                raise ValueError(f"limits.{name} must be between {least:g} and {most:g}, not {value}")
+            if not (value > 0 and minimum <= value <= maximum):
+                raise ValueError(f"limits.{name} must be between {minimum:g} and {maximum:g}, not {value}")
 
     @property
     def longest_s(self) -> float:
-        """The time after which it is stopped even if it only waited for a core."""
+        """The time after which the program is stopped even if it only waited for a core."""
         return STARVED_FACTOR * self.wall_s
 
 
@@ -88,12 +88,12 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 
 
 OnOutput = Callable[[str, str], None]
-"""Gets the output of a running program piece by piece: the stream, "stdout" or "stderr", and the text. It is called in
-the event loop, and must not block."""
+"""A callback for the output of a running program: the stream ("stdout" or "stderr") and a piece of text. It is called
+in the event loop, and must not block."""
 
 
 class _AsBase64:
-    """In JSON, bytes are text in base64."""
+    """Makes bytes base64 text in JSON."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
@@ -120,12 +120,12 @@ Content = Annotated[bytes, _AsBase64()]
 
 @dataclass(frozen=True, slots=True)
 class Display:
-    """One thing that a notebook would show, beside what was printed."""
+    """One item that a notebook would show besides printed text."""
 
     data: Mapping[str, str]
-    """Its representations by MIME type; bytes, as of an image, in base64. There is always `text/plain`."""
+    """The item's representations by MIME type; binary ones, such as images, in base64. `text/plain` is always there."""
     is_result: bool = False
-    """It is the value of the last expression. Otherwise `display(...)` or a figure."""
+    """True for the value of the last expression; False for `display(...)` and figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +145,13 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What one execution did."""
+    """The result of one execution."""
 
     status: ExecutionStatus
     stdout: str = ""
     stderr: str = ""
     value: str | None = None
-    """The last expression as a notebook would show it; None if there is none, or it is None."""
+    """The last expression's value as a notebook would show it; None if there is none, or it is None."""
     exit_code: int | None = None
     signal: int | None = None
     wall_s: float = 0.0
@@ -163,13 +163,13 @@ class Execution:
     value_cut: bool = False
     num_attempts: int = 1
     message: str = ""
-    """What happened, in a sentence, where the status alone does not say (the limit that was hit, the fault)."""
+    """A sentence that explains the status where needed: which limit was reached, or what failed."""
     displays: tuple[Display, ...] = ()
-    """What a notebook would show, in order; empty unless rich results were asked for."""
+    """The items that a notebook would show, in order; empty unless rich results were requested."""
     error: ProgramError | None = None
-    """With rich results, the uncaught exception. It is not part of `stderr` then."""
+    """The uncaught exception, if rich results were requested; `stderr` then leaves it out."""
     files: Mapping[str, Content] = field(default_factory=dict)
-    """The files that were asked for and that the program left."""
+    """The requested files that the program left behind."""
 
     @property
     def ok(self) -> bool:

@@ -10,7 +10,7 @@ from rstar2.sandbox.execution import Execution, FileInfo, Limits, OnOutput
 
 
 class Overloaded(InfrastructureError):  # noqa: N818
-    """The queue is full: nothing was started, and the caller may retry after `retry_after_s`."""
+    """The queue is full. Nothing was started; the caller may retry after `retry_after_s`."""
 
     def __init__(self, retry_after_s: float) -> None:
         super().__init__(f"over capacity: try again in {retry_after_s:g} s")
@@ -19,21 +19,21 @@ class Overloaded(InfrastructureError):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One stateless execution to be done."""
+    """A stateless execution and its limits."""
 
     code: str
     stdin: str = ""
     limits: Limits = field(default_factory=Limits)
     queue_s: float = 120.0
-    """How long it may wait for a worker before it ends as a queue timeout."""
+    """How long the request may wait for a worker before it ends as a queue timeout."""
     flow: str = ""
     """Requests of one flow are served in order, and flows take turns. Empty: the request is its own flow."""
     rich: bool = False
-    """Whether to return what a notebook would show: see `Execution.displays`."""
+    """Whether to return rich results: see `Execution.displays`."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Files to put into the program's working directory before it starts, by their relative paths."""
     fetch_files: tuple[str, ...] = ()
-    """Files to read when it has ended."""
+    """Paths of files to return at its end."""
 
 
 class Session(Protocol):
@@ -44,7 +44,7 @@ class Session(Protocol):
 
     @property
     def num_cells(self) -> int:
-        """Cells whose effects are in the current state; a file that was put counts as one."""
+        """The number of cells whose effects are in the current state; putting a file counts as a cell."""
         ...
 
     async def run(
@@ -56,21 +56,21 @@ class Session(Protocol):
         rich: bool = False,
         on_output: OnOutput | None = None,
     ) -> Execution:
-        """Run one cell. One that raises keeps what it did before, as in a notebook; one that crashes, or is stopped
-        at a limit, leaves the state as it was before it."""
+        """Run one cell. A cell that raises keeps the changes it made, as in a notebook; a cell that crashes, or is
+        stopped at a limit, leaves the state as it was before the cell."""
         ...
 
     async def put_file(self, path: str, data: bytes) -> None:
-        """Put a file into the working directory, by its relative path; one that exists is replaced. UserError where
-        that cannot be."""
+        """Write a file at a path relative to the working directory, replacing an existing one. UserError if that is not
+        possible."""
         ...
 
     async def read_file(self, path: str) -> bytes:
-        """UserError if there is no such file, or it is too large."""
+        """Read a file. UserError if it does not exist or is too large."""
         ...
 
     async def list_files(self) -> list[FileInfo]:
-        """All regular files below the working directory."""
+        """List all regular files below the working directory."""
         ...
 
     async def fork(self) -> "Session":
@@ -78,19 +78,19 @@ class Session(Protocol):
         ...
 
     async def rollback(self, num_cells: int = 1) -> None:
-        """Forget the last `num_cells` cells. ValueError if there are not that many."""
+        """Undo the last `num_cells` cells. ValueError if there are fewer."""
         ...
 
     async def close(self) -> None: ...
 
 
 class Executor(Protocol):
-    """Runs untrusted Python. Never raises for what the program does: that is in the returned status."""
+    """Runs untrusted Python. A program's failure never raises here: the returned status holds it."""
 
     async def run(self, request: Request, on_output: OnOutput | None = None) -> Execution: ...
 
     def run_many(self, requests: Iterable[Request]) -> AsyncIterator[tuple[int, Execution]]:
-        """All of them at once; (index, result) pairs in the order in which they finish."""
+        """Run all requests concurrently; yields (index, result) pairs in the order in which they finish."""
         ...
 
     async def session(self) -> Session: ...

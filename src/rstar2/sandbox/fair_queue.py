@@ -30,7 +30,7 @@ class FairQueue(Generic[Item]):
         return self.capacity - self._length
 
     def push(self, flow: str, item: Item) -> None:
-        """The caller has checked `room` first: a full queue is never cut by dropping items."""
+        """Append an item. The caller must have checked `room`: a full queue never drops items."""
         assert self.room > 0, "push to a full queue"
         if flow not in self._flows:
             self._flows[flow] = deque()
@@ -39,7 +39,7 @@ class FairQueue(Generic[Item]):
         self._length += 1
 
     def push_front(self, flow: str, item: Item) -> None:
-        """Return an item that was taken and could not be served; it is next. It had its place, so no bound."""
+        """Put back a popped item that could not be served; it is next. It had a place, so capacity is not checked."""
         if flow not in self._flows:
             self._flows[flow] = deque()
         else:
@@ -49,7 +49,7 @@ class FairQueue(Generic[Item]):
         self._length += 1
 
     def pop(self) -> Item:
-        """The first item of the flow whose turn it is."""
+        """Take the first item of the flow whose turn it is."""
         flow = self._turns.popleft()
         items = self._flows[flow]
         item = items.popleft()
@@ -61,7 +61,7 @@ class FairQueue(Generic[Item]):
         return item
 
     def remove(self, flow: str, item: Item) -> None:
-        """Remove one item, if it is there."""
+        """Remove one item, if it is still in the queue."""
         items = self._flows.get(flow)
         if items is None or item not in items:
             return
@@ -72,7 +72,7 @@ class FairQueue(Generic[Item]):
             self._turns.remove(flow)
 
     def take_expired(self, is_expired: Callable[[Item], bool]) -> list[Item]:
-        """Remove and return every item that the caller calls expired."""
+        """Remove and return every item for which `is_expired` is true."""
         taken: list[Item] = []
         for flow in list(self._flows):
             items = self._flows[flow]

@@ -1,4 +1,4 @@
-"""Which files a caller may name: those below a program's working directory. Pure."""
+"""Checks that callers name only files below a program's working directory. Pure."""
 
 from collections.abc import Mapping
 
@@ -8,12 +8,12 @@ from rstar2.sandbox.execution import MIB
 MAX_FILE_BYTES = 16 * MIB
 """The size limit of one file, and of all files of one stateless program together."""
 MAX_FILES = 256
-"""How many files may be put into one stateless program, and how many fetched from it."""
+"""The maximum number of files put into a stateless program, and of those fetched from it."""
 _MAX_PATH_BYTES, _MAX_NAME_BYTES, _MAX_DEPTH = 1024, 255, 32
 
 
 def check_path(path: str) -> tuple[str, ...]:
-    """The parts of a path. UserError if it could lead out of the working directory, or names nothing there."""
+    """Split a path into its parts. UserError if it could lead out of the working directory, or names no file there."""
     parts = tuple(path.split("/"))
     try:
         sizes = [len(part.encode()) for part in parts]
@@ -35,7 +35,7 @@ def check_size(num_bytes: int) -> None:
 
 
 def check_files(files: Mapping[str, bytes], fetch_files: tuple[str, ...]) -> None:
-    """The files of a stateless program."""
+    """Check the files of a stateless program."""
     if max(len(files), len(fetch_files)) > MAX_FILES:
         raise UserError(f"files: at most {MAX_FILES} can be given, and at most {MAX_FILES} fetched")
     for path in (*files, *fetch_files):

@@ -17,7 +17,7 @@ from rstar2.sandbox.slots.slot_factory import SlotConfig, SlotFactory
 
 
 def usable_cores() -> int:
-    """Cores by the affinity mask and the control groups; part of a core counts as one."""
+    """Cores that the affinity mask and control groups allow; part of a core counts as one."""
     num_allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = core_quota()
     return num_allowed if quota is None else max(1, min(num_allowed, math.ceil(quota)))
@@ -27,13 +27,14 @@ def usable_cores() -> int:
 class LocalConfig:
     slots: SlotConfig = field(default_factory=SlotConfig)
     num_young: int = field(default_factory=lambda: 4 * usable_cores())
-    """Executions younger than a tenth of a second at one time; older ones do not count. More than the cores, because
-    a program that sleeps or waits must not leave one idle."""
+    """Maximum concurrent executions younger than a tenth of a second. More than the cores, because a program that
+    sleeps must not leave a core idle."""
     max_slots: int = 256
-    """Executions at one time, old and young."""
+    """Maximum concurrent executions, young and old."""
     queue_capacity: int = 100_000
     max_live_sessions: int = 256
-    """Sessions beyond this many lose their processes, least recently used first, and are rebuilt when used again."""
+    """The maximum number of live sessions. Beyond it the least recently used lose their processes, and are rebuilt when
+    used."""
 
 
 class LocalExecutor:

@@ -1,7 +1,7 @@
 """Passes the output of a running program on to its caller, each character once.
 
-A program may be rerun (its worker was lost, or its machine): what the caller has is not passed on again. What a rerun
-prints differently is in its result, which always has all of the output.
+A program may be rerun (its worker or its machine was lost): output that the caller has is not passed on again. Output
+that differs in a rerun is only in the result, which always has all of it.
 """
 
 import codecs
@@ -20,13 +20,13 @@ class OutputRelay:
         self.restart()
 
     def restart(self) -> None:
-        """The program starts, perhaps not for the first time."""
+        """Start from the program's beginning, for its first run or a rerun."""
         self._num_seen = dict.fromkeys(_STREAMS, 0)
         make = codecs.getincrementaldecoder("utf-8")
         self._decoders = {stream: make("replace") for stream in _STREAMS}
 
     def restarted(self) -> OnOutput:
-        """For an executor that passes output on itself, from the program's start."""
+        """Restart, and return the callback for an executor that passes on output itself."""
         self.restart()
         return self.receive_text
 
@@ -35,7 +35,7 @@ class OutputRelay:
             self.receive_text(stream, self._decoders[stream].decode(data))
 
     def receive_text(self, stream: str, text: str) -> None:
-        """The next piece of a stream."""
+        """Pass on the new part of the next piece."""
         start = self._num_seen[stream]
         self._num_seen[stream] = start + len(text)
         if new := text[max(0, self._num_passed_on[stream] - start) :]:
@@ -43,7 +43,7 @@ class OutputRelay:
             self._pass_on(stream, new)
 
     def finish(self, execution: Execution) -> Execution:
-        """What is left of the output."""
+        """Pass on the rest of the result's output."""
         for stream, text in zip(_STREAMS, (execution.stdout, execution.stderr), strict=True):
             if rest := text[self._num_passed_on[stream] :]:
                 self._num_passed_on[stream] += len(rest)

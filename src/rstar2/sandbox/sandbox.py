@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 
 class Sandbox:
-    """`address` None: executions in isolated children of this process. Else a service's URL, with its token; that of a
-    service of this user on this machine is found. A service that cannot be reached is an error at once. `executor`
-    makes any other executor: `Sandbox(executor=UnsafeExecutor)` where isolation is not possible."""
+    """Without `address`, programs run in isolated children of this process. `address` is a service's URL, with its
+    token; that of a service of this user on this machine is found. An unreachable service is an error at once.
+    `executor` makes any other executor: `Sandbox(executor=UnsafeExecutor)` where isolation is not possible."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Sandbox:
         self._thread = threading.Thread(target=self._loop.run_forever, name="rstar2-sandbox", daemon=True)
         self._thread.start()
         try:
-            self._executor = self._call(self._opened())
+            self._executor = self._call(self._open_executor())
         except BaseException:
             self._stop()
             raise
@@ -58,7 +58,7 @@ class Sandbox:
         return self._call(self._executor.run(request, on_output))
 
     def run_many(self, requests: Iterable[Request | str]) -> Iterator[tuple[int, Execution]]:
-        """All of them at once; (index, result) pairs in the order in which they finish."""
+        """Run all requests concurrently; yields (index, result) pairs in the order in which they finish."""
         wanted = [Request(item) if isinstance(item, str) else item for item in requests]
         results: queue.SimpleQueue[tuple[int, Execution] | None] = queue.SimpleQueue()
 
@@ -91,7 +91,7 @@ class Sandbox:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def _opened(self) -> Executor:
+    async def _open_executor(self) -> Executor:
         if self._make_executor is not None:
             return await self._make_executor().__aenter__()
         if self._address is not None:
@@ -113,7 +113,7 @@ class Sandbox:
 
 
 class SyncSession:
-    """A notebook, by plain calls: see `rstar2.sandbox.executor.Session`."""
+    """A notebook with blocking calls: see `rstar2.sandbox.executor.Session`."""
 
     def __init__(self, call: Callable[[Coroutine[Any, Any, Any]], Any], session: Session) -> None:
         self._call = call

@@ -1,9 +1,9 @@
-"""An executor that starts an interpreter for each execution. A `Launcher` decides how: plainly, which isolates nothing
-(`unsafe`), or in a sandbox of another make (`gvisor`).
+"""An executor that starts an interpreter for each execution. A `Launcher` decides how: without isolation (`unsafe`) or
+in another kind of sandbox (`gvisor`).
 
 Each execution is one interpreter in its own process group; a session is one that keeps running, and is rebuilt by
-replay after a crash, a fork or a rollback. What the interpreter replies may be forged by its program. It is read within
-limits and decides nothing but that program's result. Rich results are not made here: `Request.rich` changes nothing.
+replay after a crash, a fork or a rollback. A program can forge its interpreter's replies, so they are read within
+limits and decide only that program's result. Rich results are not supported: `Request.rich` has no effect.
 """
 
 import asyncio
@@ -32,29 +32,29 @@ from rstar2.sandbox.slots.processes import MemoryWatch
 
 T = TypeVar("T")
 POLL_S = 0.02
-"""How often a running program's output is measured: it can exceed its limit by what it writes in this time."""
+"""The interval between measurements of a running program's output, which may exceed its limit in between."""
 START_S = 60.0
-"""How long an interpreter may take until it is ready; a program's own clock starts only then."""
+"""How long an interpreter may take to start; the program's own clock starts afterwards."""
 REPLY_BYTES = 256 * MIB
-"""The longest line that the child may answer with: the value's JSON, before it is cut."""
+"""The maximum length of a line of the child's answer: the value's JSON, before it is cut."""
 FILES_S = 30.0
 
 
 class Launcher(Protocol):
-    """How an interpreter is started that runs `unsafe/child.py`, and what is left to do at its end."""
+    """Starts an interpreter that runs `unsafe/child.py`, and cleans up after it."""
 
     def command(self, folder: Path) -> tuple[list[str], dict[str, str]]:
-        """The command line and the environment. `folder` is the interpreter's own: it must find the files `stdout` and
-        `stderr` in it, and work in its `scratch` or in a scratch directory of its own."""
+        """The command line and the environment. `folder` belongs to the interpreter, which must find the files `stdout`
+        and `stderr` in it, and work in its `scratch` or in another scratch directory."""
         ...
 
     @property
     def own_memory_bytes(self) -> int:
-        """The memory that the sandbox around a program takes itself."""
+        """The memory of the sandbox around a program, without the program's."""
         ...
 
     async def after_end(self, folder: Path) -> None:
-        """Remove what is left when the process has ended."""
+        """Clean up when the process has ended."""
         ...
 
 
@@ -105,11 +105,11 @@ class ChildInterpreter:
             raise InfrastructureError(f"the Python interpreter ended with {await self._process.wait()} as it started")
 
     async def run(self, code: str, stdin: str, limits: Limits, relay: OutputRelay | None = None) -> Execution:
-        """Run one cell. The next one can be run only while `alive`."""
+        """Run one cell. Another can follow only while `alive`."""
         for name in ("stdout", "stderr"):
             (self._folder / name).write_bytes(b"")
         started = time.monotonic()
-        reply = await self._asked({"code": code, "stdin": stdin, **asdict(limits)})
+        reply = await self._send({"code": code, "stdin": stdin, **asdict(limits)})
         try:
             stopped = await self._watch(reply, started + limits.wall_s, limits, relay)
         finally:
@@ -138,8 +138,8 @@ class ChildInterpreter:
         return [FileInfo(path, num_bytes) for path, num_bytes in (await self._use_files("list", "")).found]
 
     async def _use_files(self, what: str, path: str, data: str = "") -> "_FilesReply":
-        """UserError where that fails, for any reason: the interpreter is the program's own."""
-        reply = await self._asked({"files": what, "path": path, "data": data, "max_bytes": MAX_FILE_BYTES})
+        """Put, read or list files. Any failure is a UserError: the program controls the interpreter."""
+        reply = await self._send({"files": what, "path": path, "data": data, "max_bytes": MAX_FILE_BYTES})
         try:
             async with asyncio.timeout(FILES_S):
                 answer = _FILES_REPLY.validate_json(await reply)
@@ -152,7 +152,7 @@ class ChildInterpreter:
             raise UserError(f"path: {path!r}: {answer.error}")
         return answer
 
-    async def _asked(self, command: dict[str, object]) -> "asyncio.Future[bytes]":
+    async def _send(self, command: dict[str, object]) -> "asyncio.Future[bytes]":
         """Send a command. The future holds the line that answers it."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(ConnectionError):
@@ -173,7 +173,7 @@ class ChildInterpreter:
     async def _watch(
         self, reply: "asyncio.Future[bytes]", deadline: float, limits: Limits, relay: OutputRelay | None
     ) -> Execution | None:
-        """Wait for the reply; what stopped the program instead, if something did."""
+        """Wait for the reply. Returns None, or a result if a limit was exceeded first."""
         num_passed_on = [0, 0]
         while not reply.done():
             left_s = deadline - time.monotonic()
@@ -185,7 +185,7 @@ class ChildInterpreter:
             if relay is not None:
                 parts = [self._output(name, limits.output_bytes)[0] for name in ("stdout", "stderr")]
                 for at, stream in enumerate(("stdout", "stderr")):
-                    # What ends in half a character may change.
+                    # An incomplete character at the end may change.
                     new = parts[at][num_passed_on[at] :].removesuffix("\N{REPLACEMENT CHARACTER}")
                     num_passed_on[at] += len(new)
                     relay.receive_text(stream, new)
@@ -311,7 +311,7 @@ class SubprocessSession:
         relay = None if on_output is None else OutputRelay(on_output)
         async with self._lock, self._slots:
             try:
-                child = await self._rebuilt()
+                child = await self._live_child()
                 execution = await child.run(code, stdin, cell.limits, relay)
             except InfrastructureError as error:
                 return Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error))
@@ -339,7 +339,7 @@ class SubprocessSession:
 
     async def _use_files(self, use: Callable[[ChildInterpreter], Awaitable[T]]) -> T:
         async with self._lock, self._slots:
-            child = await self._rebuilt()
+            child = await self._live_child()
             try:
                 return await use(child)
             except BaseException:
@@ -361,7 +361,7 @@ class SubprocessSession:
         self._open_sessions.discard(self)
         await self._drop_child()
 
-    async def _rebuilt(self) -> ChildInterpreter:
+    async def _live_child(self) -> ChildInterpreter:
         if self._child is None:
             self._child = await ChildInterpreter.start(self._launcher)
             for step in self._log:
@@ -420,7 +420,7 @@ class SubprocessExecutor:
         execution = await child.run(request.code, request.stdin, request.limits, relay)
         files = {}
         for path in request.fetch_files if child.alive else ():
-            with contextlib.suppress(UserError):  # one that is not there is left out
+            with contextlib.suppress(UserError):  # a missing file is left out
                 files[path] = await child.read_file(path)
         return replace(execution, files=files)
 

@@ -1,9 +1,9 @@
 """A model, or an agent, as an HTTP server: OpenAI's chat and text completions, token ids in and out, adapters and
 weight updates.
 
-Promise: the ids that an answer names are the ids that the engine sampled; every request is answered, with a result or
-with a reason in OpenAI's form; a caller that leaves is cancelled; nothing that a caller sends exceeds the limits.
-May import: records, sandbox, engine, grading, models, agent, environments.
+Promise: the token ids in an answer are the ids that the engine sampled; every request is answered, with a result or
+with a reason in OpenAI's form; a request is cancelled when its caller disconnects; nothing that a caller sends exceeds
+the limits.
 """
 
 from rstar2.sandbox.http.server import Server

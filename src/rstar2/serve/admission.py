@@ -1,7 +1,7 @@
-"""Who may begin, and what draining waits for.
+"""Admits requests up to a limit; draining waits for them.
 
-Invariant: `num_in_flight` is exactly the number of sequences admitted and not yet answered; it never exceeds the
-setting, and nothing is admitted once draining began.
+Invariant: `num_in_flight` is exactly the number of sequences admitted and not yet answered. It never exceeds
+`max_in_flight`, and nothing is admitted once draining has begun.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ class Admission:
 
     @contextmanager
     def admitted(self, num_sequences: int) -> Iterator[None]:
-        """Room for that many sequences for as long as the block lasts; ApiError at once if there is none."""
-        most, wait_s = self._settings.max_in_flight, self._settings.retry_after_s
+        """Admit `num_sequences` for the duration of the block; ApiError at once if there is no room."""
+        maximum, wait_s = self._settings.max_in_flight, self._settings.retry_after_s
         if self.is_draining:
             message = "the server is shutting down and takes no new requests"
             raise ApiError(503, message, code="draining", retry_after_s=wait_s)
-        if num_sequences > most:
+        if num_sequences > maximum:
             raise ApiError(
-                400, f"n: {num_sequences} sequences are more than the {most} that fit here at once", param="n"
+                400, f"n: {num_sequences} sequences are more than the {maximum} that fit here at once", param="n"
             )
-        if self.num_in_flight + num_sequences > most:
-            message = f"over capacity: {self.num_in_flight} of {most} sequences are in flight; retry later"
+        if self.num_in_flight + num_sequences > maximum:
+            message = f"over capacity: {self.num_in_flight} of {maximum} sequences are in flight; retry later"
             raise ApiError(429, message, code="rate_limit_exceeded", retry_after_s=wait_s)
         self.num_in_flight += num_sequences
         self.idle.clear()

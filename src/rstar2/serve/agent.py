@@ -1,8 +1,8 @@
 """`POST /v1/chat/completions` of an agent: the tool loop runs inside the server.
 
-A request is one episode of the environment for each choice. The last message is the problem; earlier ones are history,
-of which the texts count. What comes back is one assistant message. A caller that leaves, or whose time is up, ends its
-episodes: nothing of them is left in the engine, the sandbox or the environment.
+Each choice of a request is one episode of the environment. The last message is the problem; earlier messages are
+history, of which only the texts count. The answer is one assistant message. When the caller disconnects or its time is
+up, its episodes end, and the engine, the sandbox and the environment keep nothing of them.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ from rstar2.serve.routing import parsed_body, streamed
 from rstar2.serve.service import EventStream, Service, Usage
 
 _OF_A_MODEL = ("stop", "stop_token_ids", "ignore_eos", "logprobs", "top_logprobs", "chat_template_kwargs")
-"""Fields that shape the single turn of a model."""
+"""Fields that shape a model's single turn."""
 
 Happening = tuple[int, AgentEvent | Trace]
-"""The number of a choice, and what happened in it. The last is its trace."""
+"""A choice's number and one of its events; a choice's last event is its trace."""
 
 
 class AgentApi:
@@ -45,11 +45,11 @@ class AgentApi:
         if body.return_token_ids:
             service.require_exact("return_token_ids")
         conversation, num_choices, usage = read_conversation(body.messages), body.n or 1, Usage()
-        self._agent.environment.opening(conversation.problem)  # says what is wrong with the problem
+        self._agent.environment.opening(conversation.problem)  # raises if the problem is invalid
         stream = EventStream(request, service.settings.transfer_timeout_s)
         async with streamed(stream), service.begun(request, body.model, num_choices) as sessions:
             reply = AgentReply(body, service.model)
-            async with aclosing(self._happenings(self._asked(body, conversation, sessions), usage)) as happenings:
+            async with aclosing(self._happenings(self._requests(body, conversation, sessions), usage)) as happenings:
                 async for choice, event in happenings:
                     for document in reply.take(choice, event):
                         if body.stream:
@@ -60,7 +60,7 @@ class AgentApi:
                 await stream.send(json.dumps(reply.usage_document(usage)).encode())
         return await stream.end()
 
-    def _asked(self, body: ChatRequest, conversation: Conversation, sessions: Sequence[str]) -> list[EpisodeRequest]:
+    def _requests(self, body: ChatRequest, conversation: Conversation, sessions: Sequence[str]) -> list[EpisodeRequest]:
         sampling = sampling_of(body, self._agent.sampling)
         max_tokens = body.max_completion_tokens or body.max_tokens
         return [
@@ -69,7 +69,7 @@ class AgentApi:
         ]
 
     async def _happenings(self, asked: Sequence[EpisodeRequest], usage: Usage) -> AsyncGenerator[Happening]:
-        """All choices at the same time, each event as soon as it is there. An error of one ends them all."""
+        """Run all choices concurrently; yields each event at once. An error of one choice ends them all."""
         arriving: asyncio.Queue[Happening | Exception] = asyncio.Queue()
 
         async def run(choice: int, episode: EpisodeRequest) -> None:
@@ -98,7 +98,7 @@ class AgentApi:
 
 
 def refuse_fields(body: ChatRequest) -> None:
-    """ApiError for a field that an agent cannot follow."""
+    """Raise ApiError for a field that an agent cannot follow."""
     body.refuse_unsupported()
     if body.tools or (body.tool_choice or "auto") not in ("auto", "none"):
         raise unsupported("tools", "this server runs an agent with its own tools; leave yours out, or serve the model")
@@ -108,7 +108,7 @@ def refuse_fields(body: ChatRequest) -> None:
 
 
 def read_conversation(messages: Sequence[ChatMessage]) -> Conversation:
-    """ApiError if the messages are not a conversation in which the user asks something now."""
+    """Parse the messages. ApiError unless they are a conversation that ends with a user's question."""
     turns = [{"role": role_of(message), "content": text_of(message)} for message in messages]
     for number, message in enumerate(messages):
         if message.role == "tool" or message.tool_calls:

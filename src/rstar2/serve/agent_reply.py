@@ -1,9 +1,9 @@
-"""The episodes of a request as OpenAI's documents: one assistant message a choice, at once or in chunks.
+"""Renders a request's episodes as OpenAI's documents: one assistant message per choice, at once or in chunks.
 
-`content` is the model's last text. `reasoning_content` is everything before it that a person may want to see: the
-reasoning of every turn, and each call and its result as Markdown. `agent_event` of a chunk's choice says the same in a
-form for programs; a choice of a full answer has those of calls and results in `agent_events`. OpenAI's clients ignore
-both. `tool_calls` stays empty: a client that saw some would run them itself.
+`content` is the model's last text. `reasoning_content` is all earlier text that a person may want to see: the reasoning
+of every turn, and each call and its result as Markdown. `agent_event`, in a chunk's choice, has the same for programs;
+a full answer has the events of calls and results in `agent_events`. OpenAI's clients ignore both. `tool_calls` stays
+empty: a client would run them itself.
 """
 
 import json
@@ -47,7 +47,7 @@ class AgentReply:
         self._choices: list[Document] = [{} for _ in self._readers]
 
     def take(self, choice: int, happened: AgentEvent | Trace) -> list[Document]:
-        """The chunks of a stream that it adds."""
+        """Take an event; returns the chunks that it adds."""
         reader = self._readers[choice]
         if isinstance(happened, Trace):
             return [self._finished(choice, happened)]
@@ -59,7 +59,7 @@ class AgentReply:
         return chunks
 
     def full(self, usage: Usage) -> Document:
-        """The answer, when all choices have ended."""
+        """The full answer, once all choices have ended."""
         document = {**self._shared, "object": "chat.completion", "choices": self._choices, "usage": usage.body}
         if self._returns_ids:
             document["prompt_token_ids"] = self._choices[0]["prompt_token_ids"]
@@ -100,13 +100,13 @@ class AgentReply:
 
 
 class EventReader:
-    """Reads the events of one episode: for each the text that is shown as reasoning, and the event for programs."""
+    """Reads the events of one episode: for each, the text shown as reasoning, and the event for programs."""
 
     def __init__(self) -> None:
         self._spans = SpanReader()
         self._opening = ""
         self._names: dict[int, str] = {}
-        """The ids of the calls that run, by the identity of their objects."""
+        """The ids of the running calls, by `id(call)`."""
         self._num_calls = 0
         self.has_begun = False
         self.reasoning = ""
@@ -143,8 +143,8 @@ class EventReader:
 
 
 def _texts(pieces: list[tuple[TextKind, str]]) -> list[tuple[str, Document]]:
-    """A call is shown as code when it is run, not as escaped JSON while it is written. What is not reasoning is shown
-    by the event alone, until it is known whether it is the last text."""
+    """The shown text and event of each piece. A call is shown as code when it runs, not as escaped JSON while it is
+    written. Text outside reasoning is only an event, as it may be the last text."""
     return [
         (text if kind is TextKind.REASON else "", {"type": "text", "kind": kind.value, "text": text})
         for kind, text in pieces
@@ -153,7 +153,7 @@ def _texts(pieces: list[tuple[TextKind, str]]) -> list[tuple[str, Document]]:
 
 
 def call_event(name: str, call: ToolCall) -> Document:
-    """As `tool_calls` has it. The function's name is null if the call cannot be read; its text is then in `raw`."""
+    """The event of a call, in the form of `tool_calls`. An unreadable call has the name null, and its text in `raw`."""
     arguments = json.dumps(call.arguments, ensure_ascii=False)
     function = {"name": call.name, "arguments": arguments}
     return {"type": "tool_call", "id": name, "function": function} | ({"raw": call.raw} if call.name is None else {})
@@ -173,7 +173,7 @@ def result_event(name: str, result: ToolResult) -> Document:
 
 
 def end_event(trace: Trace) -> Document:
-    """How it ended; `answer` is the content of the last answer box, if there is one."""
+    """An episode's end; `answer` is the content of the last answer box, if there is one."""
     return {
         "type": "end",
         "outcome": trace.outcome.value,
@@ -185,7 +185,7 @@ def end_event(trace: Trace) -> Document:
 
 
 def call_text(call: ToolCall) -> str:
-    """A call as Markdown: a program as code."""
+    """A call as Markdown; a program is shown as code."""
     code = call.arguments.get("code")
     if isinstance(code, str):
         return _fenced(code, "python")
@@ -193,7 +193,7 @@ def call_text(call: ToolCall) -> str:
 
 
 def _fenced(text: str, language: str = "") -> str:
-    """A block that its own text cannot close."""
+    """A fenced block that its own text cannot close."""
     longest = max((len(found) for found in _FENCE.findall(text)), default=2)
     fence = "`" * (longest + 1)
     return f"\n{fence}{language}\n{text.strip(chr(10))}\n{fence}\n"

@@ -1,4 +1,4 @@
-"""The application, and how it is served on a listening socket: serve, drain, stop. The engine belongs to the caller."""
+"""The application of a model server: its routes, and the check of callers. The caller owns the engine."""
 
 import hmac
 from typing import Any
@@ -44,8 +44,8 @@ def create_app(
     agent: ServedAgent | None = None,
     service: Service | None = None,
 ) -> web.Application:
-    """With an agent, chat requests are answered by it, and all others by the model. `service` replaces the usual one of
-    this model and these settings."""
+    """Make the application. An `agent` answers chat requests, the model all others. `service` replaces the default
+    service of this model and these settings."""
     settings = settings or ServeSettings()
     service = service or Service(model, settings)
     system = SystemApi(service, agent)
@@ -115,7 +115,7 @@ def _controlling(service: Service) -> list[Route]:
 
 
 def _guard(service: Service, open_paths: frozenset[str]) -> Middleware:
-    """The one layer around every handler: who may call, and how failures are answered."""
+    """The middleware around every handler: it checks the caller, and turns failures into responses."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -136,20 +136,20 @@ def _guard(service: Service, open_paths: frozenset[str]) -> Middleware:
 
 
 def _check_caller(request: web.Request, settings: ServeSettings, *, needs_key: bool) -> None:
-    """Refuses pages of other sites, and callers without a key or, where there are none, without a name that only this
-    server has. With a key any name will do, such as a proxy's."""
+    """Refuse pages of other sites and callers without a key. If there are no keys, refuse Host headers with a name that
+    others may have too; with keys any name will do, such as a proxy's."""
     host = request.headers.get("Host", "")
     if is_of_another_site(request.headers.get("Origin"), host):
         raise ApiError(403, "this was asked for by a page of another site")
     if settings.keys and needs_key:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         sent = given.strip().encode(errors="surrogateescape")
-        # All keys are compared, so that the time says nothing about them.
+        # Compare all keys, so that the time tells nothing about them.
         matches = [hmac.compare_digest(sent, key.encode()) for key in settings.keys]
         if scheme.lower() != "bearer" or not any(matches):
             raise ApiError(401, "send a key of this server as `Authorization: Bearer KEY`", code="invalid_api_key")
     elif not may_ask(host, settings.listening_host):
         raise ApiError(403, f"this server is not called {host!r}: ask it by its address")
-    # What a page may send to another site without asking it first is never of this type.
+    # Browsers let a page send this type to another site only after a preflight request.
     if request.body_exists and request.content_type != "application/json":
         raise ApiError(415, "send the body as `Content-Type: application/json`")

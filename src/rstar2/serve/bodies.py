@@ -1,7 +1,7 @@
-"""The bodies of requests: OpenAI's fields, those that vLLM adds, and what of both is not supported.
+"""Request bodies: OpenAI's fields, those that vLLM adds, and which of them are not supported.
 
-A field that is unknown is ignored, because clients send many that concern billing and storage. A field that would
-change the answer, and that no engine here has, is refused unless its value changes nothing.
+Unknown fields are ignored, because clients send many about billing and storage. A known field that no engine here
+supports is refused, unless its value has no effect.
 """
 
 from typing import Annotated, Any, Literal
@@ -46,14 +46,14 @@ _CHANGES_NOTHING: dict[str, tuple[Any, ...]] = {
     "features": ({},),
     "content_parts": ([],),
 }
-"""Fields that no engine here has, with the values (beside null) that change nothing."""
+"""Fields that no engine here supports, with the values (besides null) that have no effect."""
 
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     def refuse_unsupported(self) -> None:
-        """ApiError for a field that would change the answer and cannot."""
+        """Raise ApiError for a field that would change the answer and is not supported."""
         for name, value in (self.model_extra or {}).items():
             neutral = _CHANGES_NOTHING.get(name)
             if neutral is not None and value is not None and value not in neutral:
@@ -69,7 +69,7 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class SamplingFields(_Body):
-    """How tokens are drawn, and where an answer ends."""
+    """Fields about how tokens are sampled, and where an answer ends."""
 
     temperature: float | None = Field(None, ge=0, le=100, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)

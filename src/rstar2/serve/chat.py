@@ -59,7 +59,7 @@ class ChatApi:
         return await stream.end()
 
     async def _tops(self, body: ChatRequest, asks: Sequence[Ask], answers: Sequence[Answer]) -> list[Sequence[Top]]:
-        """The likeliest ids at each position of each answer, computed once more from the full sequence."""
+        """The likeliest ids at each position of each answer, scored by another pass over the full sequence."""
         if not body.top_logprobs:
             return [() for _ in answers]
         found: list[Sequence[Top]] = []
@@ -71,7 +71,7 @@ class ChatApi:
 
 
 class ChatReply:
-    """The answer to one request, at once or as events."""
+    """The answer to one request, in full or as events."""
 
     def __init__(self, service: Service, body: ChatRequest, prompt: ChatPrompt) -> None:
         self._body = body
@@ -107,7 +107,7 @@ class ChatReply:
         return document
 
     def events(self, piece: Piece) -> list[bytes]:
-        """The events of one piece. The first of a choice names the role."""
+        """The events of one piece. A choice's first event names the role."""
         text = self._texts[piece.choice]
         deltas = text.feed(piece.text)
         if piece.finish_reason is not None:

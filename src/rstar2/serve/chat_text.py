@@ -1,8 +1,8 @@
-"""The text of an assistant turn in the parts of a chat message: reasoning, content and tool calls.
+"""Splits the text of an assistant turn into the parts of a chat message: reasoning, content and tool calls.
 
-A model that was trained here opens each turn with reasoning. What comes before the end of the reasoning is
-`reasoning_content`. Calls are given out when the turn has ended, because their JSON decides where they end. A call that
-cannot be parsed stays in the content as the model wrote it.
+A model trained here begins each turn with reasoning; the text before its end tag is `reasoning_content`. Calls are
+returned when the turn has ended, because their JSON decides where they end. A call that cannot be parsed stays in the
+content as the model wrote it.
 """
 
 import json
@@ -18,7 +18,7 @@ Delta = dict[str, Any]
 
 
 class ChatText:
-    """Reads one turn. `opening` is what the server wrote of it in place of the model."""
+    """Reads one turn. `opening` is text that the server wrote at its start in place of the model."""
 
     def __init__(
         self, *, is_reasoning: bool, parses_calls: bool, max_calls: int | None = None, opening: str = ""
@@ -40,7 +40,7 @@ class ChatText:
         )
 
     def feed(self, text: str) -> list[Delta]:
-        """What is certain by now, as the deltas of a stream."""
+        """Add text; returns what is certain by now, as deltas of a stream."""
         deltas: list[Delta] = []
         if self._calls_text:
             self._calls_text += text
@@ -64,7 +64,7 @@ class ChatText:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """The rest: what was held back, and the calls."""
+        """End the turn; returns the text held back, and the calls."""
         deltas: list[Delta] = []
         _add(deltas, "reasoning_content" if self._is_reasoning else "content", self._held)
         self._held = ""
@@ -93,7 +93,7 @@ def _add(deltas: list[Delta], key: str, text: str) -> None:
 
 
 def message_of(deltas: list[Delta]) -> dict[str, Any]:
-    """The message that a stream of deltas adds up to."""
+    """Join the deltas of a stream into one message."""
     reasoning = "".join(delta.get("reasoning_content", "") for delta in deltas)
     content = "".join(delta.get("content", "") for delta in deltas)
     calls = [

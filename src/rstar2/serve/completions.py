@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: text or token ids in; with `echo` and `logprobs` it says how likely the prompt is."""
+"""`POST /v1/completions` for texts or token ids; with `echo` and `logprobs` it scores the prompt."""
 
 import json
 import time
@@ -79,12 +79,12 @@ class CompletionApi:
         return found
 
     async def _scores(self, body: CompletionRequest, prompts: Sequence[Prompt]) -> list[TokenScores | None]:
-        """How likely the prompts are, where that is asked for."""
+        """The log-probabilities of the prompts, if requested."""
         wanted = body.prompt_logprobs if body.prompt_logprobs is not None else body.logprobs if body.echo else None
         if wanted is None:
             return [None for _ in prompts]
-        most, temperature = max(wanted, body.logprobs or 0), body.temperature or 1.0
-        return [await self._service.scoring.score(prompt.token_ids, 1, most, temperature) for prompt in prompts]
+        num_top, temperature = max(wanted, body.logprobs or 0), body.temperature or 1.0
+        return [await self._service.scoring.score(prompt.token_ids, 1, num_top, temperature) for prompt in prompts]
 
     async def _tops(self, body: CompletionRequest, ask: Ask, answer: Answer) -> Any:
         if not body.logprobs:

@@ -1,4 +1,4 @@
-"""What a trainer asks for: pause, resume, adapters, weights. Under vLLM's paths, as TRL's clients call them."""
+"""The routes for trainers: pause, resume, adapters, weights. They have vLLM's paths, as TRL's clients call them."""
 
 import asyncio
 from typing import Any
@@ -96,7 +96,7 @@ class ControlApi:
         return web.json_response({"success": True})
 
     async def server_info(self, _: web.Request) -> web.Response:
-        """What TRL's clients read of it."""
+        """The configuration that TRL's clients read."""
         model = self._service.model
         lora: dict[str, Any] | None = None
         dtype: str | None = None

@@ -1,7 +1,7 @@
-"""One episode of an agent for one choice of a request, on the server's own engine.
+"""Runs an agent's episode for one choice of a request, on the server's own engine.
 
-Invariant: every token is counted and can be cancelled as those of any other request. A fault of ours is raised as an
-error of the server, whoever's code it came from; it never becomes an answer.
+Invariant: every token is counted and can be cancelled, as in any other request. A fault on our side, in whichever code,
+is raised as a server error; it never becomes an answer.
 """
 
 import logging
@@ -27,29 +27,29 @@ _STOP_REASONS = {reason: stop for stop, reason in FINISH_REASONS.items()}
 
 @dataclass(frozen=True, slots=True)
 class ServedAgent:
-    """What the server runs for a chat request, beside its model."""
+    """The agent that answers chat requests with the server's model."""
 
     environment: Environment
     limits: AgentLimits = field(default_factory=AgentLimits)
     sampling: Sampling = field(default_factory=Sampling)
-    """How tokens are drawn where a request does not say."""
+    """The sampling parameters that a request does not set."""
     sandbox_status: Callable[[], Mapping[str, Any]] = dict
-    """Levels of a sandbox on this machine, as `LocalExecutor.status` has them; nothing for a service elsewhere."""
+    """Returns the status of a sandbox on this machine, as `LocalExecutor.status`; empty for a remote service."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a request says."""
+    """The messages of a request, by role."""
 
     problem: Problem
-    """Its last message."""
+    """The problem, from the last message."""
     system: tuple[Message, ...] = ()
-    """Its system message, which takes the place of the environment's."""
+    """The system message, which replaces the environment's."""
     history: tuple[Message, ...] = ()
     """The messages between the system message and the last one."""
 
     def continued(self, opening: Opening) -> Opening:
-        """The opening of an episode, with what was said before it."""
+        """The opening of an episode, with the request's earlier messages."""
         own = tuple(message for message in opening.messages if message["role"] == "system")
         return replace(opening, messages=(*(self.system or own), *self.history, *opening.messages[len(own) :]))
 
@@ -60,29 +60,29 @@ class EpisodeRequest:
     sampling: Sampling
     session: str
     max_tokens: int | None
-    """The most tokens after the prompt that the caller wants, those of tool results included."""
+    """The maximum number of tokens after the prompt, including tool results."""
 
 
 async def run_episode(
-    service: Service, served: ServedAgent, asked: EpisodeRequest, usage: Usage, observer: Observer
+    service: Service, served: ServedAgent, request: EpisodeRequest, usage: Usage, observer: Observer
 ) -> Trace:
-    """ApiError if it could not be run to its end through no fault of the caller or the model."""
-    environment, problem, chat = served.environment, asked.conversation.problem, service.model.chat
-    opening = asked.conversation.continued(environment.opening(problem))
+    """Run an episode. ApiError if it failed through no fault of the caller or the model."""
+    environment, problem, chat = served.environment, request.conversation.problem, service.model.chat
+    opening = request.conversation.continued(environment.opening(problem))
     try:
         episode = await environment.begin(problem)
         try:
             start = observed_start(chat, opening, episode)
-            num_tokens = service.room_for(len(start.prompt_ids), asked.max_tokens)
+            num_tokens = service.room_for(len(start.prompt_ids), request.max_tokens)
             limits = replace(served.limits, max_response_tokens=min(num_tokens, served.limits.max_response_tokens))
-            agent = Agent(_CountedEngine(service, usage), chat, limits, asked.sampling)
+            agent = Agent(_CountedEngine(service, usage), chat, limits, request.sampling)
             trace = await agent.rollout(
-                problem, episode.tools, trace_id=asked.session, observer=observer, start=start, world=episode
+                problem, episode.tools, trace_id=request.session, observer=observer, start=start, world=episode
             )
         finally:
             await _close(episode)
     except UserError as error:
-        # What the caller sent was checked before: it is the operator who must mend a tool or the sandbox's address.
+        # The request was checked before, so the operator must fix a tool or the sandbox's address.
         raise ApiError(500, f"the agent is not set up well: {error}", code="agent_failed") from None
     except InfrastructureError as error:
         raise _failed(str(error)) from None
@@ -92,7 +92,7 @@ async def run_episode(
 
 
 async def _close(episode: Episode) -> None:
-    """What cannot be closed changes nothing about the answer."""
+    """Close an episode; a failure does not affect the answer."""
     try:
         await episode.close()
     except InfrastructureError as error:
@@ -104,7 +104,7 @@ def _failed(reason: str) -> ApiError:
 
 
 class _CountedEngine:
-    """Satisfies `Engine` for one episode: a turn is a sequence of the request."""
+    """Satisfies `Engine` for one episode: each turn is a sequence of the request."""
 
     def __init__(self, service: Service, usage: Usage) -> None:
         self._service = service

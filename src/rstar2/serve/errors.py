@@ -1,4 +1,4 @@
-"""Every failure is answered in OpenAI's form: `{"error": {"message", "type", "param", "code"}}`."""
+"""The one form of every failure, OpenAI's: `{"error": {"message", "type", "param", "code"}}`."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """An answer other than success, decided by a handler."""
+    """An error response that a handler decides on."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ApiError(Exception):
 
 
 def unreadable(error: ValidationError) -> ApiError:
-    """The body is not JSON, or not the JSON that the route takes: the message names the field."""
+    """The error for a body that is not JSON, or not the JSON that the route takes; it names the field."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {first['msg']}", code="invalid_json")

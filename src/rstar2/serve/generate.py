@@ -1,4 +1,4 @@
-"""`POST /inference/v1/generate`: token ids in, token ids and log-probabilities out, as vLLM has it."""
+"""`POST /inference/v1/generate`, vLLM's route: token ids in, token ids and log-probabilities out."""
 
 import uuid
 from typing import Any

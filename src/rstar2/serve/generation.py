@@ -1,4 +1,4 @@
-"""The answers to one request: as many choices as it wants, each from the engine, piece by piece as they come."""
+"""Generates the choices of a request with the engine, and yields them piece by piece."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -20,7 +20,7 @@ FINISH_REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One sequence that the engine is to continue."""
+    """One sequence for the engine to continue."""
 
     token_ids: Sequence[int]
     sampling: Sampling
@@ -29,12 +29,12 @@ class Ask:
     stops: tuple[str, ...] = ()
     keeps_stop: bool = False
     hidden_ids: frozenset[int] = frozenset()
-    """Ids that the text leaves out."""
+    """Ids that are left out of the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some tokens of one choice, in order. The last piece of a choice, and no other, has a finish reason."""
+    """Some tokens of one choice, in order. Only a choice's last piece has a finish reason."""
 
     choice: int
     text: str
@@ -45,7 +45,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Answer:
-    """A choice that is complete."""
+    """A complete choice."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -56,7 +56,8 @@ class Answer:
 async def pieces_of(
     engine: Engine, tokenizer: Tokenizer, ask: Ask, choice: int = 0, *, has_text: bool = True
 ) -> AsyncGenerator[Piece]:
-    """One choice. Leaving the iterator early cancels it in the engine. Without `has_text` nothing is decoded."""
+    """Generate one choice. Leaving the iterator early cancels it in the engine. Without `has_text` nothing is
+    decoded."""
     reader = TextReader(tokenizer, ask.hidden_ids, ask.stops, keeps_stop=ask.keeps_stop)
     stream = engine.generate(ask.session, ask.token_ids, ask.sampling, ask.max_tokens)
     async with left_cleanly(stream) as chunks:
@@ -77,7 +78,7 @@ async def pieces_of(
 async def merged(
     engine: Engine, tokenizer: Tokenizer, asks: Sequence[Ask], *, has_text: bool = True
 ) -> AsyncGenerator[Piece]:
-    """The pieces of all choices, each as soon as it is there. An error of one ends them all."""
+    """Yield the pieces of all choices as they arrive. An error of one choice ends them all."""
     if len(asks) == 1:
         async with aclosing(pieces_of(engine, tokenizer, asks[0], has_text=has_text)) as pieces:
             async for piece in pieces:
@@ -109,7 +110,7 @@ async def merged(
 
 
 async def collected(pieces: AsyncGenerator[Piece], num_choices: int) -> list[Answer]:
-    """All choices, when they are complete."""
+    """Wait for all choices, and return them complete."""
     answers = [Answer() for _ in range(num_choices)]
     async with aclosing(pieces):
         async for piece in pieces:
@@ -122,5 +123,5 @@ async def collected(pieces: AsyncGenerator[Piece], num_choices: int) -> list[Ans
 
 
 def with_seed_of(sampling: Sampling, choice: int) -> Sampling:
-    """Choices of one request draw different numbers from one seed, as vLLM's do."""
+    """Give each choice its own seed, so that the choices of a request differ, as vLLM's do."""
     return sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + choice)

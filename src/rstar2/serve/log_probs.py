@@ -11,7 +11,7 @@ LEAST = -9999.0
 
 
 class TokenNames:
-    """What tokens are called in answers: their text, or `token_id:N`."""
+    """The names of tokens in answers: their text, or `token_id:N`."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
         self._tokenizer = tokenizer
@@ -25,7 +25,7 @@ Top = Sequence[tuple[int, float]]
 
 
 def require_all(token_ids: Sequence[int], log_probs: Sequence[float]) -> None:
-    """An engine in front of another server may have none."""
+    """Raise ApiError if the engine reported no log-probabilities."""
     if len(log_probs) != len(token_ids):
         raise unsupported("logprobs", "the engine of this server reports no log-probabilities")
 
@@ -48,12 +48,12 @@ def _entry(names: TokenNames, token_id: int, log_prob: float) -> dict[str, Any]:
 
 
 def with_drawn(top: Top, token_id: int, log_prob: float) -> list[tuple[int, float]]:
-    """The likeliest ids, where the drawn one has the log-probability that it was drawn with."""
+    """The likeliest ids, with the sampled id's log-probability replaced by the one that it was sampled with."""
     return [(each, log_prob if each == token_id else value) for each, value in top]
 
 
 class CompletionLogProbs:
-    """`logprobs` of a completion choice, which grows with its tokens."""
+    """Builds the `logprobs` of a completion choice as its tokens arrive."""
 
     def __init__(self, names: TokenNames) -> None:
         self._names = names
@@ -62,7 +62,8 @@ class CompletionLogProbs:
     def add(
         self, token_ids: Sequence[int], log_probs: Sequence[float | None], tops: Sequence[Top | None] = ()
     ) -> dict[str, Any]:
-        """The entries of these tokens. The drawn token is among the likeliest of its position, or follows them."""
+        """Add tokens; returns their entries. The sampled token is among the likeliest of its position, or follows
+        them."""
         tokens = [self._names.of(token_id) for token_id in token_ids]
         offsets = []
         for token in tokens:
@@ -81,7 +82,7 @@ class CompletionLogProbs:
 
 
 def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Several results of `add` as one."""
+    """Concatenate several results of `add`."""
     return {key: [value for part in parts for value in part[key]] for key in parts[0]}
 
 

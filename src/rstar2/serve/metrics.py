@@ -32,7 +32,7 @@ class Histogram:
 
 
 class Level(NamedTuple):
-    """A gauge of our own."""
+    """A gauge that vLLM does not have."""
 
     name: str
     meaning: str
@@ -88,7 +88,7 @@ class ServeMetrics:
             yield f'rstar2_serve_responses_total{{code="{code}"}} {count}'
 
     def _num_cached(self, load: EngineLoad) -> int:
-        """The engine counts what it computed; the rest of the prompts was cached."""
+        """Prompt tokens from the prefix cache: all except those that the engine prefilled."""
         return max(0, self.num_prompt_tokens - load.num_prefill_tokens) if load.num_blocks else 0
 
 

@@ -53,10 +53,10 @@ class Route:
     summary: str
     body: TypeAdapter[Any] | None = None
     refusals: tuple[int, ...] = ()
-    """Codes of answers with an error, besides those that every route of its kind may give."""
+    """Status codes of error responses, besides those that every route of the same kind may give."""
     content_types: tuple[str, ...] = ("application/json",)
     is_open: bool = False
-    """Whether it needs no key."""
+    """Whether callers need no key."""
     query: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Query parameters, and their values."""
 

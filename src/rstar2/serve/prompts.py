@@ -1,8 +1,8 @@
-"""From the messages of a request to the ids that the engine continues.
+"""Turns the messages of a request into the token ids that the engine continues.
 
-A model's own chat template writes the conversation, tools included, if it writes calls in the form that the parser
-reads. Where it does not, tools and calls are written into the texts of an ordinary conversation, as Qwen's template
-does. Text from outside cannot forge a turn: control tokens in it are broken up.
+The model's own chat template writes the conversation, including tools, if it writes calls in the form that the parser
+reads. Otherwise tools and calls are written into the texts of an ordinary conversation, as Qwen's template does. Text
+from outside cannot forge a turn: control tokens in it are broken up.
 """
 
 import json
@@ -24,9 +24,9 @@ _MARKS = ("rstar2-tool-mark", "rstar2-call-mark", "rstar2-argument-mark", "rstar
 class ChatPrompt:
     token_ids: list[int]
     is_reasoning: bool
-    """Whether the template opens the assistant's turn with its reasoning."""
+    """Whether the template begins the assistant's turn with reasoning."""
     opening: str = ""
-    """What the server wrote of the assistant's turn to make it call a tool."""
+    """The start of the assistant's turn that the server wrote to force a tool call."""
 
 
 class PromptWriter:
@@ -37,7 +37,7 @@ class PromptWriter:
         self._knows_tools = self._hf is not None and _knows_tools(self._hf)
 
     def write(self, request: ChatRequest) -> ChatPrompt:
-        """UserError if the template refuses the messages."""
+        """Write a prompt. UserError if the template refuses the messages."""
         functions = [self._harmless(tool.model_dump(exclude_none=True)) for tool in request.tools or ()]
         text = self._render(request.messages, functions, request.chat_template_kwargs or {})
         is_reasoning = text.endswith(ASSISTANT_OPENING)
@@ -62,7 +62,7 @@ class PromptWriter:
         return self._hf.render_request(self.as_text(messages, functions), (), values)
 
     def _native(self, message: ChatMessage) -> dict[str, Any]:
-        """The message as chat templates take it."""
+        """The message in the form that chat templates take."""
         native: dict[str, Any] = {"role": role_of(message), "content": self._content(message)}
         if message.tool_calls:
             native["tool_calls"] = [
@@ -76,7 +76,7 @@ class PromptWriter:
     def as_text(
         self, messages: Sequence[ChatMessage], functions: Sequence[Mapping[str, Any]] = ()
     ) -> list[dict[str, str]]:
-        """The conversation without tools: calls are text of the assistant, and results are turns of the user."""
+        """The conversation without tools: calls become text of the assistant, results become turns of the user."""
         turns: list[dict[str, str]] = []
         has_results = False
         for message in messages:
@@ -108,7 +108,7 @@ class PromptWriter:
         return self._chat.harmless(content)
 
     def _arguments(self, call: Any) -> Any:
-        """An object where the text is one: templates write it themselves."""
+        """An object if the text is JSON, since templates write JSON themselves."""
         arguments = call.function.arguments
         if not isinstance(arguments, str):
             return self._harmless(arguments)
@@ -138,7 +138,7 @@ def text_of(message: ChatMessage) -> str:
 
 
 def forced_call(request: ChatRequest, *, is_reasoning: bool) -> str:
-    """What makes the model call a tool: the beginning of the call, written for it, after the end of its reasoning."""
+    """The text that forces a tool call: the end of reasoning, then the beginning of the call."""
     opening = _forced_call(request)
     return f"{REASON_END}\n{opening}" if opening and is_reasoning else opening
 
@@ -158,7 +158,7 @@ def _forced_call(request: ChatRequest) -> str:
 
 
 def _knows_tools(tokenizer: HfTokenizer) -> bool:
-    """Whether the template writes tools, calls and results, and calls in the form that the parser reads."""
+    """Whether the template writes tools, results and, in the form that the parser reads, calls."""
     tool, call, argument, result = _MARKS
     function = {"name": tool, "description": "d", "parameters": {"type": "object", "properties": {}}}
     called = {"type": "function", "function": {"name": call, "arguments": {"x": argument}}}

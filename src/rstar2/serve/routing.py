@@ -1,5 +1,4 @@
-"""What every handler needs of HTTP: a body that was read and checked, and how failures are answered, those of a stream
-that began included."""
+"""HTTP for handlers: reads and validates bodies, and turns failures into answers, even after a stream began."""
 
 import json
 import logging
@@ -20,7 +19,7 @@ T = TypeVar("T")
 
 
 async def parsed_body(service: Service, request: web.Request, adapter: TypeAdapter[T]) -> T:
-    """ApiError if it is not what the route takes."""
+    """Read the body; ApiError if it is invalid."""
     data = await read_body(request, service.settings.transfer_timeout_s)
     try:
         return adapter.validate_json(data)
@@ -30,7 +29,7 @@ async def parsed_body(service: Service, request: web.Request, adapter: TypeAdapt
 
 @asynccontextmanager
 async def streamed(stream: EventStream) -> AsyncIterator[None]:
-    """A failure after the first event is sent as an event: the status was sent already."""
+    """Send a failure after the first event as an event, because the status was sent already."""
     try:
         yield
     except (ApiError, UserError, InfrastructureError, TimeoutError) as error:
@@ -40,13 +39,13 @@ async def streamed(stream: EventStream) -> AsyncIterator[None]:
 
 
 async def answered(handler: Handler, request: web.Request) -> web.StreamResponse:
-    """The handler's answer, or its failure in OpenAI's form. ConnectionError if the caller is gone."""
+    """The handler's answer, or its failure in OpenAI's form. ConnectionError if the caller has disconnected."""
     try:
         return await handler(request)
     except (ApiError, UserError, InfrastructureError, TimeoutError) as error:
         return as_api_error(error).response
     except web.HTTPException as error:
-        return ApiError(error.status, _said(error)).response
+        return ApiError(error.status, _http_message(error)).response
     except ConnectionError:
         raise
     except Exception:
@@ -54,7 +53,7 @@ async def answered(handler: Handler, request: web.Request) -> web.StreamResponse
         return ApiError(500, "the server failed; its log says how", code="internal").response
 
 
-def _said(error: web.HTTPException) -> str:
+def _http_message(error: web.HTTPException) -> str:
     if error.status == 404:
         return "there is no such route; /openapi.json names those that there are"
     if isinstance(error, web.HTTPRequestEntityTooLarge):
@@ -63,7 +62,7 @@ def _said(error: web.HTTPException) -> str:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """The answer to a failure that a handler expects."""
+    """The ApiError for an expected failure of a handler."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UserError):

@@ -1,4 +1,4 @@
-"""The model that a server offers: its engine, its way of writing, and what its callers may ask of it."""
+"""The model that a server offers: its engine, its chat format and its limits."""
 
 from dataclasses import dataclass
 
@@ -13,18 +13,18 @@ class ServedModel:
     engine: Engine
     chat: ChatFormat
     name: str
-    """What callers name it."""
+    """The name that callers use."""
     context_tokens: int | None = None
-    """The longest sequence; None if it is not known."""
+    """The maximum length of a sequence; None if unknown."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether the tokenizer is the model's own. The ids of a server that speaks only text are unknown."""
+        """Whether the tokenizer is the model's own. A server that speaks only text has unknown token ids."""
         return not isinstance(self.chat.tokenizer, PlainTextTokenizer)
 
     @property
     def scoring(self) -> ScoringEngine | None:
-        """The engine, if it can say how likely given tokens are."""
+        """The engine, if it can score given tokens."""
         return self.engine if isinstance(self.engine, ScoringEngine) else None
 
     @property
@@ -37,6 +37,6 @@ class ServedModel:
         return min(limits, default=None)
 
     def control_ids(self) -> frozenset[int]:
-        """The ids of tokens that mean structure: texts leave them out."""
+        """The ids of control tokens, which texts leave out."""
         encoded = [self.chat.tokenizer.encode(token) for token in self.chat.tokenizer.control_tokens]
         return frozenset(ids[0] for ids in encoded if len(ids) == 1) | frozenset(self.chat.stop_token_ids)

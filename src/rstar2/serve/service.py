@@ -1,4 +1,4 @@
-"""What all routes share: admission, the weights and the session of a request, its tokens, and what is counted."""
+"""The state and functions that all routes share: admission, weights, sessions, generation and counting."""
 
 import asyncio
 import time
@@ -23,12 +23,12 @@ from rstar2.serve.settings import ServeSettings
 from rstar2.serve.weights import BASE, WeightGate
 
 UNKNOWN_CONTEXT_TOKENS = 4096
-"""The most tokens of an answer where neither the caller nor the engine names a limit."""
+"""The maximum length of an answer if neither the caller nor the engine sets a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt of a request, and what the caller wants of it."""
+    """One prompt of a request, and how many choices the caller wants."""
 
     token_ids: Sequence[int]
     num_choices: int = 1
@@ -60,9 +60,9 @@ class Service:
         self.started = int(time.time())
         self._control_ids = model.control_ids()
         self._running: set[str] = set()
-        """The engine's sessions that generate now."""
+        """The engine sessions that are generating."""
         self.connections: Connections | None = None
-        """The connections of the server, once there is one."""
+        """The open connections; the server sets this when it starts."""
 
     def is_beyond_bound(self, transport: asyncio.BaseTransport | None) -> bool:
         return self.connections is not None and self.connections.is_spare(transport)
@@ -81,7 +81,7 @@ class Service:
         return self.model.scoring
 
     def weights_named(self, model: str | None) -> str:
-        """The weights that a request names. ApiError if there are none of this name."""
+        """The weights that a request names. ApiError if there are none with this name."""
         if model is None or model == self.model.name:
             return BASE
         if model in self.gate.adapters:
@@ -92,8 +92,8 @@ class Service:
 
     @asynccontextmanager
     async def begun(self, request: web.Request, model: str | None, num_sequences: int) -> AsyncIterator[list[str]]:
-        """A request that was admitted and has its weights, for as long as the block lasts. Gives the engine's sessions
-        of its sequences. TimeoutError when its time is up."""
+        """Admit a request and lease its weights for the duration of the block; yields the engine sessions of its
+        sequences. TimeoutError when its time is up."""
         weights = self.weights_named(model)
         name, authorization = request.headers.get(HEADER), request.headers.get("Authorization", "")
         with self.admission.admitted(num_sequences):
@@ -138,20 +138,20 @@ class Service:
         ]
 
     def room_for(self, num_prompt_tokens: int, asked: int | None) -> int:
-        """How many tokens may follow the prompt. ApiError if it does not fit, or if too many were asked for."""
-        most, context = self.settings.max_tokens, self.model.max_model_len
+        """How many tokens may follow the prompt. ApiError if it does not fit, or `asked` is too many."""
+        bound, context = self.settings.max_tokens, self.model.max_model_len
         if context is not None and num_prompt_tokens >= context:
             message = f"the prompt has {num_prompt_tokens} tokens, and the context holds {context}: shorten it"
             raise ApiError(400, message, param="prompt", code="context_length_exceeded")
-        if most is not None and asked is not None and asked > most:
-            raise ApiError(400, f"max_tokens: at most {most} tokens are allowed here, not {asked}", param="max_tokens")
+        if bound is not None and asked is not None and asked > bound:
+            raise ApiError(400, f"max_tokens: at most {bound} tokens are allowed here, not {asked}", param="max_tokens")
         left = UNKNOWN_CONTEXT_TOKENS if context is None else context - num_prompt_tokens
         if asked is not None and context is None:
             left = asked
-        return min(limit for limit in (left, most, asked) if limit is not None)
+        return min(limit for limit in (left, bound, asked) if limit is not None)
 
     async def pieces(self, asks: Sequence[Ask], usage: Usage, *, has_text: bool = True) -> AsyncGenerator[Piece]:
-        """The pieces of all choices, counted."""
+        """Yield the pieces of all choices, and count them."""
         started = time.perf_counter()
         last = [started] * len(asks)
         self._running.update(ask.session for ask in asks)
@@ -181,18 +181,18 @@ class Service:
             metrics.full_request.observe(now - started)
 
     async def cancel_all(self) -> None:
-        """Every running choice ends with the reason `abort`."""
+        """End every running choice with the reason `abort`."""
         for session in list(self._running):
             await self.model.engine.cancel(session)
 
     def require_exact(self, field: str) -> None:
-        """Refuses what needs the model's own ids where the server behind this one speaks only text."""
+        """Refuse a field that needs the model's own token ids if the server behind this one speaks only text."""
         if not self.model.is_exact:
             raise unsupported(field, "the server behind this one speaks text; start with --tokenizer for token ids")
 
 
 async def read_body(request: web.Request, timeout_s: float) -> bytes:
-    """The request's body, received in time."""
+    """Read the request's body; ApiError if it is late."""
     try:
         async with asyncio.timeout(timeout_s):
             return await request.read()
@@ -204,7 +204,8 @@ async def read_body(request: web.Request, timeout_s: float) -> bytes:
 
 @dataclass(slots=True)
 class EventStream:
-    """An answer as server-sent events. Nothing is sent before the first event, so that a failure has its own status."""
+    """An answer as server-sent events. Nothing is sent before the first event, so an earlier failure has its own
+    status."""
 
     request: web.Request
     timeout_s: float
@@ -215,7 +216,7 @@ class EventStream:
         return self._response is not None
 
     async def send(self, data: bytes) -> None:
-        """ConnectionError if the caller does not read in time."""
+        """Send one event; ConnectionError if the caller does not read in time."""
         try:
             async with asyncio.timeout(self.timeout_s):
                 if self._response is None:

@@ -1,7 +1,7 @@
-"""Sessions of callers (`X-Session-ID`): the engine evicts their prefixes last, because they may continue.
+"""The callers' sessions (`X-Session-ID`), whose prefixes the engine evicts last, because they may continue.
 
-Requests without the header are sessions of their own that end with the request; their prefixes stay cached while there
-is room. Callers with different keys never have the same session, whatever they call it.
+A request without the header is a session of its own that ends with it; its prefix stays in the prefix cache while there
+is room. Callers with different keys never share a session, even under one name.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ class Sessions:
 
     @asynccontextmanager
     async def opened(self, name: str | None, authorization: str, num_sequences: int) -> AsyncIterator[list[str]]:
-        """The engine's sessions for the sequences of one request. `authorization` is the header with its key."""
+        """Open the engine sessions of a request's sequences. `authorization` is the header with the caller's key."""
         if name is not None and not 0 < len(name) <= MAX_NAME_CHARS:
             raise ApiError(400, f"{HEADER}: it must have 1 to {MAX_NAME_CHARS} characters", param=HEADER)
         stem = uuid.uuid4().hex

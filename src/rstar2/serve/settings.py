@@ -1,4 +1,4 @@
-"""What the operator of a model server decides. Every bound on a request is here."""
+"""The settings of a model server. Every bound on a request is here."""
 
 from dataclasses import dataclass, field
 
@@ -11,33 +11,33 @@ MIB = 1 << 20
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
     keys: frozenset[str] = frozenset()
-    """Callers must send one of them as `Authorization: Bearer KEY`. Empty: any program that reaches the address may
-    ask, except pages of other sites."""
+    """Callers must send one of these as `Authorization: Bearer KEY`. If empty, any program that reaches the address may
+    call, except pages of other sites."""
     listening_host: str = "127.0.0.1"
-    """The address that the server listens on. Without keys it decides which names the server answers to."""
+    """The address that the server listens on. Without keys it decides which Host headers are accepted."""
     allows_updates: bool = False
     """Whether callers may pause generation, load adapters and update weights."""
     max_body_bytes: int = 32 * MIB
     max_in_flight: int = 4096
-    """Sequences admitted and not yet answered, over all callers. A request for more gets 429 at once."""
+    """The maximum number of sequences in flight, over all callers. Beyond it the answer is 429 at once."""
     max_tokens: int | None = None
-    """The most tokens of one answer. None: as many as the context holds."""
+    """The maximum number of tokens of one answer. None: as many as the context holds."""
     request_timeout_s: float = 600.0
-    """For one request, from its admission to the last token."""
+    """The time limit of a request, from its admission to the last token."""
     max_connections: int = field(default_factory=affordable_connections)
-    """Open connections, over all callers. Beyond it silent and idle ones close; only `GET /health` is answered."""
+    """The maximum number of open connections. Beyond it, idle ones are closed, or new ones may only `GET /health`."""
     header_timeout_s: float = 10.0
-    """For the head of the first request on a connection."""
+    """The timeout for the first request's head on a connection."""
     keepalive_s: float = 75.0
-    """How long a connection may be idle between two requests."""
+    """The keep-alive timeout: the idle time between two requests."""
     transfer_timeout_s: float = 60.0
-    """For receiving one body, and for a caller to accept a piece of a streamed answer."""
+    """The timeout for receiving one body, and for a caller to accept a piece of a streamed answer."""
     retry_after_s: float = 1.0
-    """The `Retry-After` of a server that is over capacity or draining."""
+    """The `Retry-After` value of a server that is over capacity or draining."""
     max_sessions: int = 4096
-    """Sessions (`X-Session-ID`) whose prefixes are evicted last. Beyond it the least recently used is released."""
+    """The maximum number of sessions (`X-Session-ID`) evicted last. Beyond it the least recently used is released."""
     session_idle_s: float = 600.0
-    """A session that was not used for this long is released."""
+    """A session that was unused for this long is released."""
 
     def __post_init__(self) -> None:
         for key in self.keys:

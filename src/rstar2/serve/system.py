@@ -1,4 +1,4 @@
-"""What every server has: its models, its health, its metrics and its OpenAPI document."""
+"""The routes of every server: models, health, metrics and the OpenAPI document."""
 
 import asyncio
 from typing import Any

@@ -1,6 +1,6 @@
-"""From ids to the text that a caller sees: control tokens left out, and an end at the first stop string.
+"""Turns token ids into the text that a caller sees: without control tokens, up to the first stop string.
 
-A piece that may be the start of a stop string is held back until that is known.
+Text that may begin a stop string is held back until this is known.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class TextReader:
         self.has_stopped = False
 
     def feed(self, token_ids: Sequence[int]) -> tuple[str, int]:
-        """The text that these ids add, and how many of them belong to the answer: all, up to the one that completes a
+        """Add ids; returns the new text, and how many of the ids belong to the answer: all, or those up to the end of a
         stop string."""
         if not self._stops:
             return self._stream.feed([each for each in token_ids if each not in self._hidden_ids]), len(token_ids)
@@ -36,7 +36,7 @@ class TextReader:
         return "".join(pieces), len(token_ids)
 
     def finish(self) -> str:
-        """The rest, when the answer has ended."""
+        """End the answer; returns the rest of its text."""
         if self.has_stopped:
             return ""
         text = self._up_to_stop(self._stream.finish())
@@ -56,7 +56,7 @@ class TextReader:
 
 
 def num_held_back(text: str, tags: Sequence[str]) -> int:
-    """The length of the longest end of the text that one of the tags may start with."""
+    """The length of the longest suffix of the text that is a proper prefix of a tag."""
     longest = max((len(tag) - 1 for tag in tags), default=0)
     for length in range(min(longest, len(text)), 0, -1):
         if any(tag.startswith(text[-length:]) for tag in tags):

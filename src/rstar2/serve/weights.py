@@ -1,9 +1,10 @@
-"""Whose weights the engine runs: the model's, or the model's with one adapter merged in; and when they may change.
+"""Decides which weights the engine runs (the model's, or the model's with one adapter merged in), and when they may
+change.
 
-The engine runs one set of weights at a time. A request leases the weights that it names. While requests hold them,
-requests for other weights wait. When the last one ends, the engine switches to the weights of the request that waited
-longest, and all waiting requests for these weights start. So no answer mixes two adapters, and callers of several
-adapters take turns. A switch drops the prefix cache.
+The engine runs one set of weights at a time. A request leases the weights that it names; meanwhile requests for other
+weights wait. When the last lease ends, the engine switches to the weights of the longest waiting request, and all
+waiting requests for these weights start. So no answer mixes two adapters, and callers of several adapters take turns. A
+switch drops the prefix cache.
 
 A paused gate grants nothing. Weights are written only while the engine is paused.
 """
@@ -37,13 +38,13 @@ class Adapter:
 
 
 class WeightGate:
-    """Grants the weights to requests, one set at a time."""
+    """Leases weights to requests, one set at a time."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine if isinstance(engine, UpdatableEngine) else None
         self.adapters: dict[str, Adapter] = {}
         self._original: dict[str, Tensor] = {}
-        """What the parameters that the merged adapter changed were before."""
+        """The original values of the parameters that the merged adapter changed."""
         self._active = BASE
         self._num_leases = 0
         self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
@@ -68,7 +69,7 @@ class WeightGate:
 
     @asynccontextmanager
     async def leased(self, name: str) -> AsyncIterator[None]:
-        """The engine runs these weights inside."""
+        """Lease weights: the engine runs them during the block."""
         if self._is_closed or self._waiting or self._switching or name != self._active:
             granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             entry = (name, granted)
@@ -101,7 +102,7 @@ class WeightGate:
             self._advance()
 
     def _advance(self) -> None:
-        """Grants what can be granted now; begins to switch where the oldest request needs other weights."""
+        """Grant the leases that can be granted now; start a switch if the oldest request needs other weights."""
         while self._waiting and not self._is_closed and self._switching is None:
             name = self._waiting[0][0]
             if name == self._active:
@@ -142,7 +143,7 @@ class WeightGate:
             await asyncio.to_thread(write)
 
     def _merge(self, name: str) -> None:
-        """The parameters as they were, then with this adapter."""
+        """Restore the original parameters, then merge this adapter."""
         weights = self._updatable().named_weights()
         for parameter, original in self._original.items():
             weights[parameter].copy_(original)
@@ -160,10 +161,10 @@ class WeightGate:
             raise ApiError(501, "the weights of this engine cannot be changed here: use the embedded engine")
         return self._engine
 
-    # What a trainer does.
+    # The operations of a trainer.
 
     async def load_adapter(self, name: str, path: str, *, replaces: bool) -> None:
-        """From a folder that peft wrote. It is merged in when the first request names it."""
+        """Load an adapter from a folder that peft wrote. It is merged when a request first names it."""
         weights = self._updatable().named_weights()
         if name in self.adapters and not replaces:
             raise ApiError(400, f"lora_name: {name!r} is loaded already; unload it first, or set load_inplace")
@@ -180,15 +181,15 @@ class WeightGate:
                 await self._write(lambda: self._merge(name))
 
     async def unload_adapter(self, name: str) -> None:
-        """Requests that run with it continue; new ones get 404."""
+        """Unload an adapter. Running requests keep it; new ones get 404."""
         if name not in self.adapters:
             raise ApiError(404, f"lora_name: there is no adapter {name!r}", param="lora_name")
         async with self._writing:
             del self.adapters[name]
 
     async def pause(self, mode: str, cancel_all: Callable[[], Awaitable[None]]) -> None:
-        """No token is generated after it. `mode`: `keep` freezes running requests, `wait` lets them finish, `abort`
-        ends them. New requests wait."""
+        """Stop generating tokens. `mode`: `keep` freezes running requests, `wait` lets them finish, `abort` ends them.
+        New requests wait."""
         engine = self._updatable()
         self._is_closed = True
         if mode == "abort":
@@ -210,7 +211,7 @@ class WeightGate:
         self._advance()
 
     async def update_from(self, folder: str) -> None:
-        """The model's own weights from a checkpoint folder; a merged adapter is merged into the new ones."""
+        """Load the model's own weights from a checkpoint folder; an active adapter is merged into them again."""
         self._updatable()
         async with self._writing:
             tensors = await asyncio.to_thread(self._read_checkpoint, folder)
@@ -230,7 +231,7 @@ class WeightGate:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        # Only regular files: opening a pipe would wait for its writer, and hold the weights meanwhile.
+        # Only regular files: opening a pipe would wait for its writer while holding the weights.
         files = sorted(file for file in _folder("weights_path", folder).glob("*.safetensors") if file.is_file())
         if not files:
             raise UserError(f"weights_path: there are no weights (*.safetensors) in {folder}")
@@ -248,7 +249,7 @@ class WeightGate:
 
 
 def _folder(field: str, path: str) -> Path:
-    """UserError for what cannot be a path at all: it is too long, or in nobody's home."""
+    """The folder at a path; UserError if the path is invalid, such as too long or in an unknown home."""
     try:
         folder = Path(path).expanduser()
         folder.is_dir()

@@ -1,8 +1,7 @@
 """The viewer: run directories as a local web page, or as one HTML file.
 
-Promise: reads run directories and never writes them; opens a run of any size by parts; what a model wrote is shown as
-text and never interpreted; nothing is fetched from elsewhere.
-May import: records, sandbox, algo.
+Promise: the viewer reads run directories and never writes them; it reads a run of any size in parts; a model's text is
+shown as text and never interpreted; nothing is fetched from other servers.
 """
 
 from rstar2.web.report import render_report

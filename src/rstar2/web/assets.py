@@ -1,4 +1,4 @@
-"""The page's own files: read once from the package, served under their names or written into one file."""
+"""The page's own files, read once from the package; they are served by name or embedded into one file."""
 
 import base64
 import hashlib
@@ -33,7 +33,7 @@ def assets() -> dict[str, Asset]:
 
 @cache
 def bundled_script() -> str:
-    """All modules in one script, each as a separate function, after those that it imports."""
+    """All modules in one script, each a function, after the modules that it imports."""
     parts: dict[str, str] = {}
 
     def add(name: str, above: tuple[str, ...]) -> None:
@@ -52,5 +52,5 @@ def bundled_script() -> str:
 
 
 def source_hash(text: str) -> str:
-    """How a content security policy names an inline script or style."""
+    """The name of an inline script or style in a content security policy."""
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"

@@ -1,7 +1,7 @@
-"""A turn as the cells of a notebook: reasoning, calls with their results, answer, the user's reply. Pure.
+"""Splits a turn into the cells of a notebook: reasoning, calls with their results, answer, the user's reply. Pure.
 
-Invariant: nothing of the turn's text is lost but blank space between cells: tags become the kind of their cell, a
-call's text becomes the call as it was parsed, and everything else becomes a separate cell, in order.
+Invariant: only blank space between cells is lost of the turn's text: tags become the kind of their cell, a call's text
+becomes the parsed call, and other text becomes a separate cell, in order.
 """
 
 import json
@@ -21,7 +21,7 @@ class CellKind(StrEnum):
 
 
 OPENING = "<reason>"
-"""How the environment opens an assistant turn: what the model then writes is reasoning from its first token."""
+"""The environment's opening of an assistant turn; the model's text after it is reasoning from the first token."""
 
 PYTHON_TOOLS = frozenset({"execute_python_code_with_standard_io", "jupyter_code", "python"})
 """The tools whose argument `code` is a Python program."""
@@ -39,7 +39,7 @@ class Cell:
 
 
 def cells_of(turn: Turn, before: str) -> list[Cell]:
-    """`before` is the last text of the environment, which the turn continues."""
+    """The cells of a turn. `before` is the environment's text that the turn continues."""
     cells: list[Cell] = []
     num_calls = 0
     for kind, text in _spans(turn.text, CellKind.REASON if before.endswith(OPENING) else CellKind.PLAIN):
@@ -56,11 +56,11 @@ def _spans(text: str, kind: CellKind) -> list[tuple[CellKind, str]]:
     for tag in _TAG.finditer(text):
         spans.append((kind, text[start : tag.start()]))
         kind, start = CellKind.PLAIN if tag[1] else CellKind(tag[2]), tag.end()
-    # The control token that ends a turn is not part of what was said.
+    # The control token that ends a turn is not part of its text.
     mark = _END_MARK.search(text, start)
     end = mark.start() if mark else len(text)
     spans += [(kind, text[start:end]), (CellKind.PLAIN, text[end:])]
-    # A call may be empty of text and still be a call that came back as an error.
+    # An empty call is still a call, and came back as an error.
     return [(kind, piece) for kind, piece in spans if piece or kind is CellKind.CALL]
 
 
@@ -71,12 +71,12 @@ def _call_cell(turn: Turn, number: int) -> Cell:
 
 
 def reply_after(turn: Turn) -> str:
-    """What the user said after the turn; empty if tools answered, or nobody did."""
+    """The user's reply to the turn; empty if tools answered, or there was none."""
     return "" if turn.calls else user_text(turn.appended_text)
 
 
 def call_text(call: ToolCall) -> str:
-    """The program of a Python tool; empty for another tool; what was written where it cannot be read."""
+    """The program of a Python tool; empty for another tool; the raw text of an unreadable call."""
     if call.name is None:
         return call.raw.strip("\n")
     return str(call.arguments["code"]).strip("\n") if is_python(call) else ""

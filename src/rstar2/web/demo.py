@@ -1,4 +1,4 @@
-"""The small run that comes with the package, as one archive: a run directory is mostly repetition and packs well."""
+"""The small run in the package, as an archive, since a run directory is repetitive and compresses well."""
 
 import zipfile
 from importlib import resources
@@ -8,7 +8,7 @@ ARCHIVE = "demo_run.zip"
 
 
 def unpack_demo(folder: Path) -> Path:
-    """Put it into `folder`; returns the run directory."""
+    """Unpack the run into `folder`; returns the run directory."""
     target = folder / "demo"
     with (resources.files("rstar2.web") / ARCHIVE).open("rb") as file, zipfile.ZipFile(file) as archive:
         archive.extractall(target)

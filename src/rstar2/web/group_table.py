@@ -1,4 +1,4 @@
-"""All groups of one step. They are small beside the traces, so they are read in full."""
+"""All groups of one step, read in full, since they are small compared with the traces."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from rstar2.records.record_file import read_from
 
 
 class GroupTable:
-    """Grows with its file; of several decisions about one trace the last counts."""
+    """The groups of a file that may grow; the last of several decisions about a trace counts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -15,7 +15,7 @@ class GroupTable:
         self.num_bytes_read = 0
         self.groups: list[Group] = []
         self.place_of: dict[str, tuple[int, int]] = {}
-        """By trace id: the group's number, and the rollout's place in it."""
+        """The group's number, and the rollout's place in it, by trace id."""
 
     def refresh(self) -> None:
         if not self._path.is_file() or self._path.stat().st_size <= self._offset:

@@ -1,6 +1,6 @@
-"""Who may ask the viewer, and what every answer says to the browser.
+"""Checks who calls the viewer, and sets the headers of every answer.
 
-A request is answered only if it names this server as no other can be named, and if no page of another site sent it
+A request is answered only if its Host can belong only to this server, and no page of another site sent it
 (`rstar2.sandbox.http.access`).
 """
 
@@ -18,7 +18,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""Trusted types without a policy: even our own script could not turn a text into HTML."""
+"""Trusted types without a policy: not even our own script can turn text into HTML."""
 
 HEADERS = {
     "Content-Security-Policy": POLICY,

@@ -1,6 +1,6 @@
-"""The messages in a rendered conversation: what each side said, without the chat template around it. Pure.
+"""Splits a rendered conversation into its messages, without the chat template around them. Pure.
 
-A run records no template, so its forms are known here. Text of another form is one message of the user.
+A run records no template, so the known forms are listed here. Text of another form is one message of the user.
 """
 
 import re
@@ -13,7 +13,7 @@ _HEAD = re.compile(
     r"|<start_of_turn>(\w+)\n"
     r"|<\|(system|user|assistant)\|>\n"
 )
-"""How ChatML, Llama 3, Gemma, and Phi or Zephyr open a message."""
+"""The start of a message in ChatML, Llama 3, Gemma, and Phi or Zephyr."""
 _END = re.compile(r"<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|<\|end\|>|</s>")
 
 USER = "user"
@@ -27,7 +27,7 @@ class SaidMessage:
 
 
 def messages_in(text: str) -> list[SaidMessage]:
-    """The messages that `text` opens; the last may be an assistant's that has only begun."""
+    """The messages in `text`; the last may be an assistant's that has only begun."""
     heads = list(_HEAD.finditer(text))
     if not heads:
         return [SaidMessage(USER, text)]
@@ -48,7 +48,7 @@ def user_text(text: str) -> str:
 
 
 def earlier_messages(prompt_text: str) -> list[SaidMessage]:
-    """What was said in the prompt before the user's last message, without the system text."""
+    """The messages of the prompt before the user's last one, without the system text."""
     messages = messages_in(prompt_text)
     last = max((place for place, message in enumerate(messages) if message.role == USER), default=0)
     return [message for message in messages[:last] if message.role != "system"]

@@ -1,4 +1,4 @@
-"""The playground's interface: an agent server that the page asks as any other client would.
+"""The playground's interface: an agent server that the page calls like any other client.
 
 The command that starts the viewer passes it, so the viewer depends on neither engines nor agents.
 """
@@ -18,5 +18,5 @@ class Playground(Protocol):
         ...
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answers `POST /v1/chat/completions` as `rstar2 serve --agent` does. Cancelling it ends the episode."""
+        """Answer `POST /v1/chat/completions` as `rstar2 serve --agent` does. Cancelling it ends the episode."""
         ...

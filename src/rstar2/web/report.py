@@ -1,7 +1,7 @@
-"""The viewer as one HTML file, with a sample of the run inside: for sending, keeping, opening without a server.
+"""Writes the viewer as one HTML file with a sample of the run: to send, to keep, to open without a server.
 
-Invariant: the file's policy lets exactly its own script and style run, by their hashes; the data stand in a script
-element that is no program, with every `<` escaped, so no text of a model can end it.
+Invariant: the file's policy permits only its own script and style, by their hashes; the data are in a script element
+that is not executed, with every `<` escaped, so no text of a model can end it.
 """
 
 import json
@@ -21,16 +21,16 @@ from rstar2.web.tool_calls import tool_call_statistics
 from rstar2.web.trace_wire import group_row_json, row_json, trace_json
 
 NUM_STEPS = 8
-"""Steps whose rollouts are in the report, evenly spread; the curves hold all steps."""
+"""The number of steps with rollouts in the report, evenly spread; the curves hold all steps."""
 MAX_SAMPLE_BYTES = 4 << 20
-"""Bytes of traces, as stored on disk: the file becomes a few megabytes, which browsers and mail accept."""
+"""Bytes of traces, as stored on disk: the file has a few megabytes, which browsers and mail accept."""
 MAX_ROW_PAGES = 16
 NUM_DIGITS = 4
 """The decimals of log-probabilities and entropies: enough for a reader."""
 
 
 def render_report(run: Path, *, tokenizer: Path | None = None) -> str:
-    """The page about the run at `run`, self-contained."""
+    """The self-contained page about the run at `run`."""
     [reader] = open_runs([run], tokenizer)
     return page_with({"runs": [_run_data(reader)]})
 
@@ -80,14 +80,14 @@ def _run_data(reader: RunReader) -> dict[str, Any]:
 
 
 def evenly(items: list[int], count: int) -> list[int]:
-    """An evenly spread choice of this many, with the first and the last."""
+    """`count` evenly spread items, including the first and the last."""
     if len(items) <= count:
         return items
     return [items[round(n * (len(items) - 1) / (count - 1))] for n in range(count)]
 
 
 def _all_rows(read: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
-    """The pages of metrics or events joined, up to a limit that real runs do not reach."""
+    """All metrics or events, up to a limit that real runs do not reach."""
     rows: list[Any] = []
     offset = 0
     for _ in range(MAX_ROW_PAGES):
@@ -129,8 +129,8 @@ def _step_data(reader: RunReader, step: int, max_bytes: int) -> dict[str, Any]:
 
 
 def _choose(reader: StepReader, candidates: list[tuple[int, Trace]], max_bytes: int) -> list[tuple[int, Trace]]:
-    """Complete groups, those that were trained on before those that were dropped, then rollouts without a group, until
-    the budget is spent. At least one group is chosen."""
+    """Choose complete groups, trained ones before dropped ones, then rollouts without a group, until the budget is
+    spent; at least one group."""
     sizes = {entry.start: entry.num_bytes for entry in reader.index.entries}
     groups = reader.table.groups
 

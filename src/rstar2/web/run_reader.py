@@ -1,4 +1,4 @@
-"""One run as the page asks for it: each method is one answer of the API, as plain JSON values.
+"""Reads one run for the page: each method returns one answer of the API, as plain JSON values.
 
 Invariant: an answer is bounded, whatever the size of the run: rows come in pages, and steps are read by parts
 (`step_reader`). Threads may share a reader; they take turns.
@@ -23,9 +23,9 @@ from rstar2.web.trace_wire import group_row_json, row_json, short_trace_json, tr
 from rstar2.web.vocabulary import Vocabulary
 
 PAGE_BYTES = 1 << 20
-"""The most bytes of metrics or events in one answer."""
+"""The maximum number of bytes of metrics or events in one answer."""
 MAX_OPEN_STEPS = 8
-"""Steps whose index is kept; a step of 16,384 rollouts keeps about 15 MB."""
+"""The number of steps whose index is kept; one of 16,384 rollouts has about 15 MB."""
 MAX_SIDE_BY_SIDE = 64
 MAX_PAGE_ROWS, MAX_PAGE_PROBLEMS = 200, 1000
 
@@ -44,7 +44,7 @@ class RunReader:
 
     @property
     def num_bytes_read(self) -> int:
-        """Bytes read so far from all files. Tests of the bounds on each answer read it."""
+        """Bytes read so far from all files, for tests of the bounds on each answer."""
         return self.num_row_bytes_read + self._closed_bytes + sum(step.num_bytes_read for step in self._steps.values())
 
     def overview(self) -> dict[str, Any]:
@@ -87,8 +87,8 @@ class RunReader:
         }
 
     def problems(self, step: int, after: int) -> dict[str, Any]:
-        """The groups of a step, and after them the problems whose rollouts are in no group: those of evaluations, and
-        of a step that is not decided yet."""
+        """A page of the groups of a step, then of the problems whose rollouts are in no group: those of evaluations,
+        and of an undecided step."""
         with self._lock:
             reader = self._step(step)
             reader.find_lines()
@@ -161,7 +161,7 @@ class RunReader:
         return schedule_json(records[-1])
 
     def sample(self, step: int, max_bytes: int) -> tuple[StepReader, list[tuple[int, Trace]]]:
-        """Traces from the beginning of a step, and what is known of it: for a report that cannot hold all of them."""
+        """Traces from the beginning of a step, and the step's reader, for a report that cannot hold all traces."""
         with self._lock:
             reader = self._step(step)
             traces: list[tuple[int, Trace]] = []
@@ -188,7 +188,7 @@ class RunReader:
         return reader
 
     def _rows(self, kind: type[Record], path: Path, offset: int) -> tuple[list[Record], int, bool]:
-        """A page of rows, where the next begins, and whether this was the last, for now."""
+        """A page of rows, the offset of the next page, and whether this is the last page for now."""
         rows: list[Record] = []
         start = offset
         if path.is_file():
@@ -205,8 +205,8 @@ class RunReader:
 
 
 def open_runs(paths: Sequence[Path], tokenizer: Path | None = None) -> list[RunReader]:
-    """Readers with unique keys: the folders' names, numbered where two are the same. A folder that is no run, or a run
-    of another version, is refused here."""
+    """Open readers with unique keys: the folders' names, numbered if equal. UserError if a folder is no run, or a run
+    of another version."""
     given = Vocabulary.read(tokenizer) if tokenizer is not None else None
     readers: dict[str, RunReader] = {}
     for path in paths:

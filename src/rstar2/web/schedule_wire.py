@@ -1,11 +1,11 @@
-"""What the engines did in one step, small enough to draw: time cut into columns. Pure."""
+"""Condenses the engines' activity in one step for drawing: time is cut into columns. Pure."""
 
 from typing import Any
 
 from rstar2.records import StepRecord
 
 NUM_COLUMNS = 240
-"""The columns of a chart in time: finer than a reader sees."""
+"""The number of time columns in a chart: finer than a reader sees."""
 MAX_ENGINES = 256
 MAX_PATH_SPANS = 500
 
@@ -60,7 +60,7 @@ def schedule_json(record: StepRecord) -> dict[str, Any]:
 
 
 def _held(row: list[float | None] | None, joined: float, left: float) -> list[float | None]:
-    """A column without a sample shows what was last seen; none before the engine joined or after it left."""
+    """Fill columns without a sample with the last value; None before the engine joined and after it left."""
     last, held = 0.0, list[float | None]()
     for column, value in enumerate(row or [None] * NUM_COLUMNS):
         last = last if value is None else value

@@ -1,8 +1,8 @@
-"""The position of each trace in a step's file, found piece by piece.
+"""Finds the position of each trace in a step's file, block by block.
 
-Invariant: `entries` are complete lines, in order, and a line once found stays where it is, because the files are only
-appended to. Finding lines reads the file once and parses nothing but the two ids at a line's head; a trace is read by
-itself. An unfinished last line is looked at again by the next `extend`.
+Invariant: `entries` are complete lines, in order, and a line stays where it was found, because the files are only
+appended to. Finding lines reads the file once and parses only the two ids at a line's head; each trace is read
+separately. The next `extend` checks an unfinished last line again.
 """
 
 import json
@@ -19,10 +19,10 @@ from rstar2.records.codec import RecordError, decode
 
 BLOCK_BYTES = 1 << 22
 HEAD_BYTES = 4096
-"""The start of a line that is searched for the ids: they are its first two fields, and short."""
+"""The length of a line's start that is searched for the ids, which are its first two fields, and short."""
 
 QUESTION_BYTES = 1 << 16
-"""The start of a line that is searched for the prompt: it comes after the prompt's token ids."""
+"""The length of a line's start that is searched for the prompt, which comes after its token ids."""
 
 _PROMPT_TEXT = re.compile(rb',"prompt_text":("(?:[^"\\]|\\.)*")')
 _IDS = re.compile(rb'\{"id":("(?:[^"\\]|\\.)*"),"problem_id":("(?:[^"\\]|\\.)*")')
@@ -31,7 +31,7 @@ _IDS = re.compile(rb'\{"id":("(?:[^"\\]|\\.)*"),"problem_id":("(?:[^"\\]|\\.)*")
 @dataclass(frozen=True, slots=True)
 class Entry:
     start: int
-    """The offset of the line: it names the trace in its file for good."""
+    """The offset of the line, which identifies the trace in its file permanently."""
     num_bytes: int
     id: str
     problem_id: str
@@ -62,7 +62,7 @@ class SegmentIndex:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that the file held at the last `extend` is known."""
+        """Whether all lines are known that the file held at the last `extend`."""
         return self._inode is not None and self._scanned >= self.total_bytes
 
     def extend(self, max_bytes: int = BLOCK_BYTES) -> None:
@@ -72,7 +72,7 @@ class SegmentIndex:
             if self._inode not in (None, status.st_ino) or status.st_size < self._line_start:
                 self._reset()
             if self.is_complete:
-                # The unfinished tail may have been cut off and rewritten since.
+                # The unfinished last line may have been cut off and rewritten since.
                 self._scanned, self._head = self._line_start, b""
             self._inode, self.total_bytes = status.st_ino, status.st_size
             file.seek(self._scanned)
@@ -131,7 +131,7 @@ class SegmentIndex:
 
 
 def _ids_in(head: bytes) -> tuple[str, str]:
-    """Empty where the line does not start as traces do; reading that line says what is wrong with it."""
+    """The ids at a line's head; empty if it does not start as traces do: reading that line reports what is wrong."""
     found = _IDS.match(head)
     if found is None:
         return "", ""

@@ -1,11 +1,11 @@
-"""Why a rollout was kept or left out, in a sentence that says only what its group shows. Pure."""
+"""Says in a sentence, from the facts of its group alone, why a rollout was kept or left out. Pure."""
 
 from rstar2.algo.penalties import Penalty, TracePenalty
 from rstar2.records import Group, Selection
 
 
 def penalty_of(group: Group, index: int) -> float | None:
-    """The penalty by which resampling weighed the rollout; None if it has none."""
+    """The penalty that resampling gave the rollout; None if it has none."""
     error, form = group.error_penalties[index], group.format_penalties[index]
     return None if error is None or form is None else Penalty(group.penalty).of(TracePenalty(error, form))
 

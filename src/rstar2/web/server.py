@@ -1,4 +1,4 @@
-"""The viewer on a port: the page's own files, and read-only answers about the runs that it was started with."""
+"""Serves the viewer on a port: the page's files, and read-only answers about the given runs."""
 
 import asyncio
 import re
@@ -27,7 +27,7 @@ KEEPALIVE_S = 75.0
 def create_app(
     readers: Sequence[RunReader], *, host: str = "127.0.0.1", playground: Playground | None = None
 ) -> web.Application:
-    """`host` is what the server listens on: it decides which names it answers to."""
+    """`host` is the address to listen on, which decides the accepted Host headers."""
     by_key = {reader.key: reader for reader in readers}
     app = web.Application(middlewares=[guard(host)], client_max_size=MAX_QUESTION_BYTES)
     app.on_response_prepare.append(add_headers)
@@ -56,7 +56,8 @@ def create_app(
 
 @asynccontextmanager
 async def serving(app: web.Application, host: str, port: int) -> AsyncIterator[str]:
-    """The application on a port, while inside; gives its address. A reader that goes away cancels what it asked for."""
+    """Serve the application on a port during the block; yields its address. A request is cancelled when its reader
+    disconnects."""
     runner = web.AppRunner(
         app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, keepalive_timeout=KEEPALIVE_S
     )

@@ -1,8 +1,8 @@
-"""One step of a run, read by parts.
+"""Reads one step of a run in parts.
 
 Invariant: no call reads more than its budgets, however long the step is: one for finding lines, which is fast, and one
-for parsing them, which is not. Where a budget ends, the answer says so and the next call continues from there; what was
-parsed once is kept as its summary.
+for parsing them, which is slow. When a budget is spent, the answer says so and the next call continues from there;
+summaries of parsed traces are kept.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,14 +17,14 @@ from rstar2.web.segment_index import BLOCK_BYTES, SegmentIndex
 from rstar2.web.summary import MAX_QUESTION_CHARS, Summary, cut, summarise, unreadable
 
 SCAN_BYTES = 1 << 28
-"""Lines are found at about a gigabyte a second."""
+"""The budget for finding lines, at a gigabyte per second."""
 PARSE_BYTES = 1 << 23
-"""Traces are parsed at about 50 MB a second: a sixth of a second an answer, and not much more on a busy machine."""
+"""The budget for parsing, at about 50 MB per second: a sixth of a second per answer, little more on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which rollouts are wanted: all flags must hold, and the text must occur in the conversation."""
+    """A filter of rollouts: all flags must hold, and the text must occur in the conversation."""
 
     flags: frozenset[str] = frozenset()
     text: str = ""
@@ -46,7 +46,7 @@ class Page:
     next: int
     """The number of the line to continue with."""
     is_end: bool
-    """There is nothing more to find, for now: the file may grow."""
+    """Whether there is nothing more to find for now; the file may grow."""
 
 
 class StepReader:
@@ -62,11 +62,11 @@ class StepReader:
 
     @property
     def environments(self) -> list[str]:
-        """The names of the environments among the rollouts that were parsed so far."""
+        """The names of the environments of the rollouts parsed so far."""
         return sorted({summary.environment for summary in self._summaries.values() if not summary.unreadable})
 
     def refresh(self) -> None:
-        """Look whether the files have grown."""
+        """Read on if the files have grown."""
         self.table.refresh()
         num_known = len(self.index.entries)
         self.index.extend(BLOCK_BYTES)
@@ -74,7 +74,7 @@ class StepReader:
             self._summaries.clear()
 
     def find_lines(self, num_lines: int | None = None, max_bytes: int = SCAN_BYTES) -> None:
-        """Find at least this many lines, or all, if the budget allows."""
+        """Find at least `num_lines` lines, or all, if the budget allows."""
         while max_bytes > 0 and not self.index.is_complete:
             if num_lines is not None and len(self.index.entries) >= num_lines:
                 return
@@ -85,7 +85,7 @@ class StepReader:
         """The next rollouts that match, from line number `after` on."""
         rows: list[RolloutRow] = []
         number = after
-        for number, summary, trace in self._parsed(after, PARSE_BYTES, reads_all=bool(query.text)):
+        for number, summary, trace in self._iterate(after, PARSE_BYTES, reads_all=bool(query.text)):
             if len(rows) >= limit:
                 return Page(rows, number, is_end=False)
             if self._matches(query, summary, trace):
@@ -94,15 +94,15 @@ class StepReader:
         return Page(rows, number, is_end=self.index.is_complete and number >= len(self.index.entries))
 
     def summaries(self) -> tuple[list[RolloutRow], bool]:
-        """All that are known, after parsing some more; and whether that is all of them."""
-        for _ in self._parsed(0, PARSE_BYTES, reads_all=False):
+        """Parse some more; returns all known summaries, and whether these are all."""
+        for _ in self._iterate(0, PARSE_BYTES, reads_all=False):
             pass
         known = sorted(self._summaries)
         rows = [RolloutRow(self.index.entries[number].start, self._summaries[number]) for number in known]
         return rows, self.index.is_complete and len(known) == len(self.index.entries)
 
     def question_of(self, problem_id: str, trace_ids: Iterable[str]) -> str | None:
-        """What one of the traces asks, if its line is known by now."""
+        """The question of the traces, if the line of one is known by now."""
         if problem_id not in self._questions:
             numbers = (self.index.number_of[trace_id] for trace_id in trace_ids if trace_id in self.index.number_of)
             number = next(numbers, None)
@@ -113,14 +113,14 @@ class StepReader:
         return self._questions[problem_id]
 
     def traces_of(self, trace_ids: Iterable[str]) -> tuple[list[tuple[int, Trace]], bool]:
-        """The traces that were found, with their offsets, and whether a further search could find more."""
+        """The found traces with their offsets, and whether the search is complete."""
         wanted = list(trace_ids)
         self.find_lines()
         numbers = [self.index.number_of[trace_id] for trace_id in wanted if trace_id in self.index.number_of]
         starts = [self.index.entries[number].start for number in numbers]
         return [(start, self.index.trace_at(start)) for start in starts], self.index.is_complete
 
-    def _parsed(self, first: int, max_bytes: int, *, reads_all: bool) -> Iterator[tuple[int, Summary, Trace | None]]:
+    def _iterate(self, first: int, max_bytes: int, *, reads_all: bool) -> Iterator[tuple[int, Summary, Trace | None]]:
         """Summaries from line `first` on, until the budget is spent; with `reads_all` each with its trace."""
         number = first
         while True:

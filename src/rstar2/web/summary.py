@@ -1,4 +1,4 @@
-"""What a list of rollouts says about each of them: enough to sort, filter and count, and a hundredth of its size."""
+"""Summarises each rollout for a list: enough to sort, filter and count, and a hundredth of its size."""
 
 from dataclasses import dataclass
 
@@ -10,20 +10,20 @@ MAX_ANSWER_CHARS = 120
 MAX_QUESTION_CHARS = 200
 MAX_NOTE_CHARS = 300
 EVALUATION = "eval"
-"""How the stages of evaluations begin."""
+"""The prefix of the names of evaluation stages."""
 ENVIRONMENT_FLAG = "environment:"
-"""How the flag that names a rollout's environment begins."""
+"""The prefix of the flag that names a rollout's environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallSummary:
-    """One tool call that came back."""
+    """One tool call with a result."""
 
     status: ToolStatus
     wall_s: float
     num_attempts: int
     tool: str = ""
-    """Its name; empty if the call could not be read."""
+    """The tool's name; empty if the call could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,30 +36,30 @@ class Summary:
     reward: float | None
     answer: str | None
     gold: str
-    """The answer that the problem wants; empty if it has none, or the run did not record it."""
+    """The problem's gold answer; empty if there is none, or the run did not record it."""
     question: str
     num_turns: int
     num_tokens: int
-    """Sampled by the model."""
+    """Tokens that the model sampled."""
     num_calls: int
     num_errors: int
     seconds: float
-    """Spent in queues, generating and waiting for tools."""
+    """Seconds spent in queues, generating and waiting for tools."""
     calls: tuple[CallSummary, ...] = ()
     stage: str = ""
-    """What it was rolled out for, where that is not training."""
+    """The purpose of the rollout, if it is not training."""
     is_right: bool | None = None
     parts: tuple[tuple[str, float], ...] = ()
     """The named parts of the reward."""
     environment: str = ""
-    """The name of its environment in the recipe; empty for the recipe's default."""
+    """The name of the rollout's environment in the recipe; empty for the default."""
     note: str = ""
     unreadable: str = ""
-    """Why it cannot be read, if it cannot."""
+    """Why the rollout cannot be read; empty if it can."""
 
     @property
     def flags(self) -> frozenset[str]:
-        """What the list can be filtered by."""
+        """The flags that the list can be filtered by."""
         flags = {self.outcome, self.verdict or self._grade, f"{ENVIRONMENT_FLAG}{self.environment}"}
         if self.num_errors:
             flags.add("tool_error")
@@ -71,7 +71,7 @@ class Summary:
 
     @property
     def _grade(self) -> str:
-        """What stands in for a verdict where there is only a reward."""
+        """The substitute for a verdict if there is only a reward."""
         return "ungraded" if self.is_right is None else "right" if self.is_right else "wrong"
 
 
@@ -105,7 +105,7 @@ def summarise(trace: Trace) -> Summary:
 
 
 def unreadable(trace_id: str, problem_id: str, reason: str) -> Summary:
-    """A line that is no trace: it is listed with the reason, never skipped."""
+    """The summary of an invalid line: it is listed with the reason, never skipped."""
     return Summary(trace_id, problem_id, 0, "unreadable", None, None, None, "", "", 0, 0, 0, 0, 0.0, unreadable=reason)
 
 

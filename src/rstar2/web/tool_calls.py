@@ -1,4 +1,4 @@
-"""What the tool calls of a step came to: how they ended, and how long they took. Pure."""
+"""Statistics of the tool calls of a step: how they ended, and how long they took. Pure."""
 
 import math
 from collections import defaultdict

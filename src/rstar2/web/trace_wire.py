@@ -1,4 +1,4 @@
-"""Traces and groups as the page reads them: plain JSON values. Pure."""
+"""Converts traces and groups into plain JSON values for the page. Pure."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,11 +13,11 @@ from rstar2.web.step_reader import RolloutRow
 Texts = Callable[[Sequence[int]], list[str]]
 
 NUM_SHOWN_CHARS = 700
-"""Length limit of each text in a view of many rollouts side by side; a single trace is shown in full."""
+"""The maximum length of each text in a view of many rollouts side by side; a single trace is shown in full."""
 
 
 def row_json(row: RolloutRow, place: tuple[Group, int] | None) -> dict[str, Any]:
-    """One line of a list."""
+    """A rollout as a line of a list."""
     summary = row.summary
     return {
         "at": row.start,
@@ -47,7 +47,7 @@ def row_json(row: RolloutRow, place: tuple[Group, int] | None) -> dict[str, Any]
 
 
 def group_row_json(number: int, group: Group, question: str | None) -> dict[str, Any]:
-    """One line of the list of a step's problems."""
+    """A group as a line of a step's list."""
     penalties = [p for p in (penalty_of(group, i) for i in range(len(group.trace_ids))) if p is not None]
     rewards = [reward for reward in group.rewards if reward is not None]
     return {
@@ -87,7 +87,7 @@ def trace_json(start: int, trace: Trace, place: tuple[Group, int] | None, texts:
 
 
 def short_trace_json(start: int, trace: Trace, place: tuple[Group, int] | None) -> dict[str, Any]:
-    """A trace beside others: long texts cut in the middle, no tokens."""
+    """A trace to show beside others: long texts cut in the middle, no tokens."""
     turns = zip(trace.turns, _befores(trace), strict=True)
     return {
         **_head_json(start, trace, place),
@@ -96,7 +96,7 @@ def short_trace_json(start: int, trace: Trace, place: tuple[Group, int] | None) 
 
 
 def _befores(trace: Trace) -> list[str]:
-    """What stands before each turn: the prompt, what was appended to the turn before, or a new segment's prompt."""
+    """The text before each turn: the prompt, the text appended to the previous turn, or a new segment's prompt."""
     texts = [trace.prompt_text, *(turn.appended_text for turn in trace.turns)]
     return [turn.prompt_text or text for turn, text in zip(trace.turns, texts, strict=False)]
 

@@ -1,7 +1,7 @@
-"""The text of single tokens, read from a model's `tokenizer.json`, so that a trace can be shown token by token.
+"""Reads the text of single tokens from a model's `tokenizer.json`, so that a trace can be shown token by token.
 
-No tokenizer library: a viewer only needs the reverse of the vocabulary. Byte-level vocabularies (Qwen, Llama 3,
-SmolLM2, GPT) write each byte as a printable character; others write a space as `▁`. A token that holds a part of a
+It needs no tokenizer library: a viewer only needs the reverse of the vocabulary. Byte-level vocabularies (Qwen, Llama
+3, SmolLM2, GPT) write each byte as a printable character; others write a space as `▁`. A token that holds part of a
 character shows as the replacement character.
 """
 
@@ -45,8 +45,8 @@ class Vocabulary:
 
     @classmethod
     def of_run(cls, path: Path) -> Self | None:
-        """The vocabulary of the run's own tokenizer. None if there is none that can be shown: the viewer also works
-        without the text of single tokens."""
+        """The vocabulary of the run's own tokenizer; None if it cannot be shown: the viewer also works without token
+        texts."""
         try:
             return cls.read(path / "tokenizer")
         except UserError:
@@ -57,7 +57,7 @@ class Vocabulary:
 
 
 def _ids_by_token(vocabulary: dict[str, int] | list[list[Any]]) -> dict[str, int]:
-    """A unigram vocabulary is a list of tokens with their scores; its ids are the places."""
+    """Ids by token. A unigram vocabulary is a list of tokens with scores; ids are places."""
     if isinstance(vocabulary, dict):
         return vocabulary
     return {str(token): number for number, (token, _) in enumerate(vocabulary)}

@@ -1,4 +1,4 @@
-"""The program in the model's own text, and how clean its form is. Pure, linear in the text.
+"""Finds the program in the model's own text, and how clean its form is. Pure, linear in the text.
 
 The program is the last fenced code block of the last `<answer>` block, or all of that block if it has no fence. Without
 an answer block it is the last code block of the last turn.
@@ -13,7 +13,7 @@ _FENCE = re.compile(r"^[ \t]*```[ \t]*(?P<language>[A-Za-z0-9_+-]*)[ \t]*\r?$", 
 
 
 def code_blocks(text: str) -> list[str]:
-    """The contents of fenced blocks, in any language. The text's end closes a fence that was left open."""
+    """The contents of fenced blocks, in any language. The end of the text closes an open fence."""
     blocks, start = list[str](), None
     for fence in _FENCE.finditer(text):
         if start is None:
@@ -27,7 +27,7 @@ def code_blocks(text: str) -> list[str]:
 
 
 def extract_program(turns: Sequence[str]) -> str | None:
-    """None if there is none, or it is empty."""
+    """The program; None if there is none, or it is empty."""
     answers = [turn[slice(*block)] for turn in turns for block in answer_blocks(turn)]
     last_turn = turns[-1] if turns else ""
     programs = _programs(answers[-1]) if answers else code_blocks(last_turn)
@@ -35,7 +35,7 @@ def extract_program(turns: Sequence[str]) -> str | None:
 
 
 def format_penalty(turns: Sequence[str]) -> float:
-    """`p_format`: 0 with exactly one program in answer blocks, 1 with none, else one more than needed a turn."""
+    """`p_format`: 0 with exactly one program in answer blocks, 1 with none, else the extra programs per turn."""
     answers = [turn[slice(*block)] for turn in turns for block in answer_blocks(turn)]
     num_programs = sum(bool(program.strip()) for answer in answers for program in _programs(answer))
     return min(1.0, (num_programs - 1) / len(turns)) if num_programs else 1.0

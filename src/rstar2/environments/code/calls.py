@@ -1,4 +1,4 @@
-"""The calls that an execution of the program makes, and the answers that it printed. Pure."""
+"""Builds the calls that an execution of the program makes, and reads the answers that it printed. Pure."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,11 +12,11 @@ from rstar2.sandbox import Execution
 Call = Mapping[str, Any]
 """`id`, `step` (the statement of the tests that makes it), `kind` and `parts`, which are encoded values."""
 Answers = dict[str, dict[str, Any]]
-"""By the id of the call: a `value` and perhaps changed `arguments`; or what it `raised`; or why it is `lost`."""
+"""Answers by call id: a `value` and perhaps changed `arguments`; or what the call `raised`; or why it is `lost`."""
 
 
 def call_job(path: tuple[str, ...], arguments: Sequence[Any]) -> list[Call]:
-    """The calls of one test: the function; or make the object, take its method, call it."""
+    """The calls of one test: call the function; or make the object, get its method, call it."""
 
     def call(number: int, kind: str, *parts: Any) -> Call:
         return {"id": str(number), "step": 0, "kind": kind, "parts": list(parts)}
@@ -37,8 +37,8 @@ def _refuse(value: object) -> NoReturn:
 
 
 def batches_of(calls: Sequence[Call]) -> list[list[Call]]:
-    """The calls that one execution makes together: those of one statement of the tests. If a statement uses the result
-    of another one's call, all calls are made in order in one execution, as the objects may hold state."""
+    """Group the calls by execution: one for each statement of the tests. If a statement uses the result of another
+    one's call, all calls are made in order in one execution, as objects may hold state."""
     steps = {call["id"]: call["step"] for call in calls}
     for call in calls:
         sources = (steps.get(reference.partition(".")[0]) for reference in _references(call["parts"]))
@@ -60,7 +60,7 @@ def _references(document: Any) -> Iterator[str]:
 
 
 def read_answers(execution: Execution | None, calls: Iterable[Call]) -> Answers:
-    """An answer for each call: the first that was printed, or that there is none."""
+    """An answer for each call: the first that was printed, or the reason that there is none."""
     found: Answers = {}
     for line in execution.stdout.split("\n") if execution else ():
         if line.startswith('["'):
@@ -75,19 +75,19 @@ def read_answers(execution: Execution | None, calls: Iterable[Call]) -> Answers:
 
 
 def value_failure(answer: Mapping[str, Any], test: CallTest) -> str:
-    """Why the answer is not what the test expects; empty if it is."""
+    """Why the answer differs from what the test expects; empty if it does not."""
     try:
         if "value" in answer:
             value = decode(answer["value"], lambda _reference: object(), makes_objects=False)
             is_same = same_value(value, test.expected) if test.is_json else value == test.expected
             return "" if is_same else "it returns something else"
         return str(answer["lost"]) if "lost" in answer else ": ".join(answer["raised"])
-    except Exception as error:  # whatever a made-up answer leads to
+    except Exception as error:  # a forged answer may cause any error
         return f"the answer is no value: {error}"
 
 
 def holds_made(answer: Mapping[str, Any]) -> bool:
-    """Whether a value may have to be made by a constructor, for which a program could choose costly arguments."""
+    """Whether decoding the value may need a constructor, for which a program could choose costly arguments."""
     return '"make"' in json.dumps(answer.get("value"))
 
 

@@ -1,9 +1,9 @@
-"""Runs the judged program and the calls that its tests make of it. It runs in the sandbox: `CodeJudge` sends its source
-text behind that of `values`.
+"""Runs the judged program and the calls that its tests make. It runs in the sandbox: `CodeJudge` sends its source text
+after that of `values`.
 
-stdin is a JSON object with the `sources` to run and the `calls`, which hold inputs and nothing of what is expected.
-stdout has one JSON line for each call as soon as it has ended: its id and its answer. The program shares this process
-and may print such lines itself: an answer is only a value that the tests look at, whoever wrote it.
+stdin is a JSON object with the `sources` to run and the `calls`, which hold inputs but no expected values. stdout has
+one JSON line for each finished call: its id and its answer. The program shares this process and may forge such lines:
+an answer is only a value for the tests to check.
 """
 
 import builtins
@@ -18,7 +18,7 @@ if __name__ != "__main__":  # In the sandbox both are one file.
     from rstar2.environments.code.values import decode, encode
 
 MAX_ITEMS = 10_000
-"""Items that are read of an iterator, which may be endless."""
+"""The maximum number of items read from an iterator, which may be endless."""
 
 QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "iter": lambda value: list(itertools.islice(value, MAX_ITEMS)),
@@ -34,7 +34,7 @@ QUESTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def answer(call: dict[str, Any], objects: dict[str, Any], program: dict[str, Any]) -> dict[str, Any]:
-    """Makes one call. `objects` gets its result, and every object that its answer refers to."""
+    """Make one call. `objects` gets its result, and every object that its answer refers to."""
     num_references = 0
 
     def refer(value: Any) -> dict[str, str]:

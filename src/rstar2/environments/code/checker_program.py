@@ -1,10 +1,10 @@
-"""Runs the hidden tests without the program. It runs in the sandbox: `CodeJudge` sends its source text behind that of
+"""Runs the hidden tests without the program. It runs in the sandbox: `CodeJudge` sends its source text after that of
 `values`.
 
-The tests are ordinary Python. The names of the program are `Remote` objects in them. A call of one is looked up among
-the answers that the program gave in another process. A call without an answer is noted, and the statement that needs
-its value is skipped; when the program has answered, the tests run again from their beginning. The verdict is that of a
-run in which no answer was missing.
+The tests are ordinary Python, in which the program's names are `Remote` objects. A call of one is looked up among the
+answers that the program gave in another process. A call without an answer is recorded, and the statement that needs its
+value is skipped; when the program has answered, the tests run again from the start. The verdict comes from a run in
+which no answer was missing.
 
 stdin is a JSON object with `sources`, `names` and `answers`; the last line of stdout is the report.
 """
@@ -23,26 +23,27 @@ if __name__ != "__main__":  # In the sandbox both are one file.
     from rstar2.environments.code.values import decode, encode
 
 FORGEABLE = {"startswith", "endswith", "issubset", "issuperset", "isdisjoint"}
-"""Methods of plain data that judge a hidden argument. An object of the program's own must not stand in for the data."""
+"""Methods of plain data that test a hidden argument. An object of the program must not stand in for the data."""
 BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift", "matmul")
 REFUSED = (*BINARY, *(f"r{name}" for name in BINARY), "lt", "le", "gt", "ge", "index", "neg", "pos", "round")
-"""Operators that no object of the program has for a test: its own would get a hidden value and answer as it likes."""
+"""Operators that tests cannot use on the program's objects: the object would get a hidden value and answer at will."""
 MESSAGE_CHARS = 300
 
 
 class Need(BaseException):
-    """The statement needs a value that the program has not yet been asked for."""
+    """The statement needs a value that the program was not yet asked for."""
 
 
 class Lost(BaseException):
-    """The program ended before it answered. Not an Exception: a test that expects one must not be content with this."""
+    """The program ended before it answered. Not an Exception, because a test that expects an exception must not pass by
+    it."""
 
 
 class Remote:
     """A name or an object of the program, or the result of a call that has no answer yet.
 
-    Invariant: no operation sends a hidden value to the program for it to judge. An object of the program's own is
-    never equal to plain data, and it has no arithmetic with plain data.
+    Invariant: no operation lets the program compare a hidden value. An object of the program is never equal to plain
+    data, and it has no arithmetic with plain data.
     """
 
     __slots__ = ("_is_known", "_reference")
@@ -55,8 +56,8 @@ class Remote:
         return CALLS.make("call", self, list(arguments), named)
 
     def call_in_place(self, *arguments: Any, **named: Any) -> None:
-        """A call that is a statement of its own: what it does to its arguments is what it is for. Elsewhere a program
-        could empty a list that the test still compares with."""
+        """Make a call that is a whole statement, and apply its changes to the arguments. In other places changes are
+        ignored: a program could empty a list that the test still compares."""
         changed = CALLS.make("call", self, list(arguments), named, in_place=True)
         for argument, now in zip(arguments, changed, strict=False):
             change(argument, now)
@@ -108,22 +109,21 @@ def _define_questions() -> None:
 
 
 class Calls:
-    """Every call that the tests make of the program, in order."""
+    """The calls that the tests make to the program, in order."""
 
     def __init__(self, answers: dict[str, Any]) -> None:
         self.answers = answers
         self.made: list[dict[str, Any]] = []
         self.steps: list[int] = []
-        """The numbers of the statements that are being run, the innermost last."""
+        """The numbers of the running statements, the innermost last."""
         self._num_equal: dict[str, int] = {}
 
     def make(self, kind: str, *parts: Any, in_place: bool = False) -> Any:
-        """The value of a call; a `Remote` that is not known if it has no answer. With `in_place`, its arguments after
-        the call, as far as they changed."""
+        """The value of a call; an unknown `Remote` if it has no answer. With `in_place`, the changed arguments
+        instead."""
         step = self.steps[-1] if self.steps else 0
         encoded = [encode(part, _refer) for part in parts]
-        # Named by what it is, so that it has the same name in the next run, where other statements are no longer
-        # skipped.
+        # The id depends on the call's content, so that it is the same in the next run, which skips fewer statements.
         text = json.dumps([step, kind, encoded])
         self._num_equal[text] = number = self._num_equal.get(text, 0) + 1
         name = f"{hashlib.sha256(text.encode()).hexdigest()[:20]}-{number}"
@@ -165,7 +165,7 @@ def in_place(function: Any) -> Any:
 
 
 def change(argument: Any, document: Any) -> None:
-    """The test's own list, dictionary or set gets the content that the program's copy has after the call."""
+    """Give the test's own list, dictionary or set the content of the program's copy after the call."""
     now = _decoded(document)
     if isinstance(argument, list) and isinstance(now, list):
         argument[:] = now
@@ -213,7 +213,7 @@ def describe(error: BaseException) -> str:
 
 
 def strict_allclose(numpy: Any) -> Callable[..., bool]:
-    """numpy finds an empty list close to any number, so a program would pass by returning nothing."""
+    """numpy calls an empty list close to any number: a program could pass by returning nothing."""
     allclose = numpy.allclose
 
     def is_close(a: Any, b: Any, *arguments: Any, **named: Any) -> bool:
@@ -223,8 +223,8 @@ def strict_allclose(numpy: Any) -> Callable[..., bool]:
 
 
 class Numbered(ast.NodeTransformer):
-    """Puts every assert and every expression statement into a `Step`. An assert inside a `try` may be caught by its
-    test, and one without a condition is no test of its own."""
+    """Wraps every assert and every expression statement in a `Step`. An assert inside a `try` is not a test, since the
+    test may catch it; neither is one with a constant condition."""
 
     def __init__(self) -> None:
         self.num_steps = 0

@@ -1,18 +1,18 @@
-"""Whether what a program printed, or returned, is what a test expects. Pure, linear in the texts."""
+"""Compares what a program printed or returned with what a test expects. Pure, linear in the texts."""
 
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Line by line, without white space at the ends of lines and blank lines at the end. Two lines of numbers are equal
-    if their numbers are: `1.50 2` and `1.5 2.0`."""
+    """Whether the lines are equal, without white space at their ends and blank lines at the end. Two lines of numbers
+    are equal if their numbers are: `1.50 2` and `1.5 2.0`."""
     lines, expected_lines = (_lines(text) for text in (printed, expected))
     return len(lines) == len(expected_lines) and all(map(_same_line, lines, expected_lines))
 
 
 def same_value(returned: Any, expected: Any) -> bool:
-    """A tuple counts as the list that JSON writes for it."""
+    """Equality in which a tuple equals the list that JSON writes for it."""
     if isinstance(returned, tuple):
         returned = list(returned)
     if isinstance(returned, list) and isinstance(expected, list):

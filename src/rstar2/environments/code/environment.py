@@ -1,4 +1,4 @@
-"""Programs judged by tests: the question of a row, and the reward of the program that answers it."""
+"""The environment of programs judged by tests: asks a row's question, and rewards the program that answers it."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -28,7 +28,7 @@ class CodeEnvironment:
 
     code_judge: CodeJudge
     gives_partial_credit: bool = False
-    """Whether the score is the share of tests that pass. If not, it is 1 or 0."""
+    """Whether the score is the share of passed tests; otherwise it is 1 or 0."""
     scores_truncated: bool = False
 
     def opening(self, problem: Problem) -> Opening:

@@ -1,9 +1,9 @@
 """Judges a program by its tests, in the sandbox. The program is hostile.
 
-Invariant: no execution that holds the program holds anything of what is expected. Executions of the program get inputs
-and return values; the comparison is made here, or in executions that hold the tests and not the program. Each test is
-an execution of its own, so a program cannot read the input of another one; only tests that share objects of the program
-share one. A value counts from the first execution that returned it.
+Invariant: no execution that holds the program holds expected values. Executions of the program get inputs and return
+values; the comparison is made here, or in executions that hold the tests and not the program. Each test has its own
+execution, so a program cannot read another test's input; only tests that share objects of the program share an
+execution. If several executions return a value, the first counts.
 """
 
 import base64
@@ -32,19 +32,19 @@ from rstar2.sandbox import Execution, ExecutionStatus, Executor, Limits, Request
 from rstar2.sandbox.execution import GIB, MAX_OUTPUT_BYTES
 
 CHECKER_LIMITS = Limits(wall_s=10.0, cpu_s=10.0, memory_bytes=1 * GIB, output_bytes=MAX_OUTPUT_BYTES)
-"""Tests compare values: they take milliseconds, unless a value of the program slows them down."""
+"""The tests' limits. Comparing values takes milliseconds, unless a value of the program is slow."""
 MAX_RUNS_OF_TESTS = 32
-"""A test whose calls depend on the results of earlier ones needs one more run for each such step."""
+"""The maximum number of runs of the tests. Each level of calls that depend on earlier results needs another run."""
 NUM_KEPT_FIRST_RUNS = 256
-"""Rows whose first run of the tests is kept. It asks for the same calls whatever the program is, and the rollouts of a
-problem are judged within a short time."""
+"""The number of cached first runs of a row's tests. Such a run asks for the same calls for any program, and the
+rollouts of a problem are judged at about the same time."""
 NUM_AT_ONCE = 8
-"""Executions of one program at a time. The first runs alone: a program that never ends costs one time limit."""
+"""Concurrent executions of one program. The first execution runs alone: an endless program costs one time limit."""
 
 
 def _program(*names: str) -> str:
-    """These files as one program. It is compiled here, once: compiling would be most of the time that a test takes. A
-    sandbox of another Python version compiles it itself."""
+    """Join these files into one program, compiled here once, since compiling would take most of a test's time. A
+    sandbox of another Python version compiles the source itself."""
     files = (resources.files("rstar2.environments.code").joinpath(f"{name}.py") for name in names)
     source = "\n\n".join((*(file.read_text(encoding="utf-8") for file in files), "main()\n"))
     compiled = base64.b64encode(marshal.dumps(compile(source, "<judge>", "exec"))).decode()
@@ -67,7 +67,7 @@ class ProgramReport:
     num_passed: int
     num_tests: int
     message: str = ""
-    """What went wrong first. It is for people: it may tell something of the tests."""
+    """The first failure, for people only: it may reveal something about the tests."""
     is_right: bool = False
 
     @property
@@ -84,7 +84,7 @@ class CodeJudge:
     _first_runs: dict[Asserts, dict[str, Any]] = field(default_factory=dict, repr=False, compare=False)
 
     async def judge(self, task: CodeTask, program: str) -> ProgramReport:
-        """InfrastructureError if the sandbox failed, or the tests cannot be run whatever the program is."""
+        """Judge a program. InfrastructureError if the sandbox failed, or the tests cannot run for any program."""
         match task.tests:
             case Asserts() as asserts:
                 return await self._judge_asserts(asserts, task, program)
@@ -100,7 +100,7 @@ class CodeJudge:
         return _report(failures)
 
     async def _judge_calls(self, calls: Calls, task: CodeTask, program: str) -> tuple[ProgramReport, bool]:
-        """Also whether it is certain: a value with a constructor, as a Fraction, is not compared in this process."""
+        """The report, and whether it is certain: values with a constructor, as a Fraction, are not compared here."""
         jobs = [call_job(test.path, test.arguments) for test in calls.tests]
         executions = await self._run([self._candidate(task, program, job) for job in jobs])
         answers = [read_answers(execution, job)[job[-1]["id"]] for execution, job in zip(executions, jobs, strict=True)]
@@ -126,7 +126,7 @@ class CodeJudge:
         return ProgramReport(0, 1, f"the tests did not end within {MAX_RUNS_OF_TESTS} runs")
 
     async def _first_run(self, asserts: Asserts) -> dict[str, Any]:
-        """What the tests ask of any program."""
+        """The tests' report without answers: their calls."""
         if asserts not in self._first_runs:
             report = await self._check(asserts, {})
             if report is None or not report["calls"]:
@@ -138,7 +138,7 @@ class CodeJudge:
         return self._first_runs[asserts]
 
     async def _check(self, asserts: Asserts, answers: Answers) -> dict[str, Any] | None:
-        """What the tests say with these answers. None if they ran into a limit."""
+        """Run the tests with these answers; None if they exceeded a limit."""
         job = {"sources": asserts.sources, "names": asserts.names, "modules": asserts.modules, "answers": answers}
         execution = await self.executor.run(Request(_CHECKER, json.dumps(job), CHECKER_LIMITS, self.queue_s))
         if execution.status.is_sandbox_fault:
@@ -146,7 +146,7 @@ class CodeJudge:
         return _last_line(execution)
 
     async def _run(self, requests: Sequence[Request]) -> list[Execution | None]:
-        """None for those that were not started, because an earlier one ran out of time."""
+        """Run the requests; None for those not started because an earlier one ran out of time."""
         executions: list[Execution | None] = [None] * len(requests)
         for start, end in _waves(len(requests)):
             async for index, execution in self.executor.run_many(requests[start:end]):
@@ -176,7 +176,7 @@ def _waves(num_requests: int) -> Iterator[tuple[int, int]]:
 
 
 def _with_prelude(prelude: str, program: str) -> str:
-    """Both are compiled alone: a program may begin with an import from `__future__`."""
+    """Runs both, compiled separately: a program may begin with an import from `__future__`."""
     compiled = (f"exec(compile({source!r}, '<program>', 'exec', dont_inherit=True))" for source in (prelude, program))
     return "\n".join(compiled) + "\nNone"
 
@@ -196,7 +196,7 @@ def _last_line(execution: Execution) -> dict[str, Any] | None:
 
 
 def _assert_report(report: Mapping[str, Any]) -> ProgramReport:
-    """A test that was never reached counts as failed only if the tests did not run to their end."""
+    """Report asserts. A test that was not reached counts as failed only if the tests did not run to their end."""
     passed, tests, failed = set(report["passed"]), set(report["tests"]), dict(report["failed"])
     has_ended = not report["errors"] and failed.keys() <= tests
     reached = (passed | failed.keys()) & tests if has_ended else tests

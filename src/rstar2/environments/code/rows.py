@@ -1,7 +1,7 @@
-"""From a row of a data set to a `CodeTask`. Pure.
+"""Converts a row of a data set into a `CodeTask`. Pure.
 
-The row's columns say which format it has: MBPP (`test_list`), HumanEval (`test` and `entry_point`), LiveCodeBench
-(`question_content`) or the plain one (`tests`). A column that is missing or wrong is a UserError that names the row.
+The row's columns determine its format: MBPP (`test_list`), HumanEval (`test` and `entry_point`), LiveCodeBench
+(`question_content`) or the plain one (`tests`). A missing or invalid column is a UserError that names the row.
 """
 
 import ast
@@ -21,7 +21,7 @@ from rstar2.environments.code.task import Asserts, Calls, CallTest, CodeTask, St
 from rstar2.errors import UserError
 
 MAX_TEST_BYTES = 1 << 28
-"""Unpacked size of a row's private tests: far above the largest of LiveCodeBench, and not a zip bomb."""
+"""The maximum unpacked size of a row's private tests: far above LiveCodeBench's largest, but no zip bomb."""
 
 RUNS_TEXT = {"eval", "exec", "compile"}
 
@@ -39,7 +39,7 @@ LIVE_CODE_PRELUDE = "\n".join(
         "sys.setrecursionlimit(50000)",
     ]
 )
-"""What LiveCodeBench's own harness imports before a program."""
+"""The imports that LiveCodeBench's own harness puts before a program."""
 
 FORMATS = (
     "test_list (MBPP), test and entry_point (HumanEval), question_content with private_test_cases (LiveCodeBench), or "
@@ -49,21 +49,21 @@ FORMATS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row, and how errors call it."""
+    """A row, and its name in errors."""
 
     columns: Mapping[str, Any]
     name: str
 
     @property
     def place(self) -> str:
-        """What an error begins with; nothing if the row has no name."""
+        """The start of an error message; empty if the row has no name."""
         return f"row {self.name}: " if self.name else ""
 
     def wrong(self, column: str, what: str) -> UserError:
         return UserError(f"{self.place}column {column!r} {what}")
 
     def text(self, *columns: str) -> str:
-        """The first of these columns that is there."""
+        """The text of the first of these columns that the row has."""
         for column in columns:
             value = self.columns.get(column)
             if isinstance(value, str) and value.strip():
@@ -76,7 +76,7 @@ class Row:
         return self.text(column) if self.columns.get(column) else ""
 
     def sources(self, column: str) -> tuple[str, ...]:
-        """A list of pieces of Python; none if the column is empty or missing."""
+        """A column's list of Python sources; empty if the column is empty or missing."""
         values = self.columns.get(column)
         if values is None:
             return ()
@@ -177,8 +177,8 @@ def _plain(row: Row) -> CodeTask:
 
 
 def _asserts(row: Row, column: str, sources: Sequence[str], solution: str | None, names: Iterable[str] = ()) -> Asserts:
-    """Names that the tests use and nothing else defines are the program's. So are those that the solution defines, even
-    where Python has a function of that name."""
+    """Make the tests. Names that they use and nothing else defines belong to the program; so do those that the solution
+    defines, even if Python has a function of that name."""
     trees = [row.parsed(column, source) for source in sources]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     if not any(isinstance(node, ast.Assert) for node in nodes):
@@ -198,7 +198,7 @@ def _asserts(row: Row, column: str, sources: Sequence[str], solution: str | None
 
 
 def _calls(trees: Sequence[ast.Module], names: set[str]) -> Calls | None:
-    """None unless every statement is `assert f(…) == …` of literals, with a function of the program."""
+    """Tests as calls; None unless all are `assert f(…) == …` of literals, with a function of the program."""
     tests = []
     for statement in (statement for tree in trees for statement in tree.body):
         match statement:
@@ -263,7 +263,7 @@ def _is_list(values: Any) -> bool:
 
 
 def _cases(row: Row, column: str) -> list[dict[str, Any]]:
-    """A list, its JSON, or the compressed form in which LiveCodeBench ships private tests."""
+    """The tests of a column: a list, its JSON, or LiveCodeBench's compressed form of private tests."""
     value = row.columns.get(column)
     if isinstance(value, str) and value.strip():
         try:
@@ -278,7 +278,7 @@ def _cases(row: Row, column: str) -> list[dict[str, Any]]:
 
 
 def _unpacked(row: Row, column: str, text: str) -> Any:
-    """base64 of zlib of a pickled JSON text. Whatever the pickle would import is refused, so that it runs nothing."""
+    """Unpack base64 of zlib of a pickled JSON text. Every import of the pickle is refused, so that it runs no code."""
     try:
         unpacker = zlib.decompressobj()
         data = unpacker.decompress(base64.b64decode(text.encode(), validate=True), MAX_TEST_BYTES)
@@ -292,7 +292,7 @@ def _unpacked(row: Row, column: str, text: str) -> Any:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads texts, numbers and lists of them. A pickle can do harm only through what it imports."""
+    """Unpickles only texts, numbers and lists of them. A pickle can do harm only through its imports."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"the pickle would import {module}.{name}, which could run code")

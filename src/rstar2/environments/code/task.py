@@ -1,4 +1,4 @@
-"""A programming task: what the model is asked, and the tests that it never sees."""
+"""A programming task: its question, and the tests that the model never sees."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,14 +14,14 @@ class StdinTest:
 
 @dataclass(frozen=True, slots=True)
 class CallTest:
-    """A function of the program gets `arguments` and must return `expected`. All are plain data."""
+    """A function of the program gets `arguments` and must return `expected`. All values are plain data."""
 
     path: tuple[str, ...]
-    """The name of the function; or those of a class, which is made without arguments, and of its method."""
+    """The name of the function; or the names of a class, which is made without arguments, and of its method."""
     arguments: tuple[Any, ...]
     expected: Any
     is_json: bool = False
-    """Whether `expected` was JSON, which writes a tuple as a list."""
+    """Whether `expected` comes from JSON, which writes a tuple as a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,15 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class Asserts:
-    """Tests in Python. They run in one namespace, one after another."""
+    """Tests as Python sources, which run in order in one namespace."""
 
     sources: tuple[str, ...]
     names: tuple[str, ...]
     """The names that the program must define."""
     modules: tuple[str, ...] = ()
-    """Modules of the standard library that the tests use and do not import."""
+    """Standard library modules that the tests use without importing them."""
     calls: Calls | None = field(default=None, compare=False)
-    """The same tests, if all of them are `assert f(…) == …` with literals: these need not be run to be judged."""
+    """The tests as calls, if all are `assert f(…) == …` with literals: they can be judged without running them."""
 
 
 Tests = tuple[StdinTest, ...] | Calls | Asserts
@@ -50,6 +50,6 @@ class CodeTask:
     question: str
     tests: Tests
     prelude: str = ""
-    """Code that runs before the program: imports and helpers that the question shows or its data set promises."""
+    """Code to run before the program: imports and helpers that the question shows or its data set promises."""
     solution: str | None = None
-    """A program that passes, where the row has one."""
+    """A correct program, if the row has one."""

@@ -1,8 +1,8 @@
-"""Values that cross between a program and its tests, as JSON. Both sides run this file, in the sandbox and outside of
-it, so it needs only the standard library.
+"""Encodes values that cross between a program and its tests as JSON. It runs on both sides, inside and outside the
+sandbox, so it uses only the standard library.
 
-Invariant: what is decoded is plain data of exact types, so an object of the program's own can never be equal to a
-hidden value. Any other object stays in its process, and a reference crosses in its place.
+Invariant: decoded values are plain data of exact types, so an object of the program can never equal a hidden value. Any
+other object stays in its process, and only a reference crosses.
 """
 
 import builtins
@@ -25,7 +25,7 @@ _MADE: dict[str, Callable[[Any], list[Any]]] = {
     "datetime.timedelta": lambda value: [value.days, value.seconds, value.microseconds],
     "numpy.array": lambda value: [value.tolist(), value.dtype.str],
 }
-"""Types that are data, and the arguments that make an equal value."""
+"""Types of data, and for each the constructor arguments that make an equal value."""
 _MADE_TYPES: dict[type, str] = {
     decimal.Decimal: "decimal.Decimal",
     fractions.Fraction: "fractions.Fraction",
@@ -36,7 +36,7 @@ _MADE_TYPES: dict[type, str] = {
 
 
 def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
-    """`refer` gives the JSON of a reference to an object that is not plain data, or raises."""
+    """`refer` returns the JSON of a reference to an object that is not plain data, or raises."""
     kind = type(value)
     if value is None or kind in (bool, float, str):
         return value
@@ -60,7 +60,7 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
             return _made("numpy.array", value, refer)
         if hasattr(value, "item") and not hasattr(value, "__len__"):
             return encode(value.item(), refer)
-    for base in _BASES:  # an OrderedDict, a named tuple, an IntEnum: equal to the plain value that it holds
+    for base in _BASES:  # an OrderedDict, named tuple or IntEnum equals its plain value
         if isinstance(value, base):
             return encode(base(value), refer)
     return refer(value)
@@ -71,7 +71,7 @@ def _made(name: str, value: Any, refer: Callable[[Any], Any]) -> Any:
 
 
 def decode(document: Any, resolve: Callable[[str], Any], makes_objects: bool = True) -> Any:
-    """`resolve` gives the object of a reference. ValueError, or what a constructor raises, if this is no value."""
+    """`resolve` returns the object of a reference. ValueError, or a constructor's error, if the document is invalid."""
 
     def read(part: Any) -> Any:
         if isinstance(part, list):

@@ -1,7 +1,7 @@
 """One session with a server, from its start to its end.
 
-A task of its own holds it: the SDK's scopes have to be left by the task that entered them, and calls come from the
-tasks of many episodes.
+A dedicated asyncio task owns the session: the SDK requires the same task to enter and leave its scopes, while calls
+come from the tasks of many episodes.
 """
 
 import asyncio
@@ -31,19 +31,19 @@ from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import ToolResult, ToolStatus
 
 MAX_PAGES = 100
-"""How many pages of a list of tools are read."""
+"""The maximum number of pages read of a list of tools."""
 MAX_CALLS = 512
-"""More calls at a time wait, and that is not counted as the server's time."""
+"""The maximum number of concurrent calls; others wait, which is not counted as the server's time."""
 CLOSE_S = 15.0
-"""Above what a transport waits for its server to end, step by step."""
+"""Seconds to close; above a transport's own steps to end its server."""
 
 
 class LostError(InfrastructureError):
-    """The server, or the session with it, ended. What it did for the call is not known."""
+    """The server or its session ended. Whether the call had effects is unknown."""
 
 
 class AnswerError(Exception):
-    """The server did not answer in time, or with something that is no answer."""
+    """The server did not answer in time, or sent an invalid answer."""
 
 
 class Connection:
@@ -60,7 +60,7 @@ class Connection:
         self.tools: tuple[Tool, ...] = ()
 
     async def open(self) -> None:
-        """LostError says why the server could not be started. Then, or if it is cancelled, nothing is left of it."""
+        """Start the session. LostError says why it failed; then, or if cancelled, nothing is left of it."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner = asyncio.create_task(self._own(ready), name=self._field)
         try:
@@ -93,7 +93,7 @@ class Connection:
         return is_held and not self._closing.is_set() and not self._is_stuck and not self._transport.has_ended
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
-        """LostError or AnswerError if there is no result."""
+        """Call a tool. LostError or AnswerError if there is no result."""
         async with self._calls:
             return await self._call(tool, arguments)
 
@@ -104,7 +104,7 @@ class Connection:
             async with asyncio.timeout(self._server.timeout_s):
                 answer = await self._session.send_request(request, CallToolResult)
         except TimeoutError as error:
-            # One slow call is that tool's. If the server answered nothing at all in that time, it hangs.
+            # One slow call is the tool's fault; a server that answered no call in that time is hung.
             self._is_stuck |= self._answered_at < started
             raise AnswerError(f"tool {tool}: no answer within {self._server.timeout_s:g} s") from error
         except MCPError as error:
@@ -124,10 +124,11 @@ class Connection:
         return result_of(answer, self._answered_at - started)
 
     async def close(self) -> None:
-        """Returns when nothing of the session is left, within a bound. A cancelled caller waits as well."""
+        """Close the session; returns, within a bound, when no process or task is left, even if the caller is
+        cancelled."""
         self._closing.set()
         if self._owner is not None and self._session is None:
-            self._owner.cancel()  # it is still starting, and would not see that it is to close
+            self._owner.cancel()  # while starting, it does not check `_closing`
         cancelled: asyncio.CancelledError | None = None
         deadline = time.monotonic() + 2 * CLOSE_S
         while self._owner is not None and not self._owner.done() and time.monotonic() < deadline:

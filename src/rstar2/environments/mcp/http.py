@@ -1,7 +1,7 @@
-"""A server at an address: the SDK's streamable HTTP over an HTTP client that cuts long answers.
+"""A server at an address: the SDK's streamable HTTP over a client that cuts long answers.
 
-A request that fails, or that the server refuses, is answered here by an error for that request alone. The SDK would end
-the session, and with it all calls in flight.
+If a request fails or is refused, this transport answers it with an error for that request alone. The SDK would end the
+session, and with it all calls in flight.
 """
 
 import json
@@ -22,7 +22,7 @@ SESSION_HEADER = "mcp-session-id"
 
 
 class HttpServer:
-    """A transport of the SDK: entered, it yields the stream of what the server writes and that of what it reads."""
+    """A transport of the SDK: its context manager yields the streams of messages from and to the server."""
 
     def __init__(self, url: str, token: str | None) -> None:
         self._url = url
@@ -60,12 +60,12 @@ class _BoundedHttp(httpx2.AsyncBaseTransport):
     def __init__(self) -> None:
         self._http = httpx2.AsyncHTTPTransport(limits=httpx2.Limits())
         self.is_lost = False
-        """Whether a new session is needed: nobody listens at the address, or the server has forgotten the session."""
+        """Whether a new session is needed: the address refuses connections, or the server has forgotten the session."""
         self.last_failure = "it closed the connection"
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         request_id = _id_of(request)
-        if request.method == "DELETE":  # the end of a session, which nobody waits for longer
+        if request.method == "DELETE":  # the end of a session, not worth a longer wait
             request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), END_S)
         try:
             response = await self._http.handle_async_request(request)
@@ -98,7 +98,7 @@ class _BoundedHttp(httpx2.AsyncBaseTransport):
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    """The body of a response, with what is too long in it cut."""
+    """The body of a response, with overlong messages cut."""
 
     def __init__(self, response: httpx2.Response, request_id: Any, is_stream: bool) -> None:
         self._response = response
@@ -128,7 +128,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
 
 def _id_of(request: httpx2.Request) -> Any:
-    """The id of the call that a request posts; None for what has none."""
+    """The id of the call that a request posts; None if there is none."""
     if request.method != "POST":
         return None
     message = json.loads(request.content)

@@ -1,7 +1,7 @@
-"""Messages of a server, cut before they are parsed, so that one of 100 MB costs no more than its beginning. Pure.
+"""Cuts messages of a server before they are parsed, so that one of 100 MB costs no more than its beginning. Pure.
 
-A message that is too long is replaced by a short answer to the same request. It holds the beginning of the text, and
-in its `_meta` how many bytes are missing.
+An overlong message is replaced by a short answer to the same request: the beginning of its text and, in `_meta`, the
+number of missing bytes.
 """
 
 import json
@@ -11,9 +11,9 @@ from typing import Any
 from pydantic_core import from_json
 
 MAX_MESSAGE_BYTES = 8 * 2**20
-"""Above screenshots, which arrive as text of base64."""
+"""The limit of a message; fits screenshots, in base64."""
 KEPT_BYTES = 2**18
-"""What is read of a longer message: ten times what a model reads of one result."""
+"""The bytes that are read of a longer message: ten times what a model reads of one result."""
 CUT_KEY = "rstar2/num-cut-bytes"
 
 SSE_PREFIX = b"data:"
@@ -40,15 +40,15 @@ class BoundedMessage:
         self._tail = (self._tail + piece[-_TAIL_BYTES:])[-_TAIL_BYTES:]
 
     def text(self, request_id: Any = None) -> bytes:
-        """The message, complete or shortened. Empty if it is too long and answers no request. `request_id` is that of
-        the request that it answers, if it is known."""
+        """The message, complete or shortened; empty if it is too long and answers no request. `request_id` is the id of
+        its request, if known."""
         if self._head:
             return shortened(self._head, self._tail, self._num_bytes, request_id)
         return b"".join(self._pieces)
 
 
 class BoundedLines:
-    """A stream of messages, one a line."""
+    """A stream of messages, one per line."""
 
     def __init__(self) -> None:
         self._message = BoundedMessage()
@@ -67,7 +67,7 @@ class BoundedLines:
 
 
 def shortened(head: bytes, tail: bytes, num_bytes: int, request_id: Any = None) -> bytes:
-    """The answer that replaces a message of which only its ends are known. Empty if it is not an answer."""
+    """The answer that replaces a message of which only its ends are known; empty if it is not an answer."""
     prefix = SSE_PREFIX if head.startswith(SSE_PREFIX) else b""
     try:
         message = from_json(head.removeprefix(prefix).lstrip(), allow_partial="trailing-strings")
@@ -90,8 +90,8 @@ def shortened(head: bytes, tail: bytes, num_bytes: int, request_id: Any = None) 
 
 
 def storable(value: Any) -> Any:
-    """The same JSON value with a question mark for each half of a surrogate pair, which models and servers write and
-    UTF-8 cannot hold."""
+    """The JSON value with a question mark for each lone surrogate, which models and servers write and UTF-8 cannot
+    encode."""
     return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 

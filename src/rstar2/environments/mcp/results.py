@@ -1,7 +1,7 @@
-"""What a server answered to a call, as the model reads it. Pure.
+"""Converts a server's answer to a call into the text that the model reads. Pure.
 
-Text comes first. Structured content is shown where there is no text, because servers repeat it as text. Images and
-other bytes are named and not shown.
+Text comes first. Structured content is shown only without text, because servers repeat it as text. Images and other
+binary data are named, not shown.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""A server for all episodes of a process, which is restarted when it is lost, and one for each episode, which is not.
+"""Servers for all episodes of a process, which are restarted when lost, and servers for one episode, which are not.
 
-The state of an episode's own server cannot be made again, so its loss ends the episode.
+The state of an episode's own server cannot be rebuilt, so its loss ends the episode.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class SharedServer:
         """How often the server was lost since it last answered a call."""
 
     async def start(self) -> Connection:
-        """UserError if the command does not start a server; LostError if there is none at the address."""
+        """Start the server. UserError if the command fails; LostError if no server is at the address."""
         try:
             await self._connection.open()
         except LostError as error:
@@ -50,7 +50,7 @@ class SharedServer:
         return result
 
     async def end_episode(self) -> None:
-        """The others go on with it."""
+        """Other episodes use the server."""
 
     async def close(self) -> None:
         if self._restart is not None:
@@ -59,7 +59,7 @@ class SharedServer:
         await self._connection.close()
 
     async def _reopen(self) -> None:
-        """Starts it again until it runs, with pauses that double, for as long as a start may take."""
+        """Restart the server, with pauses that double, for as long as a start may take."""
         await self._connection.close()
         deadline = time.monotonic() + self._server.timeout_s
         while True:
@@ -85,14 +85,14 @@ class EpisodeServer:
         self._server = server
         self._caller = caller
         self._starts = starts
-        """Bounds how many servers start at a time: a thousand together would all be late."""
+        """Bounds the number of servers that start concurrently: a thousand at once would all be late."""
         self._held = held
         """The connections of all episodes, for the end of the run."""
         self._connection: Connection | None = None
         self._opening = asyncio.Lock()
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
-        """The first call starts the server."""
+        """Call a tool; the first call starts the server."""
         async with self._opening:
             if self._connection is None:
                 connection = Connection(self._field, self._server)

@@ -1,8 +1,8 @@
-"""A server as a child process that speaks MCP over its stdin and stdout, in place of the SDK's transport for it.
+"""The transport for a server that is a child process with MCP on stdin and stdout, in place of the SDK's.
 
-The SDK's reads lines of any length, in time quadratic in it. Here long lines are cut, the last words on stderr are kept
-for error messages, and nothing of the server survives: its process group is killed at the end, and the server itself
-with our own process, even by kill -9 (`PR_SET_PDEATHSIG`; its children then see the end of their stdin).
+The SDK's transport reads lines of any length, in quadratic time. This one cuts long lines, keeps the last lines of
+stderr for error messages, and leaves no process behind: the server's process group is killed at the end, and the server
+itself when our process dies, even by kill -9 (`PR_SET_PDEATHSIG`; its children then see the end of their stdin).
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from rstar2.environments.mcp.messages import BoundedLines, storable
 
 READ_BYTES = 2**16
 EXIT_S = 2.0
-"""What a server has to end by itself after its stdin is closed, and again after SIGTERM."""
+"""Seconds that a server gets to exit after its stdin is closed, and again after SIGTERM."""
 POLL_S = 0.01
 STDERR_BYTES = 2000
 LAST_LINES = 3
@@ -37,12 +37,12 @@ if os.getppid() != int(sys.argv[1]):
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""Run by a bare Python that then becomes the server: what runs between fork and exec in our own process, which has
+"""Code for a bare Python that then becomes the server: code between fork and exec in our own process, which has
 threads, may deadlock."""
 
 
 def _message(line: bytes) -> Any:
-    """ValueError if the line is no message."""
+    """Parse a line; ValueError if it is no message."""
     try:
         return jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError:
@@ -50,7 +50,7 @@ def _message(line: bytes) -> Any:
 
 
 class StdioServer:
-    """A transport of the SDK: entered, it yields the stream of what the server writes and that of what it reads."""
+    """A transport of the SDK: its context manager yields the streams of messages from and to the server."""
 
     def __init__(self, command: Sequence[str], env: dict[str, str]) -> None:
         self._command = command
@@ -84,12 +84,12 @@ class StdioServer:
         process = self._process
         assert process is not None
         try:
-            self._read.close()  # what the server still writes is read and dropped, so that it can end
+            self._read.close()  # later output is read and dropped, so that the server can exit
             self._write.close()
             await self._stop(process)
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what the server has started and left
+                os.killpg(process.pid, signal.SIGKILL)  # the children that the server left behind
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -97,7 +97,7 @@ class StdioServer:
 
     @property
     def end(self) -> str:
-        """How the server ended and what it said last, for an error message."""
+        """How the server ended, and its last lines on stderr, for an error message."""
         lines = self._last_words.decode(errors="replace").split("\n")
         words = " / ".join([line.strip() for line in lines if line.strip()][-LAST_LINES:])
         code = self._process.returncode if self._process else None
@@ -112,7 +112,7 @@ class StdioServer:
                 for line in lines.feed(piece):
                     with suppress(
                         ValueError, RecursionError, anyio.BrokenResourceError
-                    ):  # prints among messages are ignored
+                    ):  # other output among messages is ignored
                         await written.send(SessionMessage(_message(line)))
             await self._exited(process)
             self.has_ended = True
@@ -143,7 +143,7 @@ class StdioServer:
                 return
 
     async def _exited(self, process: asyncio.subprocess.Process) -> bool:
-        """Whether it ended within `EXIT_S`. `Process.wait` would also wait for whoever else holds its pipes."""
+        """Whether the server exited within `EXIT_S`. `Process.wait` would also wait for other holders of its pipes."""
         with suppress(TimeoutError):
             async with asyncio.timeout(EXIT_S):
                 while process.returncode is None:  # noqa: ASYNC110

@@ -1,4 +1,4 @@
-"""The tools of a recipe's MCP servers, opened once in a process, and the tools of one episode."""
+"""The tools of a recipe's MCP servers, opened once per process, and the tools of one episode."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class _Server(Protocol):
-    """What an episode uses of a server."""
+    """The part of a server that an episode uses."""
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult: ...
 
@@ -54,7 +54,7 @@ class McpTools:
         return tuple(schema for schemas in self.by_server.values() for schema in schemas)
 
     async def make(self) -> list[Tool]:
-        """The tools of one episode. Closing them ends the servers that the episode has for itself."""
+        """Make the tools of one episode. Closing them ends the episode's own servers."""
         tools: list[Tool] = []
         for name, schemas in self.by_server.items():
             server = self._server_of_episode[name]()
@@ -64,8 +64,8 @@ class McpTools:
 
 @asynccontextmanager
 async def open_mcp(servers: "Mapping[str, McpServer]", caller: Caller) -> AsyncIterator[McpTools]:
-    """The servers of a recipe, until the block is left. UserError if one cannot be started, lacks a tool that the
-    recipe names, or has a tool of the same name as another."""
+    """Open the servers of a recipe during the block. UserError if one cannot be started, lacks a tool that the recipe
+    names, or has a tool with the name of another."""
     if not servers:
         yield McpTools({}, {})
         return
@@ -97,7 +97,7 @@ async def open_mcp(servers: "Mapping[str, McpServer]", caller: Caller) -> AsyncI
 
 
 async def _all(actions: Iterable[Awaitable[Result]]) -> list[Result]:
-    """Every action is run to its end; then the first error is raised."""
+    """Run all actions to their end; then raise the first error."""
     results = await asyncio.gather(*actions, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

@@ -1,1 +1,1 @@
-"""Executions in gVisor: a kernel of its own, in user space, between a program and the kernel of the machine."""
+"""Runs programs in gVisor, a user-space kernel between a program and the machine's kernel."""

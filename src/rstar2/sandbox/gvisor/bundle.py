@@ -1,4 +1,4 @@
-"""What gVisor runs: an interpreter that sees the same files as in our own sandbox, as an OCI bundle. Pure."""
+"""The OCI bundle that gVisor runs: an interpreter that sees the same files as in our own sandbox. Pure."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from rstar2.sandbox.isolation.rootfs import View
 
 CONTROL = "/control"
-"""Where the interpreter finds its program's streams and its own code."""
+"""The folder in which the interpreter finds the program's streams and its own code."""
 SCRATCH = "/tmp"
 _NOBODY = 65534
 _START = """
@@ -19,7 +19,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def mounts(view: View, folder: str, scratch_bytes: int) -> list[dict[str, Any]]:
-    """In the order in which they are made: a folder of packages is covered before some of it is shown."""
+    """The mounts, in order: package folders are covered before permitted packages are mounted over them."""
     shown = [path for _, paths in view.package_folders for path in paths]
     return [
         *(_bind(path, path, "ro") for path in view.binds),
@@ -31,7 +31,7 @@ def mounts(view: View, folder: str, scratch_bytes: int) -> list[dict[str, Any]]:
 
 
 def config(view: View, folder: str, root: str, scratch_bytes: int, num_open_files: int) -> dict[str, Any]:
-    """The bundle's `config.json`: no rights, no network, nothing of the machine but the Python runtime."""
+    """The bundle's `config.json`: no privileges, no network, and no files of the machine but the Python runtime."""
     packages = ":".join(path for path, _ in view.package_folders)
     streams = [f"{CONTROL}/stdout", f"{CONTROL}/stderr"]
     rlimits = {"RLIMIT_NOFILE": num_open_files, "RLIMIT_CORE": 0}
@@ -54,7 +54,7 @@ def config(view: View, folder: str, root: str, scratch_bytes: int, num_open_file
 
 
 def make_root(view: View, root: Path) -> None:
-    """The empty places that things are mounted on, and the links between them."""
+    """Create the empty mount points and the symbolic links in the root file system."""
     for mount in mounts(view, str(root), 0):
         place = root / mount["destination"].lstrip("/")
         if mount["type"] == "bind" and Path(mount["source"]).is_file():

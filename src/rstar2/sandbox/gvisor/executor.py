@@ -1,7 +1,6 @@
-"""Executions in gVisor, for those who want another kernel between programs and the machine: slower, and stronger.
+"""Runs programs in gVisor, which puts another kernel between them and the machine: slower, and stronger isolation.
 
-Each execution is one sandbox of `runsc`, with an interpreter that is not warm. Forks and rollbacks of notebooks replay
-their cells.
+Each execution is one `runsc` sandbox with a cold interpreter. Forks and rollbacks of notebooks replay their cells.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ class GvisorLauncher:
     """Satisfies `Launcher`."""
 
     own_memory_bytes = 256 * MIB
-    """gVisor's kernel and its file server, with what they have of the interpreter."""
+    """The memory of gVisor's kernel and file server, and their share of the interpreter."""
 
     def __init__(self, added_packages: tuple[str, ...] = ()) -> None:
         found = shutil.which("runsc")
@@ -44,7 +43,7 @@ class GvisorLauncher:
         bundle.make_root(self._view, self._root)
 
     def command(self, folder: Path) -> tuple[list[str], dict[str, str]]:
-        folder.chmod(0o777)  # below a folder that only we can enter; inside it belongs to nobody
+        folder.chmod(0o777)  # only we can enter the parent folder; in the sandbox the folder belongs to nobody
         for name in ("stdout", "stderr"):
             (folder / name).chmod(0o666)
         shutil.copy(child.__file__, folder / "child.py")

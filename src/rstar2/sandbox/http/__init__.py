@@ -1,7 +1,7 @@
 """The sandbox as an HTTP service: its own endpoints, and those of code-judge and SandboxFusion.
 
-Promise: every request is answered, with a result or with a reason; no input makes it fail or forget. It is written
-against the `Executor` protocol alone, and the executor given to it belongs to the caller.
+Promise: every request is answered, with a result or with a reason; no input makes the service fail or lose state. The
+service is written against the `Executor` protocol alone, and its caller owns the executor.
 """
 
 from rstar2.sandbox.http.app import create_app, serve_forever

@@ -1,13 +1,14 @@
-"""Who may call a service: not a page of another site in a user's browser, and only with the service's token.
+"""Decides who may call a service: no page of another site in a user's browser, and only callers with the service's
+token.
 
 A page of another site can send requests to a server on loopback, and by rebinding its own name to 127.0.0.1 it can even
 read the answers. It cannot choose two headers: Host is the name that the page was loaded from, and Origin, which every
-browser sends with all but a plain GET, names the page's site. So a request that names the server by an address, by
-localhost or by the name that it listens on was not rebound, and one without a foreign Origin was not sent by a page.
+browser sends with all but a plain GET, names the page's site. So a request whose Host is an address, localhost or the
+name that the server listens on was not rebound, and one without a foreign Origin was not sent by another site's page.
 
-A service that is given no token makes one and stores it for this user's clients, in one file for each address:
-`$XDG_STATE_HOME/rstar2/sandbox-tokens/MACHINE-HOST-PORT`, readable by its owner alone. The machine's name is part of it
-because machines that share a home folder all have a 127.0.0.1.
+A service that is given no token makes one and stores it for this user's clients, in one file per address:
+`$XDG_STATE_HOME/rstar2/sandbox-tokens/MACHINE-HOST-PORT`, readable by its owner alone. The file name includes the
+machine because machines that share a home folder all have a 127.0.0.1.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ def is_loopback(host: str) -> bool:
 
 
 def may_ask(host_header: str, listening_host: str) -> bool:
-    """Whether the name in a Host header is one that only this server can have."""
+    """Whether the name in the Host header can belong only to this server."""
     try:
         name = urlsplit(f"//{host_header}").hostname or ""
         if is_loopback(name) or name == listening_host.lower():
@@ -37,12 +38,12 @@ def may_ask(host_header: str, listening_host: str) -> bool:
         ipaddress.ip_address(name)
     except ValueError:
         return False
-    # A literal address cannot be rebound; but a server on loopback is never asked by another one.
+    # A literal address cannot be rebound; but nobody calls a server on loopback by another address.
     return not is_loopback(listening_host)
 
 
 def is_of_another_site(origin: str | None, host_header: str) -> bool:
-    """Whether the Origin header says that a page of another server sent this."""
+    """Whether the Origin header shows that a page of another server sent the request."""
     return origin is not None and origin != f"http://{host_header}"
 
 
@@ -51,8 +52,8 @@ def make_token() -> str:
 
 
 def keep_token(address: str, token: str) -> Path:
-    """`address` is the URL that the service listens on. OSError if there is no place for it."""
-    path = _path(*_host_and_port(address))
+    """Store the token for the URL that the service listens on. OSError if it cannot be written."""
+    path = _token_path(*_host_and_port(address))
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     unfinished.unlink(missing_ok=True)
@@ -63,23 +64,24 @@ def keep_token(address: str, token: str) -> Path:
 
 
 def forget_token(path: Path, token: str) -> None:
-    """Unless a later service at the same address has put its own there."""
+    """Delete the token, unless a later service at the same address replaced it."""
     with contextlib.suppress(OSError):
         if path.read_text() == token:
             path.unlink()
 
 
 def find_token(address: str) -> str | None:
-    """The token that a service of this user on this machine stored for the address, under any name of the loopback."""
+    """Find the token that a service of this user on this machine stored for the address, under any name of the
+    loopback."""
     try:
         host, port = _host_and_port(address)
     except ValueError:  # not a URL
         return None
     names = ["127.0.0.1", "::1"] if host == "localhost" else [host]
-    # Only of the loopback is it certain that it leads to a service that listens on all addresses of this machine.
+    # Only a loopback address certainly leads to a service that listens on all addresses of this machine.
     for name in (*names, *(EVERY_ADDRESS if is_loopback(host) else ())):
         with contextlib.suppress(OSError, ValueError):  # ValueError: no file can have this name
-            return _path(name, port).read_text()
+            return _token_path(name, port).read_text()
     return None
 
 
@@ -88,7 +90,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
 
-def _path(host: str, port: int) -> Path:
+def _token_path(host: str, port: int) -> Path:
     with contextlib.suppress(ValueError):
         host = str(ipaddress.ip_address(host))
     # The XDG specification tells programs to ignore a relative path here.

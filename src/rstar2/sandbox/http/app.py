@@ -1,6 +1,6 @@
 """The application, and how it is served on a listening socket: serve, drain, stop.
 
-The executor belongs to the caller, who opens it before and closes it after the application.
+The caller owns the executor: it opens the executor before the application and closes it afterwards.
 """
 
 import asyncio
@@ -47,8 +47,8 @@ def create_app(
     nodes: Nodes | None = None,
     backend: str = "linux",
 ) -> web.Application:
-    """`nodes`: of a gateway, the machines that the executor uses; they may join and leave here. `backend` names what
-    isolates programs."""
+    """Make the application. `nodes` are the machines behind a gateway; they may join and leave through it. `backend`
+    names what isolates programs."""
     settings = settings or ServiceSettings()
     service = Service(executor, settings, grader=grader, guarantees=guarantees, load=load)
     sessions = SessionTable(settings)
@@ -75,12 +75,12 @@ def create_app(
     for operation in operations:
         app.router.add_route(operation.method, operation.path, operation.handler)
     app.router.add_get(WS_PATH, openenv.play)
-    app.cleanup_ctx.append(lambda _: _held_sessions(sessions, settings))
+    app.cleanup_ctx.append(lambda _: _sessions_lifetime(sessions, settings))
     return app
 
 
 def _guard(service: Service, open_paths: frozenset[str]) -> Middleware:
-    """The one layer around every handler: who may call, and how failures are answered."""
+    """The middleware around every handler: it checks the caller, and turns failures into responses."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -115,12 +115,12 @@ def _guard(service: Service, open_paths: frozenset[str]) -> Middleware:
 def _check_caller(request: web.Request, settings: ServiceSettings, *, needs_token: bool) -> None:
     token = settings.token if needs_token else None
     check_caller(request.headers, token=token, listening_host=settings.listening_host)
-    # What a page may send to another site without asking it first is never of this type.
+    # Browsers let a page send this type to another site only after a preflight request.
     if request.body_exists and request.content_type != "application/json":
         raise ApiError(415, "unsupported_media_type", "send the body as `Content-Type: application/json`")
 
 
-async def _held_sessions(sessions: SessionTable, settings: ServiceSettings) -> AsyncIterator[None]:
+async def _sessions_lifetime(sessions: SessionTable, settings: ServiceSettings) -> AsyncIterator[None]:
     async def close_idle() -> None:
         while True:
             await asyncio.sleep(min(settings.session_idle_s / 4, 60.0))
@@ -141,8 +141,8 @@ async def serve_forever(
     stop: asyncio.Event | None = None,
     on_ready: Callable[[], object] = lambda: None,
 ) -> bool:
-    """Serve until `stop` is set, or without it until SIGTERM or SIGINT comes; then drain. A second signal
-    ends the draining. Returns whether all that was in flight was answered."""
+    """Serve until `stop` is set or, if `stop` is None, until SIGTERM or SIGINT; then drain. A second signal ends the
+    draining. Returns whether everything in flight was answered."""
     server = Server(app)
     await server.start(sockets)
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The check of who calls, for every server of the sandbox."""
+"""The check of the caller, shared by every server of the sandbox."""
 
 import base64
 import contextlib
@@ -10,9 +10,9 @@ from rstar2.sandbox.http.errors import ApiError
 
 
 def check_caller(headers: Mapping[str, str], *, token: str | None, listening_host: str) -> None:
-    """Refuses pages of other sites, and callers without the token or, where there is none, without a name that only
-    this service has. With the token any name will do, such as a proxy's or a cluster's. `headers` finds names in any
-    case."""
+    """Refuse pages of other sites and callers without the token. If there is no token, refuse Host headers with a name
+    that others may have too; with a token any name will do, such as a proxy's or a cluster's. `headers` must look names
+    up in any case."""
     host = headers.get("Host", "")
     if is_of_another_site(headers.get("Origin"), host):
         raise ApiError(403, "forbidden", "this was asked for by a page of another site")
@@ -24,7 +24,7 @@ def check_caller(headers: Mapping[str, str], *, token: str | None, listening_hos
 
 
 def _token_in(authorization: str) -> bytes:
-    """Bearer, or the password of Basic, which clients send that take only a URL: http://:TOKEN@host:port."""
+    """The Bearer token, or the Basic password, for clients that take only a URL: http://:TOKEN@host:port."""
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "bearer":
         return value.encode(errors="surrogateescape")

@@ -1,7 +1,7 @@
-"""code-judge's endpoints, so that what talks to it (rStar2-Agent's released tools among others) can point here.
+"""code-judge's endpoints, so that its clients (among them rStar2-Agent's released tools) can use this service.
 
-Fields, defaults and the meaning of `success`, `run_success` and `reason` are code-judge's; so is always answering 200
-once the body is valid. Expected outputs are compared here, in the service: they never enter the sandbox.
+Fields, defaults and the meaning of `success`, `run_success` and `reason` follow code-judge; so does the status, always
+200 once the body is valid. Expected outputs are compared here, in the service: they never enter the sandbox.
 """
 
 import asyncio
@@ -22,12 +22,13 @@ from rstar2.sandbox.http.service import Service
 
 MAX_SUBMISSIONS = 65_536
 MAX_OUTPUT_CHARS = 1000
-"""The limit of stdout and of stderr each. It is code-judge's default, which policies trained with it have seen."""
+"""The size limit of stdout and of stderr, each. It is code-judge's default, so policies trained with code-judge have
+seen it."""
 QUEUE_S = 19.0
-"""code-judge gives a single submission, and a plain batch, 4 s in the queue and 15 s of work."""
+"""code-judge gives a single submission or a plain batch 4 s in the queue and 15 s to run."""
 LONG_QUEUE_S = 3600.0
 TIMEOUT_NOTE = "Suicide from timeout.\n"
-"""What code-judge leaves at the end of a timed-out program's stdout; its callers show it to the policy."""
+"""code-judge appends this text to the stdout of a timed-out program; its callers show it to the policy."""
 
 
 class ResultReason(StrEnum):
@@ -57,9 +58,9 @@ class BatchSubmission(LenientRequest):
 class JudgeResult:
     sub_id: str
     success: bool
-    """It ran well, and its output is the expected one if there is one."""
+    """The program exited with 0, and printed the expected output if there is one."""
     run_success: bool
-    """It ran to its end and exited with 0."""
+    """The program ran to its end and exited with 0."""
     cost: float
     reason: ResultReason
 
@@ -108,7 +109,7 @@ _REASONS = {
 
 
 def judge(submission: Submission, execution: Execution) -> SubmissionResult:
-    """An execution as code-judge reports it."""
+    """Convert an execution to code-judge's result."""
     expected, stdout = submission.expected_output, execution.stdout
     if execution.status is ExecutionStatus.TIMEOUT:
         stdout += TIMEOUT_NOTE
@@ -135,8 +136,8 @@ class CodeJudgeApi:
         self._service = service
 
     def operations(self) -> list[Operation]:
-        """At the root, where `/status` is the service's own; and all under `/code-judge`, for code-judge's example
-        clients, which refuse a status with more fields than they know."""
+        """The operations at the root, where `/status` is the service's own, and all of them again under `/code-judge`,
+        because code-judge's example clients refuse a status with unknown fields."""
         post, get = partial(Operation, "POST", tag="code-judge"), partial(Operation, "GET", tag="code-judge")
         ordered = "In the order of the request."
         ran, judged = (Answer(ordered, SUBMISSION_RESULT),), (Answer(ordered, JUDGE_RESULT),)
@@ -163,16 +164,16 @@ class CodeJudgeApi:
         return operations
 
     async def run(self, request: web.Request) -> web.Response:
-        return json_response(SUBMISSION_RESULT.dump_json(await self._one(request)))
+        return json_response(SUBMISSION_RESULT.dump_json(await self._run_one(request)))
 
     async def judge(self, request: web.Request) -> web.Response:
-        return json_response(JUDGE_RESULT.dump_json((await self._one(request)).without_output()))
+        return json_response(JUDGE_RESULT.dump_json((await self._run_one(request)).without_output()))
 
     async def run_batch(self, request: web.Request) -> web.Response:
-        return json_response(BATCH_SUBMISSION_RESULT.dump_json(await self._many(request)))
+        return json_response(BATCH_SUBMISSION_RESULT.dump_json(await self._run_many(request)))
 
     async def judge_batch(self, request: web.Request) -> web.Response:
-        batch = await self._many(request)
+        batch = await self._run_many(request)
         judged = BatchJudgeResult(batch.sub_id, [result.without_output() for result in batch.results])
         return json_response(BATCH_JUDGE_RESULT.dump_json(judged))
 
@@ -183,20 +184,20 @@ class CodeJudgeApi:
         load = self._service.load()
         return json_response(SERVER_STATUS.dump_json(ServerStatus(load.num_queued, load.num_slots)))
 
-    async def _one(self, request: web.Request) -> SubmissionResult:
+    async def _run_one(self, request: web.Request) -> SubmissionResult:
         submission = await read_body(self._service, request, SUBMISSION)
         with self._service.admitted():
-            return await self._judged(submission, QUEUE_S)
+            return await self._judge_one(submission, QUEUE_S)
 
-    async def _many(self, request: web.Request) -> BatchSubmissionResult:
+    async def _run_many(self, request: web.Request) -> BatchSubmissionResult:
         batch = await read_body(self._service, request, BATCH_SUBMISSION)
         queue_s = LONG_QUEUE_S if request.path.endswith("/long-batch") else QUEUE_S
         with self._service.admitted(len(batch.submissions)):
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._judged(submission, queue_s)) for submission in batch.submissions]
+                tasks = [group.create_task(self._judge_one(submission, queue_s)) for submission in batch.submissions]
         return BatchSubmissionResult(batch.sub_id or str(uuid.uuid4()), [task.result() for task in tasks])
 
-    async def _judged(self, submission: Submission, queue_s: float) -> SubmissionResult:
+    async def _judge_one(self, submission: Submission, queue_s: float) -> SubmissionResult:
         if submission.type != "python":
             return refuse_language(submission)
         to_run = Request(submission.solution, submission.input or "", queue_s=queue_s)

@@ -1,7 +1,8 @@
-"""E2B's code interpreter: `/execute` and `/contexts`, so that the `e2b-code-interpreter` package can point here.
+"""E2B's code interpreter API, `/execute` and `/contexts`, so that the `e2b-code-interpreter` package can use this
+service.
 
-A context is a notebook session. Code without a context runs in the default one of its caller's sandbox, which E2B's
-client names in a header. Output is sent as it comes; results and an error follow when the cell has ended.
+A context is a notebook session. Code without a context runs in the default context of the sandbox that E2B's client
+names in a header. Output is streamed; results and an error follow when the cell has ended.
 """
 
 import json
@@ -25,9 +26,9 @@ from rstar2.sandbox.http.streams import CELL_ROOM_S, streamed
 
 SANDBOX_HEADER = "E2b-Sandbox-Id"
 LIMITS = Limits(wall_s=MAX_WALL_S, cpu_s=MAX_WALL_S)
-"""E2B's client has the deadline: it leaves when its timeout is over, and that ends the cell."""
+"""E2B's client keeps the deadline: it disconnects at its timeout, and that ends the cell."""
 MAX_JSON_CHARS = 1 << 20
-"""A longer JSON representation is sent as text: read here, hostile JSON could take many times its size."""
+"""A longer JSON representation is sent as text: parsed here, hostile JSON could take many times its size in memory."""
 MAX_NESTING = 100
 """JSON with deeper nesting is sent as text too: Python can read some that it cannot write again."""
 _STRING, _BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"'), re.compile(r"[\[\]{}]")
@@ -117,7 +118,7 @@ class E2bApi:
         self._sessions = sessions
         self._contexts: dict[str, _Context] = {}
         self._defaults: dict[str, str] = {}
-        """The default context of each sandbox."""
+        """The id of the default context, by sandbox."""
 
     def operations(self) -> list[Operation]:
         post = partial(Operation, "POST", tag="E2B", refusals=(404, 409, 503))
@@ -175,7 +176,7 @@ class E2bApi:
         body = await read_body(self._service, request, CREATE_CONTEXT, if_empty=b"{}")
         _check_language(body.language)
         with self._service.admitted():
-            context = await self._made(body.cwd)
+            context = await self._make_context(body.cwd)
         return json_response(CONTEXT.dump_json(context.info))
 
     async def list(self, _: web.Request) -> web.Response:
@@ -183,33 +184,33 @@ class E2bApi:
         return json_response(CONTEXTS.dump_json([context.info for context in self._contexts.values()]))
 
     async def restart(self, request: web.Request) -> web.Response:
-        context = self._known(request.match_info["context_id"])
+        context = self._find_context(request.match_info["context_id"])
         with self._service.admitted():
-            renewed = await self._made(context.info.cwd)
+            renewed = await self._make_context(context.info.cwd)
             del self._contexts[renewed.info.id]
             old, context.held, context.num_executions = context.held, renewed.held, 0
             await self._sessions.close(old)
         return json_response(CONTEXT.dump_json(context.info))
 
     async def remove(self, request: web.Request) -> web.Response:
-        context = self._known(request.match_info["context_id"])
+        context = self._find_context(request.match_info["context_id"])
         self._contexts.pop(context.info.id, None)
         await self._sessions.close(context.held)
         return web.Response(status=204)
 
     async def _context_of(self, request: web.Request, context_id: str | None) -> _Context:
         if context_id is not None:
-            return self._known(context_id)
+            return self._find_context(context_id)
         sandbox = request.headers.get(SANDBOX_HEADER, "")[:128]
         self._forget_closed()
         context = self._contexts.get(self._defaults.get(sandbox, ""))
         if context is None:
-            context = await self._made(None)
+            context = await self._make_context(None)
             self._defaults = {name: id_ for name, id_ in self._defaults.items() if id_ in self._contexts}
             self._defaults[sandbox] = context.info.id
         return context
 
-    async def _made(self, cwd: str | None) -> _Context:
+    async def _make_context(self, cwd: str | None) -> _Context:
         self._sessions.check_room()
         session = await self._service.executor.session()
         started = await session.run(_START.format(cwd=cwd))
@@ -222,7 +223,7 @@ class E2bApi:
         context = self._contexts[info.id] = _Context(info, self._sessions.add(session))
         return context
 
-    def _known(self, context_id: str) -> _Context:
+    def _find_context(self, context_id: str) -> _Context:
         self._forget_closed()
         context = self._contexts.get(context_id)
         if context is None:
@@ -230,7 +231,7 @@ class E2bApi:
         return context
 
     def _forget_closed(self) -> None:
-        """Those that were closed because nobody used them for long."""
+        """Forget the contexts whose sessions were closed as idle."""
         self._contexts = {id_: context for id_, context in self._contexts.items() if context.held.is_open}
 
 
@@ -273,7 +274,7 @@ def _result(display: Display) -> bytes:
 
 
 def _json_value(text: str) -> JsonValue:
-    """A program wrote this: it may be no JSON, or nested too deeply. It is then passed on as text."""
+    """The parsed JSON of a program, or the text itself if it is invalid or nested too deeply."""
     try:
         value: JsonValue = json.loads(text) if _nesting(text) <= MAX_NESTING else text
     except ValueError:
@@ -290,7 +291,7 @@ def _nesting(text: str) -> int:
 
 
 def _event(kind: str, **fields: JsonValue) -> bytes:
-    """In ASCII: E2B's client would split a line at any of Unicode's line separators."""
+    """An event as ASCII, because E2B's client splits lines at Unicode's line separators too."""
     return json.dumps({"type": kind, **fields}).encode() + b"\n"
 
 

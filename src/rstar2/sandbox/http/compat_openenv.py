@@ -1,7 +1,7 @@
 """OpenEnv's API: the sandbox as a coding environment below `/openenv`, with the fields of OpenEnv's own `coding_env`.
 
-Each WebSocket is an episode in a notebook of its own, as many at a time as the service has sessions. A reset begins a
-new notebook, a step runs one cell. There is no task here, so there is no reward: whoever trains gives it.
+Each WebSocket is an episode in its own notebook; at most as many are open as the service has sessions. A reset opens a
+new notebook, a step runs one cell. The environment has no task, hence no reward: the trainer supplies it.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from rstar2.sandbox.http.session_table import HeldSession, SessionTable
 
 WS_PATH = "/openenv/ws"
 HEARTBEAT_S = 30.0
-"""A client that vanishes is noticed within this time, and its notebook is closed."""
+"""A client that vanished is noticed within this time, and its notebook is closed."""
 
 
 class CodeAction(LenientRequest):
@@ -35,7 +35,7 @@ class CodeAction(LenientRequest):
 
 
 class CodeObservation(LenientRequest):
-    """What the cell did."""
+    """The cell's result."""
 
     stdout: str = ""
     stderr: str = ""
@@ -65,7 +65,7 @@ class OpenEnvApi:
         self._sessions = sessions
 
     def operations(self) -> list[Operation]:
-        """Those that OpenAPI can describe; the WebSocket is `play`, at `WS_PATH`."""
+        """The operations for OpenAPI; `play` serves the WebSocket at `WS_PATH`."""
         described = (Answer("JSON schemas of action, observation and state.", _DOCUMENT),)
         healthy = (Answer("It is up.", _DOCUMENT),)
         what = "What an episode takes and gives."
@@ -86,8 +86,8 @@ class OpenEnvApi:
         return json_response(b'{"status":"healthy"}')
 
     async def play(self, request: web.Request) -> web.WebSocketResponse:
-        most = self._service.settings.max_request_bytes
-        socket = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=most)
+        max_result_bytes = self._service.settings.max_request_bytes
+        socket = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=max_result_bytes)
         await socket.prepare(request)
         episode = _Episode(self._service, self._sessions)
         try:
@@ -149,7 +149,7 @@ class _Episode:
 
 
 async def _answer(episode: _Episode, text: str) -> Mapping[str, Any] | None:
-    """The answer to one message; None to end the episode."""
+    """Answer one message of the client; None ends the episode."""
     try:
         message = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,12 +1,12 @@
-"""SandboxFusion's `/run_code` and `/run_jupyter`, so that verl's and ReTool's recipes can point here.
+"""SandboxFusion's `/run_code` and `/run_jupyter`, so that verl's and ReTool's recipes can use this service.
 
-Fields and statuses are SandboxFusion's: `Success`, `Failed` (by the program) and `SandboxError` (by the sandbox, or a
-language that is not here), with 200 whenever the body is valid. Being over capacity is 504: the one code on which
-verl's client retries.
+Fields and statuses are SandboxFusion's: `Success`, `Failed` (the program failed) and `SandboxError` (the sandbox
+failed, or does not have the language), with code 200 for every valid body. An overloaded service answers 504: the one
+code on which verl's client retries.
 
-SandboxFusion's requests carry files, and the sandbox takes only code. So the program gets a frame that first writes the
-files and last prints the wanted ones, behind a mark that only this request knows. A program that forges them forges
-only its own result; paths lead only into its own sandbox.
+SandboxFusion's requests carry files, and the sandbox takes only code. So the program is wrapped in a frame that first
+writes the given files, and at the end prints the requested ones behind a random mark. A program that forges the mark
+forges only its own result, and paths stay inside its own sandbox.
 """
 
 import base64
@@ -33,9 +33,9 @@ from rstar2.sandbox.http.service import Service
 MAX_FILES = 1024
 MAX_CELLS = 4096
 FILES_OUTPUT_BYTES = MAX_OUTPUT_BYTES
-"""Fetched files are sent through stdout, so it must hold them."""
+"""The output limit for fetched files, which are sent through stdout."""
 MIN_MEMORY_BYTES = 64 * MIB
-"""Below this no interpreter with numpy runs; SandboxFusion's callers mean the program's own use."""
+"""The least memory limit: callers mean the program's own use, without the interpreter and numpy."""
 
 # fmt: off
 Language = Literal[
@@ -158,7 +158,7 @@ def limits_of(timeout_s: float, memory_limit_mb: int) -> Limits:
 
 
 def code_response(execution: Execution, files: dict[str, str]) -> RunCodeResponse:
-    """An execution as SandboxFusion reports it."""
+    """Convert an execution to SandboxFusion's result."""
     if execution.status.is_sandbox_fault:
         failed = CommandRunResult(CommandRunStatus.ERROR, stderr=execution.message)
         return RunCodeResponse(FusionStatus.SANDBOX_ERROR, execution.message, run_result=failed)
@@ -179,7 +179,7 @@ def _return_code(execution: Execution) -> int:
 
 
 def cell_result(execution: Execution) -> CellRunResult:
-    """A cell's outcome as a kernel's messages would have it: an error apart from stderr, a value as display data."""
+    """A cell's result in the form of Jupyter messages: the error separate from stderr, the value as display data."""
     stderr, error = execution.stderr, None
     if not execution.ok:
         stderr, error = split_traceback(execution.stderr)
@@ -202,7 +202,7 @@ class NotebookError:
 
 
 def split_traceback(stderr: str) -> tuple[str, NotebookError | None]:
-    """What the cell itself wrote to stderr, and the error that ended it; None if there is no traceback."""
+    """Split stderr into what the cell wrote and the error that ended it, which is None without a traceback."""
     start = _START.search(stderr)
     if start is None:
         return stderr, None
@@ -219,8 +219,8 @@ def new_mark() -> str:
 
 
 def framed(code: str | None, files: Mapping[str, str | None], wanted: Sequence[str], mark: str) -> str:
-    """A program that writes the files, runs the code if there is some, and prints what is wanted behind the mark.
-    ValueError if a file is not base64."""
+    """Build a program that writes `files`, runs `code` if it is not None, and prints the `wanted` files behind the
+    mark. ValueError if a file is not base64."""
     given = {path: content for path, content in files.items() if content is not None}
     for path, content in given.items():
         try:
@@ -231,7 +231,7 @@ def framed(code: str | None, files: Mapping[str, str | None], wanted: Sequence[s
 
 
 def split_output(stdout: str, mark: str) -> tuple[str, dict[str, str]]:
-    """What the program printed, and the files behind the mark; none if it never came that far."""
+    """Split stdout into the program's output and the files behind the mark; none if it is missing."""
     printed, found_mark, found = stdout.rpartition(mark)
     if not found_mark:
         return stdout, {}
@@ -294,7 +294,7 @@ class SandboxFusionApi:
         return code_response(replace(execution, stdout=stdout), files)
 
     async def _run_cells(self, session: Session, body: RunJupyterRequest) -> RunJupyterResponse:
-        """One cell after another, also after one that raised, until the total time is up."""
+        """Run the cells in order, continuing after one that raised, until the total time is up."""
         started = time.monotonic()
         mark = new_mark()
 

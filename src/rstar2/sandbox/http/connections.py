@@ -1,8 +1,8 @@
-"""How many connections a server holds: silent ones are closed, and so are idle ones when there are too many. If all
-have requests, those beyond the bound may ask for health alone.
+"""Bounds the connections of a server: it closes silent ones, and idle ones when there are too many. If all connections
+have requests, those beyond the bound may ask only for health.
 
-Without a bound, a few hundred connections that say nothing use up the descriptors of the process, and neither callers
-nor the operator's health check get in.
+Without a bound, a few hundred silent connections use up the file descriptors of the process, and neither callers nor
+the operator's health check get in.
 """
 
 import asyncio
@@ -17,31 +17,31 @@ NUM_SPARE = 64
 """Connections beyond the bound that may ask for the service's health, and nothing else."""
 MAX_CONNECTIONS = 16_384
 NUM_LOOKED_AT = 1_024
-"""Among so many connections, those that were silent for longest, one is sought that may be closed for a new one."""
+"""Of this many connections, the least recently heard, one is chosen to make room for a new one."""
 
 
 def raise_descriptor_limit() -> None:
-    """To what the machine allows this process."""
+    """Raise the limit on file descriptors to its maximum."""
     with suppress(ValueError, OSError):
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
 
 
 def affordable_connections() -> int:
-    """What the limit on descriptors leaves when slots and sessions have theirs."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if most == resource.RLIM_INFINITY else max(NUM_SPARE, min(MAX_CONNECTIONS, most // 2))
+    """Connections that the limit on descriptors allows besides slots and sessions."""
+    _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if maximum == resource.RLIM_INFINITY else max(NUM_SPARE, min(MAX_CONNECTIONS, maximum // 2))
 
 
 def aiohttp_has_request(handler: Any) -> bool:
-    """Whether a handler of aiohttp has the whole head of a request that it has not answered yet: whether it does not
-    wait for one. It names no current request while it takes one up, nor while it writes the answer."""
+    """Whether an aiohttp handler has an unanswered request, with its whole head: it is not waiting for one. It names no
+    current request while it starts handling one, nor while it writes the answer."""
     return handler._waiter is None or handler._waiter.done()
 
 
 class Connections:
-    """Makes the protocol of each connection: the handler's own, watched. `has_request` says of a handler whether it has
-    the whole head of a request that it has not answered yet."""
+    """Makes the protocol of each connection: the handler's own, watched. `has_request(handler)` says whether it has the
+    whole head of an unanswered request."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class Connections:
         self.header_timeout_s = header_timeout_s
         self.has_request = has_request
         self.silent: dict[_Connection, None] = {}
-        """Those whose first request, or the rest of a later one's head, is awaited; the oldest first."""
+        """Connections from which the first request, or the rest of a later request's head, is awaited; oldest first."""
         self.open: dict[_Connection, None] = {}
-        """Those within the bound; the one that was silent for longest first."""
+        """Connections within the bound; the least recently heard first."""
         self.spare: set[asyncio.BaseTransport] = set()
 
     def __call__(self) -> asyncio.Protocol:
@@ -67,7 +67,7 @@ class Connections:
         return await asyncio.get_running_loop().create_server(self, sock=sock, backlog=backlog)
 
     def is_spare(self, transport: asyncio.BaseTransport | None) -> bool:
-        """Whether the connection is one beyond the bound."""
+        """Whether the connection is beyond the bound."""
         return transport in self.spare
 
     def admit(self, connection: "_Connection", transport: asyncio.BaseTransport) -> bool:
@@ -87,7 +87,7 @@ class Connections:
             self.open[connection] = None
 
     def _idle(self) -> "_Connection | None":
-        """One within the bound that no request is lost with: rather one that never asked than one that is kept."""
+        """A connection that can be closed without losing a request, preferably one that never sent one."""
         candidates = chain(self.silent, islice(self.open, NUM_LOOKED_AT))
         return next((found for found in candidates if found in self.open and not found.has_request), None)
 

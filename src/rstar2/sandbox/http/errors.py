@@ -1,4 +1,4 @@
-"""Every failure is answered with one shape, `ErrorBody`; what goes wrong inside never reaches the caller as a trace."""
+"""The one shape of every failure, `ErrorBody`; tracebacks of the service never reach the caller."""
 
 import json
 import math
@@ -13,7 +13,7 @@ MAX_DETAILS = 16
 
 
 class ApiError(Exception):
-    """An answer other than success, decided by a handler."""
+    """An error response that a handler decides on."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ def unreadable(error: ValidationError) -> ApiError:
 
 
 def from_http_exception(error: web.HTTPException) -> web.Response:
-    """What aiohttp itself refuses (unknown path, wrong method, too large), in our shape and with its headers."""
+    """The answer to what aiohttp refuses (unknown path, wrong method, too large), in our shape and with its headers."""
     message = {
         404: "there is nothing at this path; GET /openapi.json lists what there is",
         405: "this path does not take this method",
@@ -73,5 +73,5 @@ def response_to(error: ApiError) -> web.Response:
 
 
 def json_line(index: int, error: ApiError) -> bytes:
-    """A refused run, as a line of a batch whose other runs continue."""
+    """The line for a refused run in a batch whose other runs continue."""
     return b'{"index":%d,"error":%s}\n' % (index, json.dumps(ERROR.dump_python(error.body)).encode())

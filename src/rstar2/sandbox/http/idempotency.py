@@ -1,8 +1,8 @@
-"""Once per key: while it runs and for a while after, the same key with the same body gives the one result.
+"""Runs an operation once per idempotency key: during it and for a while after, the same key and body return one result.
 
-Invariants: an execution starts at most once per key that is remembered; one whose callers have all left is cancelled
-(unless it changes state that outlives it); infrastructure failures are forgotten, so that a repeated request is tried
-again; memory is bounded by entries and by bytes, oldest result out first.
+Invariants: an execution starts at most once per remembered key; an execution whose callers have all left is cancelled
+(unless it changes state that outlives it); infrastructure failures are forgotten, so a repeated request is tried again;
+entries and bytes are bounded, and the oldest result is dropped first.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 Outcome = tuple[bytes, bool]
-"""The result, and whether it is worth keeping."""
+"""The result, and whether to keep it for a repeated request."""
 
 
 class KeyConflict(Exception):  # noqa: N818
@@ -22,7 +22,7 @@ class KeyConflict(Exception):  # noqa: N818
 class _Entry:
     digest: bytes
     task: asyncio.Future[Outcome] | None
-    """None once it is done and its result kept: a finished task holds far more than the result."""
+    """None once the result is kept: a finished task holds far more memory than its result."""
     result: bytes = b""
     num_waiters: int = 0
     expires: float = float("inf")
@@ -38,7 +38,7 @@ class OnceTable:
     ) -> None:
         self._entries: dict[str, _Entry] = {}
         self._finished: dict[str, int] = {}
-        """Key to bytes, oldest first."""
+        """Sizes of kept results by key, oldest first."""
         self._num_bytes = 0
         self._max_retained = max_retained
         self._max_retained_bytes = max_retained_bytes
@@ -51,7 +51,7 @@ class OnceTable:
     async def run(
         self, key: str, digest: bytes, start: Callable[[], Awaitable[Outcome]], *, cancel_when_alone: bool = True
     ) -> bytes:
-        """The result for the key. `start` is called only for the first caller; all callers get its exception."""
+        """Return the result for the key. Only the first caller's `start` is called; all callers get its exception."""
         joined = self.join(key, digest, start)
         if isinstance(joined, bytes):
             return joined
@@ -64,7 +64,7 @@ class OnceTable:
     def join(
         self, key: str, digest: bytes, start: Callable[[], Awaitable[Outcome]]
     ) -> "asyncio.Future[Outcome] | bytes":
-        """The kept result, or the running execution; who joins must `leave` it, and not cancel it."""
+        """The kept result, or the running execution, which the caller must `leave` and not cancel."""
         self._forget_old()
         entry = self._entries.get(key)
         if entry is None:
@@ -86,7 +86,7 @@ class OnceTable:
             return
         entry.num_waiters -= 1
         if cancel_when_alone and not entry.num_waiters and not task.done():
-            # Forgotten at once: the next caller must not wait on an execution that is being torn down.
+            # Forget the key at once: the next caller must not wait for an execution that is being cancelled.
             del self._entries[key]
             task.cancel()
 

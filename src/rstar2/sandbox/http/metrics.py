@@ -46,7 +46,7 @@ class ServiceMetrics:
         self._request.observe(seconds)
 
     def render(self, gauges: Mapping[str, float], nodes: Sequence[NodeInfo] = ()) -> str:
-        """The metrics page. `gauges` are current levels, by name; `nodes` those behind a gateway."""
+        """The metrics page. `gauges` are current values by name; `nodes` are the nodes behind a gateway."""
         return "\n".join((*self._lines(gauges), *_node_lines(nodes), ""))
 
     def _lines(self, gauges: Mapping[str, float]) -> Iterator[str]:

@@ -31,7 +31,7 @@ class _Line:
 
     text: bytes
     held_bytes: int
-    """What it counts for until it is sent."""
+    """Its share of the batch's bound until it is sent."""
 
 
 class NativeApi:
@@ -83,7 +83,7 @@ class NativeApi:
                 num_left = len(runs)
                 while num_left:
                     ready = [await lines.get()]
-                    # Under load more lines follow at once: one write for several.
+                    # Under load more lines follow at once: write several together.
                     if num_left > COALESCE_ABOVE:
                         await asyncio.sleep(COALESCE_S)
                     while not lines.empty():
@@ -105,30 +105,30 @@ class NativeApi:
     def _begin_all(
         self, runs: list[RunRequest], lines: "asyncio.Queue[_Line]", room: Room
     ) -> "list[tuple[RunRequest, asyncio.Future[Outcome]]]":
-        """Every run ends in exactly one line: the batch waits for them."""
+        """Begin all runs. Every run ends in exactly one line; the batch waits for them."""
         flow = f"batch-{id(lines)}"
         begun = []
 
         held: dict[int, int] = {}
 
         def put(index: int, text: bytes) -> None:
-            if index not in held:  # not executed for this batch: refused, or known already
+            if index not in held:  # not executed for this batch: refused, or its result was kept
                 room.take(len(text))
             lines.put_nowait(_Line(text, held.pop(index, len(text))))
 
         async def execute(index: int, request: Request) -> Execution:
-            most_bytes = NUM_OUTPUTS * request.limits.output_bytes
+            max_bytes = NUM_OUTPUTS * request.limits.output_bytes
             if request.rich or request.fetch_files:
-                most_bytes += MAX_OUTPUT_BYTES
-            await room.wait_for(most_bytes)
+                max_bytes += MAX_OUTPUT_BYTES
+            await room.wait_for(max_bytes)
             kept_bytes = 0
             try:
                 execution = await self._service.run_when_possible(request)
-                kept_bytes = min(_num_kept(execution), most_bytes)
+                kept_bytes = min(_num_kept(execution), max_bytes)
                 held[index] = kept_bytes
                 return execution
             finally:
-                room.give_back(most_bytes - kept_bytes)
+                room.give_back(max_bytes - kept_bytes)
 
         for index, run in enumerate(runs):
             try:
@@ -216,7 +216,7 @@ def _result_line(index: int, result: bytes) -> bytes:
 
 def _put_line(put: Callable[[int, bytes], None], index: int, task: "asyncio.Future[Outcome]") -> None:
     if task.cancelled():
-        # Only the service's own end cancels what a batch still waits for.
+        # Only the shutdown of the service cancels a run that a batch still waits for.
         put(index, json_line(index, overloaded("the service is shutting down", 1.0)))
         return
     error = task.exception()

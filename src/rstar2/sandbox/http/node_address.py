@@ -1,6 +1,6 @@
-"""Which addresses a gateway calls: those that its operator names, and those of the machines that ask to join.
+"""Decides which addresses a gateway calls: those that its operator names, and those of machines that ask to join.
 
-A gateway that called any address it is given would be a way into the network behind it.
+A gateway that called any given address would be a way into the network behind it.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ RESOLVE_DEADLINE_S = 5.0
 
 
 async def check_node_address(url: str, caller: str) -> None:
-    """UserError unless `url` is the bare address of a service on the machine that sent the request."""
+    """Raise UserError unless `url` is the bare address of a service on the machine that sent the request."""
     host, port = host_and_port(url)
     try:
         async with asyncio.timeout(RESOLVE_DEADLINE_S):
@@ -29,7 +29,7 @@ async def check_node_address(url: str, caller: str) -> None:
 
 
 def host_and_port(url: str) -> tuple[str, int]:
-    """UserError if there is more in it than a scheme, a host and a port, or less."""
+    """UserError unless the URL is exactly a scheme, a host and maybe a port."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -49,6 +49,6 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _plain(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """An IPv4 address that is written as an IPv6 one is the same machine."""
+    """An address; IPv4 written as IPv6 becomes IPv4, to compare equal."""
     address = ipaddress.ip_address(text.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address

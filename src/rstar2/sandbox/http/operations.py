@@ -50,7 +50,7 @@ class Operation:
     body: TypeAdapter[Any] | None = None
     body_required: bool = True
     refusals: tuple[int, ...] = ()
-    """Codes of answers with an `ErrorBody`, besides those that every operation of its kind may give."""
+    """Status codes of error responses, besides those that every operation of the same kind may give."""
     tag: str = "native"
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further members of the OpenAPI operation object."""
@@ -64,7 +64,7 @@ class Operation:
 async def read_body(
     service: Service, request: web.Request, adapter: TypeAdapter[T], if_empty: bytes | None = None
 ) -> T:
-    """The request's body, received in time, within its size and valid; otherwise an ApiError."""
+    """Read and validate the request's body; ApiError if it is late, too large or invalid."""
     timeout_s = service.settings.transfer_timeout_s
     try:
         async with asyncio.timeout(timeout_s):
@@ -118,7 +118,7 @@ def refusals_of(operation: Operation, has_token: bool) -> list[int]:
 
 
 def _schemas(operations: Sequence[Operation]) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
-    """The JSON schema of each adapter, by its identity, and the components that they refer to."""
+    """The JSON schema of each adapter, keyed by `id(adapter)`, and the components that the schemas refer to."""
     inputs = {id(op.body): ("validation", op.body) for op in operations if op.body is not None}
     answers = [answer.schema for op in operations for answer in op.answers if answer.schema is not None]
     outputs = {id(adapter): ("serialization", adapter) for adapter in [*answers, ERROR]}

@@ -1,18 +1,18 @@
-"""A bound in bytes on what is held for a caller that does not read."""
+"""A bound in bytes on what is held for a slow reader: back-pressure."""
 
 import asyncio
 from collections import deque
 
 
 class Room:
-    """Bytes that are held or promised. Who wants more than there is room for waits, in order."""
+    """A budget of held or reserved bytes. Callers wait for free bytes in order."""
 
     def __init__(self, num_bytes: int) -> None:
         self._free = self._size = num_bytes
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def wait_for(self, num_bytes: int) -> None:
-        """One that wants more than there is in all gets it when nothing else is held."""
+        """Wait until the bytes are free and reserve them; a larger amount waits for the whole budget."""
         num_bytes = min(num_bytes, self._size)
         if not self._waiting and num_bytes <= self._free:
             self._free -= num_bytes
@@ -27,7 +27,7 @@ class Room:
             raise
 
     def take(self, num_bytes: int) -> None:
-        """What exists already cannot wait."""
+        """Count existing bytes, even beyond the budget."""
         self._free -= num_bytes
 
     def give_back(self, num_bytes: int) -> None:

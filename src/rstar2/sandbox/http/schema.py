@@ -1,6 +1,6 @@
-"""The native wire format: requests that refuse what they do not know, and results that are the dataclasses themselves.
+"""The native wire format: requests reject unknown fields, and results are the dataclasses themselves.
 
-Validation is strict JSON (no "1" for 1) and every size is bounded here, so the handlers see only what can be run.
+Validation is strict (no "1" for 1) and every size is bounded here, so handlers see only valid requests.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ _DEFAULTS = Limits()
 
 
 def _to_integer(value: object) -> object:
-    """JSON does not distinguish 2.0 from 2; strict validation would."""
+    """Accept 2.0 as 2: JSON does not distinguish them, but strict validation does."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -72,7 +72,7 @@ class LenientRequest(BaseModel):
 
 
 class LimitsModel(StrictRequest):
-    """What one execution may use: the program and all its children together, but for the CPU time of each process."""
+    """The limits of one execution. The program and its children share all but the CPU time of each process."""
 
     wall_s: Seconds = Field(_DEFAULTS.wall_s, le=MAX_WALL_S)
     cpu_s: Seconds = Field(_DEFAULTS.cpu_s, le=MAX_WALL_S)
@@ -222,7 +222,7 @@ class StreamLine:
     """`stdout` or `stderr`."""
     text: str | None = None
     num_cells: int | None = None
-    """How many cells the session has; sent with the result of a cell."""
+    """The number of cells of the session; sent with the result of a cell."""
     result: Execution | None = None
     error: ErrorBody | None = None
 
@@ -231,9 +231,9 @@ class StreamLine:
 class GradeResult:
     verdict: Verdict
     answer: str | None
-    """What was compared; None if no answer was found."""
+    """The answer that was compared; None if no answer was found."""
     method: str
-    """What decided."""
+    """The method that decided."""
     message: str
 
 
@@ -243,22 +243,22 @@ class NodeInfo:
 
     url: str
     state: str
-    """`joining`, `ready`, `suspect`, `lost` or `draining`; only a ready one is given calls."""
+    """`joining`, `ready`, `suspect`, `lost` or `draining`; only a ready node gets calls."""
     num_slots: int
     num_outstanding: int
-    """Calls that it has and has not answered."""
+    """Calls that the node was sent and has not answered."""
     num_answered: int
     num_rerun: int
     """Calls that were rerun elsewhere because this node failed them."""
     num_failures: int
-    """Questions that it left unanswered, in a row."""
+    """Consecutive probes or calls that the node did not answer."""
     silent_s: float
-    """Seconds since its last answer."""
+    """Seconds since the node's last answer."""
     message: str
 
 
 def digest(model: StrictRequest) -> bytes:
-    """What "the same body" means for an idempotency key: equal fields, whatever the bytes looked like."""
+    """A digest of the fields, whatever their bytes: "the same body" for an idempotency key."""
     return hashlib.blake2b(model.model_dump_json(exclude={"idempotency_key"}).encode(), digest_size=16).digest()
 
 

@@ -1,4 +1,4 @@
-"""An application on listening sockets, until it is drained. The model server of `rstar2 serve` uses it as well."""
+"""Serves an application on listening sockets until it is drained. The model server of `rstar2 serve` uses it too."""
 
 import asyncio
 import contextlib
@@ -12,10 +12,11 @@ from aiohttp import web
 from rstar2.sandbox.http.connections import Connections, raise_descriptor_limit
 
 protocol_logger = logging.getLogger(f"{__name__}.protocol")
-# aiohttp logs a traceback for each request that is not HTTP; it is answered with 400, and callers must not fill disks.
+# aiohttp logs a traceback for each request that is not HTTP. Such a request gets a 400; it must not fill the disk with
+# logs.
 protocol_logger.setLevel(logging.CRITICAL)
 BACKLOG = 4096
-"""Connections that may wait to be accepted; a burst of callers must not see refusals."""
+"""The number of connections that may wait to be accepted; a burst of callers must not be refused."""
 
 
 class ConnectionSettings(Protocol):
@@ -30,21 +31,21 @@ class ConnectionSettings(Protocol):
 
 
 class Drainable(Protocol):
-    """What an application does its work with."""
+    """The part of an application that the server uses."""
 
     connections: Connections | None
-    """The connections of the server, once there is one."""
+    """The open connections; the server sets this when it starts."""
 
     @property
     def settings(self) -> ConnectionSettings: ...
 
     @property
     def idle(self) -> asyncio.Event:
-        """Set while nothing is in flight."""
+        """Set while no request is in flight."""
         ...
 
     def begin_draining(self) -> None:
-        """From here on new work is refused."""
+        """Refuse new work from now on."""
         ...
 
 
@@ -52,7 +53,7 @@ DRAINABLE = web.AppKey("drainable", Drainable)
 
 
 class Server:
-    """Serves an application whose `DRAINABLE` is set. A caller that goes away cancels what it asked for."""
+    """Serves an application whose `DRAINABLE` is set. A request is cancelled when its caller disconnects."""
 
     def __init__(self, app: web.Application) -> None:
         self._service = app[DRAINABLE]
@@ -76,7 +77,7 @@ class Server:
         self._listening = [await connections.listen(sock, BACKLOG) for sock in sockets]
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse new work, let what is in flight finish, then stop. Whether all of it did, in that time."""
+        """Refuse new work, let requests in flight finish, then stop. Returns whether all of them finished in time."""
         self._service.begin_draining()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

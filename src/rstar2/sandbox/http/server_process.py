@@ -1,7 +1,7 @@
-"""The process that answers: HTTP, queue and slots, with templates lent by its supervisor.
+"""The server process: HTTP, queue and slots, with templates that its supervisor started.
 
-A server is started ahead of need and waits on standby, with everything imported, until the supervisor lets it serve. So
-when the serving one dies, another answers within milliseconds. It ends when its supervisor does.
+A server process starts in advance and waits on standby, with everything imported, until the supervisor lets it serve.
+So when the serving one dies, another answers within milliseconds. It ends when its supervisor does.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class ServingConfig:
-    """Everything that a server process needs to know: the first message on its supervisor's channel. Not an argument,
-    because every user of the machine can read those, and it holds the token."""
+    """The configuration of a server process, sent as the first message on its supervisor's channel. It is not an
+    argument, because every user of the machine can read arguments, and it holds the token."""
 
     listen_fd: int
     supervisor_pid: int
@@ -52,7 +52,7 @@ class ServingConfig:
 
 
 class LentTemplates(TemplateSource):
-    """Templates that the supervisor started. The first that is alive is used."""
+    """The templates that the supervisor started. The first live one is used."""
 
     def __init__(self, supervisor: socket.socket) -> None:
         super().__init__()
@@ -132,9 +132,9 @@ def run_server(make_grader: Callable[[LocalExecutor], AnswerGrader] | None) -> N
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != config.supervisor_pid:
         return
-    # On standby it ignores signals to the process group: it follows its supervisor.
+    # The standby process ignores signals to the process group: it follows its supervisor.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Garbage collection of tens of thousands of waiting requests, which are all reachable, would find nothing.
+    # Garbage collection would scan tens of thousands of waiting requests, all reachable, and free nothing.
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
     asyncio.run(serve(config, supervisor, make_grader))

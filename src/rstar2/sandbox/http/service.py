@@ -1,7 +1,7 @@
-"""What all endpoints share: admission, execution, counting, and the state that draining needs.
+"""The state and functions that all endpoints share: admission, execution, counting and draining.
 
-Invariant: `num_in_flight` is exactly the number of executions admitted and not yet answered; it never exceeds the
-setting, and nothing is admitted once draining began.
+Invariant: `num_in_flight` is exactly the number of executions admitted and not yet answered. It never exceeds
+`max_in_flight`, and nothing is admitted once draining has begun.
 """
 
 import asyncio
@@ -36,34 +36,34 @@ NUM_OUTPUTS = 3
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    """What the operator decides. Every bound is here, so that nothing a caller sends can exceed memory."""
+    """The operator's settings. Every bound is here, so that no caller can exhaust memory."""
 
     token: str | None = None
-    """Callers must send it as `Authorization: Bearer ...`; None: any client that reaches the address may use the
-    service, except pages of other sites."""
+    """The token that callers must send as `Authorization: Bearer ...`. None: any client that reaches the address may
+    use the service, except pages of other sites."""
     listening_host: str = "127.0.0.1"
-    """The address that the service listens on. Without a token it decides which names the service answers to."""
+    """The address that the service listens on. Without a token it decides which Host headers are accepted."""
     max_request_bytes: int = 64 * MIB
     max_in_flight: int = 65_536
-    """Executions admitted and not yet answered, over all callers. Beyond it the answer is 503, at once."""
+    """The maximum number of executions in flight, over all callers. Beyond it the answer is 503 at once."""
     max_sessions: int = 4_096
     session_idle_s: float = 3600.0
-    """A session that was not used for this long is closed: its caller has most likely died."""
+    """A session that was unused for this long is closed: its caller has most likely died."""
     max_connections: int = field(default_factory=affordable_connections)
-    """Open connections, over all callers. Beyond it silent and idle ones close; only `GET /healthz` is answered."""
+    """The maximum number of open connections. Beyond it, idle ones are closed, or new ones may only `GET /healthz`."""
     header_timeout_s: float = 10.0
-    """For the head of the first request on a connection."""
+    """The timeout for the first request's head on a connection."""
     keepalive_s: float = 75.0
-    """How long a connection may be idle between two requests."""
+    """The keep-alive timeout: the idle time between two requests."""
     max_unread_bytes: int = 1 << 30
-    """Results of one batch that its caller has not read, and what its running programs may still write. Beyond it the
-    rest of the batch waits. A service with many slots takes `UNREAD_BYTES_PER_SLOT` for each, if that is more."""
+    """The maximum size of a batch's unread results and of its programs' possible output. Beyond it the rest of the
+    batch waits. A service with many slots uses `UNREAD_BYTES_PER_SLOT` per slot, if that is more."""
     transfer_timeout_s: float = 60.0
     """For receiving one request body, and for a caller to accept a piece of a streamed answer."""
     retry_after_s: float = 1.0
-    """The `Retry-After` of a service that is over capacity or draining."""
+    """The `Retry-After` value of a service that is over capacity or draining."""
     retention_s: float = 600.0
-    """How long the result of an execution with an idempotency key is kept for a caller that asks again."""
+    """How long the result of an execution with an idempotency key is kept for a repeated request."""
     max_retained: int = 100_000
     max_retained_bytes: int = 64 * MIB
 
@@ -94,8 +94,8 @@ class Graded(Protocol):
 
 
 class AnswerGrader(Protocol):
-    """Compares an answer with the gold answer, with its own deadline. Grading imports the sandbox and not the other way
-    round, so the code that starts the service passes the grader."""
+    """Compares an answer with the gold answer, under its own deadline. Grading imports the sandbox and not vice versa,
+    so the code that starts the service passes the grader."""
 
     async def grade(self, *turns: str, gold: str) -> Graded: ...
 
@@ -103,7 +103,7 @@ class AnswerGrader(Protocol):
 
 
 Guarantees = Callable[[], Sequence[Mapping[str, JsonValue]]]
-"""The table of what this machine's isolation guarantees."""
+"""Returns the table of isolation guarantees of this machine."""
 
 
 class Service:
@@ -129,7 +129,7 @@ class Service:
         self.started = time.time()
         self._executor_load = load
         self.connections: Connections | None = None
-        """The connections of the server, once there is one."""
+        """The open connections; the server sets this when it starts."""
         self._stream_room: Room | None = None
 
     def begin_draining(self) -> None:
@@ -139,25 +139,25 @@ class Service:
         return self.connections is not None and self.connections.is_spare(transport)
 
     def room_for_results(self) -> Room:
-        """For the results of one caller that does not read."""
+        """A bound for the unread results of one caller."""
         return Room(max(self.settings.max_unread_bytes, self.load().num_slots * UNREAD_BYTES_PER_SLOT))
 
     @asynccontextmanager
     async def room_for_stream(self, limits: Limits, *, is_rich: bool, wait_s: float) -> AsyncIterator[None]:
-        """Room for all that one program may write, twice, since its result has it too. All streams share one bound;
-        ApiError if there is none in time."""
+        """Reserve memory for twice a program's output, since the result repeats the stream. All streams share one
+        bound; ApiError if nothing is free in time."""
         self._stream_room = room = self._stream_room or self.room_for_results()
-        most_bytes = 2 * (NUM_OUTPUTS * limits.output_bytes) + (MAX_DISPLAY_BYTES if is_rich else 0)
+        max_bytes = 2 * (NUM_OUTPUTS * limits.output_bytes) + (MAX_DISPLAY_BYTES if is_rich else 0)
         try:
             async with asyncio.timeout(wait_s):
-                await room.wait_for(most_bytes)
+                await room.wait_for(max_bytes)
         except TimeoutError:
             message = "over capacity: too much streamed output waits for its readers"
             raise overloaded(message, self.settings.retry_after_s) from None
         try:
             yield
         finally:
-            room.give_back(most_bytes)
+            room.give_back(max_bytes)
 
     def load(self) -> Load:
         """The load that the executor reports. Without a report, all requests in flight count as queued."""
@@ -165,13 +165,13 @@ class Service:
 
     @contextmanager
     def admitted(self, num_executions: int = 1, refusal_status: int = 503) -> Iterator[None]:
-        """Room for that many executions for as long as the block lasts; ApiError at once if there is none."""
+        """Admit `num_executions` for the duration of the block; ApiError at once if there is no room."""
         wait_s = self.settings.retry_after_s
         if self.draining:
             raise overloaded("the service is shutting down and takes no new work", wait_s, refusal_status)
         if num_executions > self.settings.max_in_flight:
-            most = self.settings.max_in_flight
-            raise ApiError(422, "invalid", f"at most {most} executions fit here at once: send them in smaller batches")
+            limit = self.settings.max_in_flight
+            raise ApiError(422, "invalid", f"at most {limit} executions fit here at once: send them in smaller batches")
         if self.num_in_flight + num_executions > self.settings.max_in_flight:
             message = f"over capacity: {self.num_in_flight} executions are in flight"
             raise overloaded(message, wait_s, refusal_status)
@@ -185,7 +185,7 @@ class Service:
                 self.idle.set()
 
     async def run(self, request: Request, on_output: OnOutput | None = None) -> Execution:
-        """One execution. Raises nothing but Overloaded, when the executor's queue is full."""
+        """Run one execution. Raises only Overloaded, when the executor's queue is full."""
         if on_output is not None:
             return await self.counted(lambda: self.executor.run(request, on_output))
         return await self.counted(lambda: self.executor.run(request))
@@ -197,7 +197,7 @@ class Service:
         )
 
     async def run_when_possible(self, request: Request) -> Execution:
-        """One of a batch: waits for room in a full queue, up to the request's own deadline."""
+        """Run one execution of a batch; waits for room in a full queue, up to the request's own deadline."""
         deadline = time.monotonic() + request.queue_s
         while True:
             try:
@@ -215,8 +215,8 @@ class Service:
     def begin(
         self, run: RunRequest, execute: Callable[[Request], Awaitable[Execution]], flow: str = ""
     ) -> "asyncio.Future[Outcome] | bytes":
-        """The run's result as JSON, or the execution that computes it. Runs with one idempotency key share one
-        execution. A caller that gets an execution must `leave` it."""
+        """The run's kept result as JSON, or the execution that computes it, which runs with the same idempotency key
+        share. A caller that gets an execution must `leave` it."""
 
         if run.files or run.fetch_files:
             try:
@@ -236,7 +236,7 @@ class Service:
             raise conflict(run.idempotency_key) from None
 
     def leave(self, run: RunRequest, task: "asyncio.Future[Outcome]") -> None:
-        """Cancels an execution that no caller waits for."""
+        """Leave an execution, which is cancelled when nobody waits for it."""
         if run.idempotency_key is None:
             task.cancel()
         else:
@@ -266,9 +266,9 @@ class Service:
         return GradeResult(graded.verdict, graded.answer, graded.method, graded.message)
 
     async def counted(self, execute: Callable[[], Awaitable[Execution]]) -> Execution:
-        """Execute and count. Any output can be sent, and any failure of the executor is a result too."""
+        """Execute and count. The result is encodable as UTF-8; a failure of the executor is a result too."""
         try:
-            execution = _sendable(await execute())
+            execution = _encodable(await execute())
         except Overloaded:
             raise
         except InfrastructureError as error:
@@ -280,8 +280,8 @@ class Service:
         return execution
 
 
-def _sendable(execution: Execution) -> Execution:
-    """Without what UTF-8 cannot carry (a lone surrogate that a `repr` or a file name brought along)."""
+def _encodable(execution: Execution) -> Execution:
+    """Replace what UTF-8 cannot encode (a lone surrogate from a `repr` or a file name)."""
     try:
         for text in (execution.stdout, execution.stderr, execution.value or "", execution.message):
             if not text.isascii():
@@ -290,14 +290,14 @@ def _sendable(execution: Execution) -> Execution:
     except UnicodeEncodeError:
         return replace(
             execution,
-            stdout=_replaced(execution.stdout),
-            stderr=_replaced(execution.stderr),
-            value=None if execution.value is None else _replaced(execution.value),
-            message=_replaced(execution.message),
+            stdout=_replace_unencodable(execution.stdout),
+            stderr=_replace_unencodable(execution.stderr),
+            value=None if execution.value is None else _replace_unencodable(execution.value),
+            message=_replace_unencodable(execution.message),
         )
 
 
-def _replaced(text: str) -> str:
+def _replace_unencodable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 

@@ -1,4 +1,4 @@
-"""One change of a session, made once for each idempotency key."""
+"""Makes a change of a session once per idempotency key."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -15,7 +15,7 @@ from rstar2.sandbox.http.session_table import HeldSession, SessionTable
 
 T = TypeVar("T", CellRequest, ForkRequest, PutFileRequest, RollbackRequest)
 Act = Callable[[HeldSession, T], Awaitable[tuple[bytes, bool]]]
-"""Makes the change; the answer, and whether it is to be kept for a caller that asks again."""
+"""Makes the change; returns the answer, and whether to keep it for a repeated request."""
 
 
 async def change_once(
@@ -32,8 +32,8 @@ async def change_once(
 
 
 async def changed(service: Service, held: HeldSession, body: T, act: Act[T], name: str) -> bytes:
-    """With a key the change continues when its caller is lost, who may ask again for the result: a change must not be
-    made twice. `name` says what kind of change it is."""
+    """Make a change, once: with an idempotency key it goes on when its caller disconnects, and a repeated request gets
+    its result. `name` is the kind of change."""
 
     async def start() -> tuple[bytes, bool]:
         with service.admitted():

@@ -1,4 +1,4 @@
-"""Files of a notebook: put, read and listed."""
+"""Endpoints that put, read and list a notebook's files."""
 
 from functools import partial
 

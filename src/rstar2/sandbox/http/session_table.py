@@ -1,4 +1,4 @@
-"""The open sessions: found by id, used by one request at a time, closed when idle for long."""
+"""The table of open sessions: finds them by id, gives each to one request at a time, closes idle ones."""
 
 import asyncio
 import time
@@ -13,8 +13,8 @@ from rstar2.sandbox.http.idempotency import OnceTable
 from rstar2.sandbox.http.service import ServiceSettings
 
 NUM_REMEMBERED = 16
-"""Results kept per session for a caller that lost its connection. They have no expiry but the session's own: as long
-as there is state that a cell could change twice, the key of the cell that changed it last is known."""
+"""The number of results kept per session for repeated requests. They expire only with the session: while its state
+exists, the key of the last change must be known, or the change could be made twice."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class SessionTable:
 
     @asynccontextmanager
     async def turn(self, held: HeldSession) -> AsyncIterator[Session]:
-        """The session, exclusively: the second of two requests waits for the first."""
+        """Lock the session for one request; a second request waits for the first."""
         held.num_users += 1
         try:
             async with held.lock:
@@ -65,7 +65,7 @@ class SessionTable:
             held.last_used = self._clock()
 
     async def close(self, held: HeldSession) -> None:
-        """After what runs on it now; what waits behind that finds it closed."""
+        """Close the session after its running request; waiting ones get 404."""
         self._held.pop(held.session.id, None)
         async with held.lock:
             if held.is_open:

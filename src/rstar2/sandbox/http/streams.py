@@ -1,4 +1,4 @@
-"""Output while it is written: an answer of JSON lines, the last of which is the result."""
+"""Streams output while it is written, as JSON lines, the last of which is the result."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ from rstar2.sandbox.http.session_table import HeldSession, SessionTable
 
 logger = logging.getLogger(__name__)
 CELL_ROOM_S = 120.0
-"""How long a cell may wait for room for its output."""
+"""How long a cell may wait for memory for its output."""
 
 
 class StreamApi:
@@ -71,7 +71,7 @@ class StreamApi:
                     result = CellResult(session.num_cells, execution)
                 return schema.CELL_RESULT.dump_json(result), not execution.status.is_sandbox_fault
 
-            # The plain request with the same key is the same cell.
+            # The non-streaming request with the same key is the same cell.
             return await changed(self._service, held, cell, run, request.path.removesuffix("/stream"))
 
         limits = cell.limits.to_limits()
@@ -96,8 +96,8 @@ async def streamed(
     last_of: Callable[[bytes], bytes],
     failure_of: Callable[[ApiError], bytes] = _failure,
 ) -> web.StreamResponse:
-    """Answers with a line for each piece of output while `act` runs, and then with its result or its failure. A caller
-    that stops reading, or leaves, ends it."""
+    """Answer with a line for each piece of output while `act` runs, then with its result or its failure. If the caller
+    stops reading or disconnects, `act` is cancelled."""
     response = web.StreamResponse(headers={"Content-Type": NDJSON})
     lines: asyncio.Queue[bytes | None] = asyncio.Queue()
     acting = asyncio.ensure_future(act(lambda stream, text: lines.put_nowait(line_of(stream, text))))
@@ -127,7 +127,7 @@ async def streamed(
 def _last(
     acting: "asyncio.Future[bytes]", last_of: Callable[[bytes], bytes], failure_of: Callable[[ApiError], bytes]
 ) -> bytes:
-    if acting.cancelled():  # only the service's own end cancels what its caller still waits for
+    if acting.cancelled():  # only the shutdown of the service cancels it while its caller still waits
         return failure_of(overloaded("the service is shutting down", 1.0))
     error = acting.exception()
     if error is None:

@@ -1,8 +1,8 @@
-"""The parent process of a service: it owns the listening socket and the templates, and keeps one server serving and one
-on standby.
+"""The parent process of a service: it owns the listening socket and the templates, and keeps one server process serving
+and one on standby.
 
-Nothing that callers send reaches this process, so nothing they send can end it. If it is killed all the same, its
-servers end with it, the slots see their sockets close, and the last template removes the cgroups.
+Nothing that callers send reaches this process, so no caller can crash it. If it is killed all the same, its servers
+exit with it, the slots see their sockets close, and the last template removes the cgroups.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class ServeConfig:
     service: ServiceSettings = field(default_factory=ServiceSettings)
     drain_s: float = 30.0
     server_entry: str = "from rstar2.sandbox.http.server_process import run_server; run_server(None)"
-    """What a server process runs; the command line gives one that wires a grader."""
+    """A server process's code; the command line passes one with a grader."""
 
 
 @dataclass(eq=False)
@@ -121,7 +121,7 @@ class Supervisor:
             self._pool.replace(started)
 
     def _lend(self, server: _Server, started: ReadyTemplate) -> None:
-        # A standby must not hold a template's socket as if it used it: answers would go to the wrong reader.
+        # A standby must not hold a template's socket: it could receive answers meant for the serving process.
         if server.is_serving:
             server.send({"kind": "template", "facts": started.facts}, [started.control.fileno()])
 
@@ -151,7 +151,7 @@ class Supervisor:
         self._watch(process.pid, lambda: self._on_server_death(server))
 
     def _promote(self) -> None:
-        """Let the first standby server serve, if none does."""
+        """Let the first standby server serve if no server is serving."""
         if self._servers and not any(server.is_serving for server in self._servers):
             server = self._servers[0]
             server.is_serving = True
@@ -222,7 +222,7 @@ class Supervisor:
             self._group.close()
 
     def _watch(self, pid: int, on_end: Callable[[], None]) -> None:
-        """Call back when a child has ended."""
+        """Call `on_end` when a child process has ended."""
         fd = os.pidfd_open(pid)
 
         def ended() -> None:

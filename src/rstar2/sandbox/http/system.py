@@ -1,4 +1,4 @@
-"""What operators ask of the service itself: whether it is ready, how busy it is, and which nodes a gateway has."""
+"""The operators' endpoints: whether the service is ready, how busy it is, and which nodes a gateway has."""
 
 import json
 import time
@@ -28,12 +28,12 @@ class Nodes(Protocol):
     def nodes(self) -> Sequence[NodeInfo]: ...
 
     def join(self, url: str, address: str) -> NodeInfo:
-        """Add a node that is called at `address`, whatever its name leads to; it gets calls once it has answered a
-        probe. Joining twice changes nothing. UserError if `url` cannot be a node's address."""
+        """Add a node. The gateway calls it at `address`, whatever its host name resolves to; it gets calls once it has
+        answered a probe. Joining twice changes nothing. UserError if `url` cannot be a node's address."""
         ...
 
     def leave(self, url: str) -> NodeInfo | None:
-        """Give the node no new calls, and forget it when it has finished those it has; None if it is not known."""
+        """Send the node no new calls, and remove it when its running calls have finished; None if it is not known."""
         ...
 
 
@@ -54,25 +54,25 @@ class Status:
     num_workers: int
     num_busy_workers: int
     num_cores: int
-    """What programs can use here at a time: a gateway weighs its nodes by it."""
+    """Cores that programs can use; a gateway weighs its nodes by it."""
     num_in_flight: int
     num_sessions: int
     num_retained_results: int
     executions: dict[str, int]
-    """Finished ones, by how they ended."""
+    """Finished executions by status."""
     responses: dict[str, int]
-    """HTTP responses, by code."""
+    """HTTP responses by status code."""
     backend: str
-    """What isolates programs: `linux`, `gvisor`, `none`; of a gateway, `nodes`."""
+    """The isolation of programs: `linux`, `gvisor` or `none`; for a gateway, `nodes`."""
     guarantees: list[dict[str, JsonValue]]
-    """What the isolation of this machine guarantees; of a gateway, what all its nodes guarantee."""
+    """The isolation guarantees of this machine; for a gateway, those that all its nodes give."""
     nodes: list[NodeInfo]
     """The nodes of a gateway; empty elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What somebody who opens the service's address needs to know."""
+    """Instructions for people who open the service's address."""
 
     service: str = "rstar2 sandbox: runs untrusted Python"
     token: str = "send it as `Authorization: Bearer TOKEN`; the service printed it at its start"

@@ -1,4 +1,4 @@
-"""Which command lines are Python. Pure.
+"""Recognizes command lines that run Python. Pure.
 
 The sandbox has an interpreter and no programs beside it, so a command is run if it starts Python, by itself or as the
 only command of a shell (`bash --login -c "python3 -"`, which is what inspect_ai's own tool `python` sends).
@@ -13,13 +13,13 @@ from enum import StrEnum
 _PYTHON = re.compile(r"(?:/usr(?:/local)?/bin/)?python(?:3(?:\.\d+)?)?")
 _SHELL = re.compile(r"(?:/usr)?(?:/bin/)?(?:ba)?sh")
 _IGNORED = {"-u", "-B", "-I", "-s", "-S", "-E", "-q"}
-"""Flags of the interpreter that change nothing here."""
+"""Interpreter flags that have no effect in the sandbox."""
 _SHELL_FLAGS = {"--login", "-l"}
 _SHELL_SYNTAX = re.compile(r"[$`*?\[\]{}~#!\n\\]|[|&;<>()]")
 
 
 class Source(StrEnum):
-    """Where the program is."""
+    """Where the program's code comes from."""
 
     CODE = "code"
     STDIN = "stdin"
@@ -33,11 +33,11 @@ class PythonCommand:
     program: str
     """The code, the path or the module's name; empty for stdin."""
     argv: tuple[str, ...]
-    """What the program sees as `sys.argv`."""
+    """The program's `sys.argv`."""
 
 
 def python_command(cmd: Sequence[str]) -> PythonCommand | None:
-    """None for a command that the sandbox does not have."""
+    """Parse a command line; None if it does not run Python."""
     if not cmd:
         return None
     if _SHELL.fullmatch(cmd[0]):
@@ -54,7 +54,7 @@ def _in_shell(arguments: Sequence[str]) -> PythonCommand | None:
 
 
 def _words(line: str) -> list[str]:
-    """The words of a single command; none if the line needs a shell for more than to split it."""
+    """The words of a single command; empty if the line needs a shell for more than splitting."""
     try:
         outside_quotes = shlex.split(re.sub(r"'[^']*'", "''", line))
         return [] if _SHELL_SYNTAX.search(" ".join(outside_quotes)) else shlex.split(line)

@@ -72,13 +72,13 @@ def _read(path, start, count):
 
 
 def running(command: PythonCommand, env: Mapping[str, str], cwd: str | None) -> str:
-    """Its value is the exit code."""
+    """A cell that runs the command; its value is the exit code."""
     arguments = [command.source.value, command.program, list(command.argv), dict(env), cwd]
     return f"{_RUN}\nimport json\n_run(*json.loads({json.dumps(arguments)!r}))"
 
 
 def writing(path: str, *, append: bool) -> str:
-    """The contents come in stdin, as base64."""
+    """A cell that writes its stdin, base64, to a file."""
     return f"{_WRITE}\n_write({path!r}, {'ab' if append else 'wb'!r})"
 
 

@@ -1,4 +1,4 @@
-"""The provider: a notebook for each sample, whose files stay and whose commands start afresh."""
+"""The provider: each sample has a notebook, which keeps its files; each command starts in a fresh process."""
 
 import asyncio
 import base64
@@ -27,18 +27,18 @@ from rstar2.sandbox.inspect_ai.argv import python_command
 from rstar2.sandbox.local import LocalExecutor
 
 ADDRESS_ENV = "RSTAR2_SANDBOX_ADDRESS"
-"""Names a running service to use instead of a sandbox in inspect_ai's own process."""
+"""The variable with a running service's address, to use instead of a sandbox in this process."""
 NOT_FOUND = 127
 KILLED = 137
 PIECE_BYTES = 4 * MIB
-"""How much of a file one cell transfers."""
+"""Bytes of a file that one cell transfers."""
 FILE_S = 60.0
 LONGEST_S = 1200.0
-"""The longest time limit of a command. A service takes no CPU limit above an hour."""
+"""The maximum time limit of a command; a service accepts a CPU limit of at most an hour."""
 
 
 class _Shared:
-    """One executor for all tasks of a process, from the first to the last."""
+    """The executor that all tasks of a process share, open while there are any."""
 
     def __init__(self) -> None:
         self._executor: Executor | None = None
@@ -167,13 +167,14 @@ class RStar2SandboxEnvironment(SandboxEnvironment):  # type: ignore[misc]
         except (ValueError, RecursionError):
             raise OSError(f"{file}: the sandbox's answer cannot be read") from None
         if "errno" in found:
-            # OSError makes FileNotFoundError, IsADirectoryError and PermissionError of these by itself.
+            # The constructor of OSError picks FileNotFoundError, IsADirectoryError or PermissionError by the number.
             number = errno.EACCES if found["errno"] == errno.EROFS else found["errno"]
             raise OSError(number, found["strerror"], file)
         return found
 
     async def _run(self, code: str, stdin: str, wall_s: float) -> Execution:
-        # The wall-clock limit stops all of it; the CPU limit would stop the command alone, which is no timeout.
+        # The wall-clock limit stops the whole cell; the CPU limit would stop only the command's process, which is not
+        # reported as a timeout.
         limits = Limits(wall_s=wall_s, cpu_s=2 * wall_s + 60.0, output_bytes=MAX_OUTPUT_BYTES)
         try:
             async with self._turn:
@@ -192,7 +193,7 @@ def _result_of(execution: Execution) -> ExecResult[str]:
         raise OutputLimitExceededError(f"{MAX_OUTPUT_BYTES // MIB} MiB", execution.stdout)
     if execution.ok and execution.value is not None:
         code = int(execution.value)
-        # As a shell says it: a program that a signal ended.
+        # A shell reports a program that a signal ended as 128 plus the signal's number.
         code = 128 - code if code < 0 else code
         return ExecResult(code == 0, code, execution.stdout, execution.stderr)
     said = f"{execution.stderr}{execution.message}\n"

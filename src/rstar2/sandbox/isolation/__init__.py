@@ -1,1 +1,1 @@
-"""What isolates a program from the machine: namespaces, cgroups, seccomp, its own file system."""
+"""Isolates programs from the machine: namespaces, cgroups, seccomp, a private file system."""

@@ -1,8 +1,8 @@
-"""Memory limits over all processes of a slot together, by cgroup v1 or v2, where this process may make one.
+"""Memory limits for all processes of a slot together, by cgroup v1 or v2, where this process may create one.
 
-A slot's group lives in a parent group of this service, which lives in the group that the service was started in: limits
-of the operator hold for all of it. Parents are named after the process that made them, so that the next service can
-find those that a kill -9 orphaned, and remove them.
+A slot's group lives in a parent group of this service, inside the group that the service was started in, so the
+operator's limits hold for all of it. The name of a parent group contains the process that made it, so that the next
+service can find and remove groups that a kill -9 orphaned.
 
 cgroup v2 gives controllers only to the children of a group that has no processes of its own. So the service moves into
 a leaf beside its slots, unless processes that it did not start, and that did not start it, are in the same group.
@@ -30,8 +30,8 @@ class Files:
     limit_with_swap: str | None
     """The file for the limit of memory and swap together."""
     settings: tuple[tuple[str, str], ...] = ()
-    """What each slot's group is set to, where the file exists: no swap; when memory runs out, all of the slot goes; a
-    bound on processes that holds whatever their user; the usual share of CPU among slots."""
+    """Settings of each slot's group, where the file exists: no swap; out of memory kills the whole slot; a bound on
+    processes of any user; the default CPU weight."""
 
 
 MAX_PROCESSES = 2048
@@ -53,7 +53,7 @@ _LEAF = f"{_PREFIX}leaf"
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """Where memory groups can be made on this machine."""
+    """A hierarchy in which this machine can make memory groups."""
 
     root: Path
     files: Files
@@ -64,11 +64,11 @@ class Hierarchy:
 
 
 def find_hierarchy(root: Path = Path("/")) -> Hierarchy | None:
-    """The first hierarchy with a memory controller in which a group can really be made. `root` is the file system to
-    look in; tests pass a folder that looks like one."""
+    """Find the first hierarchy with a memory controller in which a group can really be made. `root` is the file system
+    to look in; tests pass a folder that looks like one."""
     for mount_point, is_v2 in mounts(root, "memory"):
         own = mount_point / group_path(root, "" if is_v2 else "memory")
-        if own.name == _LEAF:  # an earlier look has moved this process there
+        if own.name == _LEAF:  # an earlier call has moved this process there
             own = own.parent
         # Inside a container the path may be the host's, while the mount shows the container's part alone.
         found = Hierarchy(own if own.is_dir() else mount_point, _V2 if is_v2 else _V1)
@@ -95,7 +95,7 @@ def _is_usable(hierarchy: Hierarchy) -> bool:
 
 
 def _enable_controllers(group: Path) -> None:
-    """Children of a v2 group have a controller only if the group enables it for them. OSError if memory cannot be."""
+    """Enable the controllers for the children of a v2 group. OSError if memory cannot be enabled."""
     control = group / "cgroup.subtree_control"
     if "memory" in control.read_text().split():
         return
@@ -122,13 +122,13 @@ def _enable_controllers(group: Path) -> None:
 
 
 def _family(own_pid: int, pids: list[int]) -> set[int]:
-    """Those of `pids` that this process descends from, and those that descend from it."""
-    lines = {pid: _line_of(pid) for pid in {own_pid, *pids}}
-    return {pid for pid in pids if own_pid in lines[pid] or pid in lines[own_pid]}
+    """The ancestors and descendants of this process among `pids`."""
+    ancestors = {pid: _line_of(pid) for pid in {own_pid, *pids}}
+    return {pid for pid in pids if own_pid in ancestors[pid] or pid in ancestors[own_pid]}
 
 
 def _line_of(pid: int) -> list[int]:
-    """A process, its parent, and so on."""
+    """A process and its ancestors, in order."""
     line = []
     while pid > 0 and pid not in line:
         line.append(pid)
@@ -148,7 +148,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _start_time(pid: int) -> str:
-    """Start time of a process in clock ticks; with the pid it identifies a process."""
+    """The start time of a process in clock ticks; together with the pid it identifies the process."""
     return _stat_fields(pid)[19]
 
 
@@ -224,7 +224,7 @@ class ServiceGroup:
     """The parent of all slots' groups of one service."""
 
     def __init__(self, hierarchy: Hierarchy, path: Path | None = None) -> None:
-        """Makes a new group, or, given its path, works in one that a supervisor made."""
+        """Make a new group or, if `path` is given, use the group that a supervisor made."""
         self._hierarchy = hierarchy
         self._leaving: list[Path] = []
         if path is not None:
@@ -259,7 +259,8 @@ class ServiceGroup:
 
 
 def remove_slots_of(service_group: Path, owner_pid: int | None, deadline_s: float) -> None:
-    """Remove the slots' groups that one host process made (None: any), waiting for their processes to exit."""
+    """Remove the slots' groups that the process `owner_pid` made (None: any process), after their processes have
+    exited."""
     until = time.monotonic() + deadline_s
     with contextlib.suppress(FileNotFoundError):
         for child in service_group.iterdir():

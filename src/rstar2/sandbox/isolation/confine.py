@@ -1,8 +1,8 @@
-"""How a template and its slots give up their rights, in order.
+"""Drops the privileges of a template and its slots, in order.
 
-The template takes namespaces and the read-only root once; each slot adds a process namespace (made by the process that
-forks it), a scratch file system, a memory group, no capabilities and the system-call filter. Executions inherit all of
-it, which is why isolation costs an execution almost nothing.
+The template enters namespaces and the read-only root once; each slot adds a process namespace (made by the process that
+forks the slot), a scratch file system, a memory group, no capabilities and the system-call filter. Executions inherit
+all of it, which is why isolation costs an execution almost nothing.
 """
 
 import contextlib
@@ -17,18 +17,18 @@ from rstar2.sandbox.isolation import landlock, linux, rootfs, seccomp
 NAMESPACES = linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
 NUM_OPEN_FILES = 256
 NUM_PENDING_SIGNALS = 64
-"""The limit for one slot, timers included. Without a kernel uid for each slot, Linux counts the signals of all slots
-against one user, whose limit is 10,000 or more."""
+"""The limit of pending signals for one slot, including timers. Without separate uids, Linux counts the signals of all
+slots against one user, whose limit is 10,000 or more."""
 INSIDE_UID = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Which layers are applied: all that the machine can give, unless fewer were asked for."""
+    """Which layers of isolation are applied: all that the machine supports, unless fewer were requested."""
 
     namespaces: bool
     user_namespace: bool
-    """Unprivileged: the namespaces are owned by a user namespace in which one uid exists."""
+    """Unprivileged isolation: a user namespace with a single uid owns the other namespaces."""
     seccomp: bool
     distinct_uid: bool
     """Each slot's programs run under a uid that is not the slot's own. Needs root."""
@@ -37,11 +37,11 @@ class Layers:
     scratch_bytes: int
     num_scratch_files: int
     packages: tuple[str, ...] = ()
-    """Installed packages that programs see besides the promised ones."""
+    """Installed packages that programs can import besides the promised ones."""
 
 
 def enter_template(layers: Layers) -> None:
-    """Once per template, before any slot is forked."""
+    """Confine the template, once, before any slot is forked."""
     if not layers.namespaces:
         return
     view = rootfs.runtime_view(layers.packages)
@@ -57,7 +57,7 @@ def enter_template(layers: Layers) -> None:
 
 
 def map_single_id(uid: int, gid: int, proc_fd: int) -> None:
-    """In a new user namespace: the one id that exists is `INSIDE_UID`, which is our own id outside."""
+    """In a new user namespace, map our own id outside to `INSIDE_UID`, the only id inside."""
     for name, content in (
         ("setgroups", "deny"),
         ("uid_map", f"{INSIDE_UID} {uid} 1"),
@@ -69,12 +69,12 @@ def map_single_id(uid: int, gid: int, proc_fd: int) -> None:
 
 
 def enter_slot(layers: Layers, memory_group_fd: int | None, proc_fd: int) -> None:
-    """Once per slot, in the init of the slot's process namespace. The caller installs the system-call filter last,
-    since it cannot be undone. `proc_fd` is the machine's /proc, which no path leads to any more."""
+    """Confine a slot, once, in the init of its process namespace. The caller installs the system-call filter last,
+    since it cannot be undone. `proc_fd` is the machine's /proc, which no path reaches any more."""
     if memory_group_fd is not None:
         os.write(memory_group_fd, b"0")
         os.close(memory_group_fd)
-    with contextlib.suppress(OSError):  # where the machine runs out of memory, programs go first
+    with contextlib.suppress(OSError):  # when the machine runs out of memory, the kernel kills programs first
         score_fd = os.open("self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc_fd)
         try:
             os.write(score_fd, b"1000")
@@ -83,20 +83,21 @@ def enter_slot(layers: Layers, memory_group_fd: int | None, proc_fd: int) -> Non
     os.setsid()
     os.umask(0o022)
     if layers.user_namespace:
-        # A separate one, because Linux counts processes by user: a fork bomb must not use up its neighbours' share.
+        # Each slot has its own user namespace, because Linux counts processes by user: a fork bomb must not use up the
+        # share of other slots.
         linux.unshare(linux.CLONE_NEWUSER)
         map_single_id(INSIDE_UID, INSIDE_UID, proc_fd)
     os.close(proc_fd)
     if layers.namespaces:
         linux.unshare(linux.CLONE_NEWNS)
-        # The init owns the scratch root: a program can fill it but not change its mode for the next one.
+        # The init owns the scratch root, so a program can fill it but not change its mode for the next program.
         options = f"mode=1777,size={layers.scratch_bytes},nr_inodes={layers.num_scratch_files}"
-        # Without access times, which would tell the next program when the last one looked.
+        # Access times would tell the next program when the last one read a file.
         flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOATIME
         linux.mount("tmpfs", layers.scratch, "tmpfs", flags, options)
         os.chdir(layers.scratch)
     if layers.distinct_uid:
-        limit(resource.RLIMIT_NICE, 0)  # elsewhere the host needs it to raise the priority of a notebook's next cell
+        limit(resource.RLIMIT_NICE, 0)  # otherwise the host needs it to raise the priority of a notebook's next cell
         os.setgroups([])
         kept = frozenset({linux.CAP_KILL, linux.CAP_SETUID, linux.CAP_SETGID, linux.CAP_SYS_NICE})
         kept |= {linux.CAP_CHECKPOINT_RESTORE}  # to number processes from the start for each program
@@ -111,19 +112,19 @@ def enter_slot(layers: Layers, memory_group_fd: int | None, proc_fd: int) -> Non
         linux.keep_only_capabilities(kept)
     if layers.distinct_uid:
         linux.prctl(linux.PR_SET_DUMPABLE, 0)
-    # Elsewhere slots stay open to the host's process, which measures their memory and has no other right to look.
+    # Otherwise slots stay dumpable: the host measures their memory and has no other right to read it.
 
 
 def limit(kind: int, value: int) -> None:
-    """A lower limit of the machine stays."""
-    _, most = resource.getrlimit(kind)
-    value = value if most == resource.RLIM_INFINITY else min(value, most)
+    """Set a limit; a lower one of the machine stays."""
+    _, hard_limit = resource.getrlimit(kind)
+    value = value if hard_limit == resource.RLIM_INFINITY else min(value, hard_limit)
     resource.setrlimit(kind, (value, value))
 
 
 def limit_open_files() -> None:
-    """For programs, and for processes that send no descriptors. Linux refuses to send one while the descriptors in
-    flight of all the user's processes exceed the sender's limit, so senders keep a high limit."""
+    """Limit open files for programs and for processes that send no descriptors. Linux refuses to send a descriptor
+    while those in flight of all the user's processes exceed the sender's limit, so senders keep a high limit."""
     limit(resource.RLIMIT_NOFILE, NUM_OPEN_FILES)
 
 

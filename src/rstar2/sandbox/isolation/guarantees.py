@@ -1,4 +1,4 @@
-"""What isolation this machine can give, found by trying it, as a table of guarantees."""
+"""Finds by trying what isolation this machine supports, as a table of guarantees."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ from rstar2.sandbox.isolation.uids import FIRST_UID, LAST_UID
 SCRATCH_BYTES, NUM_SCRATCH_FILES = 64 * MIB, 4096
 
 _NEEDED_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL", "CAP_SYS_NICE")
-"""What root needs to make namespaces, to give programs their own uid and no rights, and to kill and renice them."""
+"""What root needs to make namespaces, to give programs their own uid and no privileges, and to kill and renice them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Guarantee:
     how: str
     fix: str
     required: bool
-    """Part of the minimum below which the sandbox refuses to start."""
+    """Whether the sandbox refuses to start without this guarantee."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,13 @@ class Capabilities:
     seccomp: bool
     memory_groups: cgroup.Hierarchy | None
     to_be_privileged: str = "run as root"
-    """What would allow privileged isolation, where it is not allowed."""
+    """The instruction that would allow privileged isolation; empty if it is allowed."""
     is_machine_root: bool = False
-    """The one id of an unprivileged user namespace would be the machine's root: Linux does not count its processes."""
+    """True if the single id of an unprivileged user namespace would be the machine's root, whose processes Linux does
+    not limit."""
     landlock_version: int = 0
     can_raise_priority: bool = False
-    """A priority that was lowered can be raised again without root."""
+    """Whether a lowered priority can be raised again without root."""
 
 
 _NO_CAPABILITIES = Capabilities(False, False, False, False, None)
@@ -75,13 +76,13 @@ def detect() -> Capabilities:
 
 
 def processes_can_be_reniced() -> bool:
-    """By the limit that says how far an ordinary user may raise a priority: 20 stands for the usual one."""
+    """Whether the limit RLIMIT_NICE lets an ordinary user raise a priority to the default, which is 20 in its units."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NICE)
     return soft == resource.RLIM_INFINITY or soft >= 20
 
 
 def what_privilege_needs(euid: int, effective_capabilities: int, uid_map: str, gid_map: str) -> str:
-    """What this process lacks for privileged isolation, as an instruction; empty if nothing."""
+    """An instruction that says what this process lacks for privileged isolation; empty if nothing."""
     if euid != 0:
         return "run as root"
     lacking = [name for name in _NEEDED_CAPABILITIES if not effective_capabilities >> getattr(linux, name) & 1]
@@ -99,7 +100,7 @@ def _is_mapped(first: int, last: int, id_map: str) -> bool:
 
 
 def _can_make_user_namespace() -> bool:
-    """With one id in it, for which root needs CAP_SETFCAP."""
+    """Whether a user namespace with one id can be made; root needs CAP_SETFCAP."""
     return _succeeds(
         f"uid, gid, proc = os.getuid(), os.getgid(), os.open('/proc', os.O_PATH); "
         f"linux.unshare({confine.NAMESPACES | linux.CLONE_NEWUSER}); confine.map_single_id(uid, gid, proc)"
@@ -107,7 +108,7 @@ def _can_make_user_namespace() -> bool:
 
 
 def _succeeds(statements: str) -> bool:
-    """Try it in a throw-away process."""
+    """Whether statements succeed in a throw-away process."""
     program = f"import os; from rstar2.sandbox.isolation import confine, linux; {statements}"
     attempt = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30, check=False)
     return attempt.returncode == 0
@@ -116,7 +117,7 @@ def _succeeds(statements: str) -> bool:
 def choose_layers(
     capabilities: Capabilities, *, scratch_bytes: int = SCRATCH_BYTES, num_scratch_files: int = NUM_SCRATCH_FILES
 ) -> confine.Layers:
-    """Everything that the machine can give."""
+    """Choose every layer that the machine supports."""
     namespaces = capabilities.is_privileged or capabilities.can_make_user_namespace
     return confine.Layers(
         namespaces=namespaces,

@@ -1,7 +1,7 @@
-"""A second wall around files, by Landlock where the kernel has it.
+"""A second layer of file isolation, by Landlock where the kernel has it.
 
-The mount namespace already shows programs nothing but the read-only runtime and their scratch directory. Landlock says
-the same again elsewhere in the kernel: write only in the scratch directory, read elsewhere, signal nobody outside.
+The mount namespace already shows programs only the read-only runtime and their scratch directory. Landlock enforces the
+same in another part of the kernel: write only in the scratch directory, read elsewhere, signal no process outside.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE, _IOCTL_DEVICE = (
     1 << 15,
 )
 _NUM_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
-"""How many kinds of access to files each version of the interface knows; later ones know 16."""
+"""The number of file access rights by version of the interface; later versions have 16."""
 _BIND_AND_CONNECT = 3
 _SCOPE_SOCKETS_AND_SIGNALS = 3
 
@@ -28,12 +28,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def version() -> int:
-    """The version of the kernel's interface; 0 without Landlock."""
+    """The version of the kernel's Landlock interface; 0 without Landlock."""
     return max(0, int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION_FLAG)))
 
 
 def restrict(scratch: str) -> None:
-    """Restrict this process and all that it forks. Needs no_new_privs. Without Landlock nothing happens."""
+    """Restrict this process and its descendants. Needs no_new_privs. Does nothing without Landlock."""
     abi = version()
     if not abi:
         return

@@ -1,6 +1,6 @@
-"""The Linux calls that Python has no name for, as thin functions that raise OSError.
+"""Linux calls that Python does not wrap, as thin functions that raise OSError.
 
-`confine.py` decides what is called, and in which order.
+`confine.py` decides which of them are called, and in which order.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ PR_CAP_AMBIENT_CLEAR_ALL = 4
 CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SETPCAP, CAP_SYS_ADMIN, CAP_SYS_NICE = 5, 6, 7, 8, 21, 23
 CAP_CHECKPOINT_RESTORE = 40
 _CAP_VERSION_3 = 0x20080522
-# The numbers of x86_64, the only architecture that the filter is written for.
+# System call numbers of x86_64, the only architecture that the filter supports.
 _SYS_SECCOMP, _SYS_PIVOT_ROOT, _SYS_CLONE, _SYS_MOUNT_SETATTR = 317, 155, 56, 442
 _SECCOMP_SET_MODE_FILTER = 1
 
@@ -43,8 +43,8 @@ def unshare(flags: int) -> None:
 
 
 def fork_into_new_pid_namespace() -> int:
-    """`os.fork`, with the child as the init of a new process namespace; an unprivileged process could not return from
-    `unshare` to its own."""
+    """Fork, with the child as the init of a new process namespace. After `unshare`, an unprivileged process could not
+    return to its own."""
     ctypes.pythonapi.PyOS_BeforeFork()
     pid: int = _libc_holding_gil.syscall(_SYS_CLONE, CLONE_NEWPID | signal.SIGCHLD, 0, 0, 0, 0)
     if pid == 0:
@@ -61,7 +61,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, options
 
 
 def bind_read_only(source: str, target: str) -> None:
-    """With everything mounted below it. An old kernel makes only the top read-only; then nothing below is mounted."""
+    """Bind read-only, with everything mounted below; on old kernels, which protect only the top, without it."""
     mount(source, target, None, MS_BIND | MS_REC)
     attributes = struct.pack("=QQQQ", MS_RDONLY | MS_NOSUID, 0, 0, 0)
     result = _libc.syscall(
@@ -96,7 +96,7 @@ def prctl(option: int, argument: int = 0) -> None:
 
 
 def effective_capabilities() -> int:
-    """The effective set as a bit mask, read without /proc."""
+    """The effective capability set as a bit mask, read without /proc."""
     header = struct.pack("=Ii", _CAP_VERSION_3, 0)
     data = ctypes.create_string_buffer(24)
     _check(_libc.capget(header, data), "capget")
@@ -105,7 +105,7 @@ def effective_capabilities() -> int:
 
 
 def keep_only_capabilities(kept: frozenset[int]) -> None:
-    """Everything else leaves the bounding, ambient, inheritable, permitted and effective sets permanently."""
+    """Drop all other capabilities permanently from the bounding, ambient, inheritable, permitted and effective sets."""
     for capability in range(64):
         if capability not in kept:
             try:

@@ -1,7 +1,7 @@
-"""Which installed packages a program sees: the promised ones, those that the operator adds, and what they need.
+"""Decides which packages a program can import: the promised ones, the operator's, and their dependencies.
 
-Everything else in the environment of the service stays out of sight. Otherwise a program could import the generator of
-the problem that it is asked to solve, and print the answer.
+All other packages in the environment of the service are hidden. Otherwise a program could import the generator of the
+problem that it is asked to solve, and print the answer.
 """
 
 import os
@@ -13,7 +13,7 @@ from importlib import metadata
 from rstar2.errors import UserError
 
 PROMISED = ("numpy", "scipy", "sympy", "mpmath", "networkx", "pandas", "matplotlib", "math-verify")
-"""Distributions. One that is not installed is skipped; `GET /status` names the libraries that are missing."""
+"""Distributions that programs can import. A missing one is skipped; `GET /status` names it."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -26,7 +26,7 @@ def check(names: Iterable[str]) -> None:
 
 
 def paths(added: tuple[str, ...] = ()) -> frozenset[str]:
-    """The folders and files, directly in a folder of packages, that belong to the promised and the added packages."""
+    """The entries of the package folders that belong to the promised and the added packages."""
     found: set[str] = set()
     seen: set[str] = set()
     waiting = [*PROMISED, *added]
@@ -55,7 +55,7 @@ def _find(name: str) -> metadata.Distribution | None:
 
 
 def _needed(requirement: str) -> re.Match[str] | None:
-    """The name in a requirement; None for one that only an extra needs."""
+    """The package name in a requirement; None for a requirement of an extra."""
     return None if "extra ==" in requirement else _NAME.match(requirement)
 
 

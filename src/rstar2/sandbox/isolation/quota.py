@@ -1,7 +1,7 @@
-"""How many cores and how much memory this process's control groups leave it, by cgroup v1 or v2.
+"""Reads how many cores and how much memory the control groups (v1 or v2) leave this process.
 
-A limit binds with all the groups below it, so the tightest from the process's own group up to the mount point counts.
-`root` is the file system to look in; tests pass a folder that looks like one.
+A group's limit holds for all groups below it, so the tightest limit from the process's own group up to the mount point
+counts. `root` is the file system to look in; tests pass a folder that looks like one.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def core_quota(root: Path = Path("/")) -> float | None:
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
-    """The least memory limit of this process's groups; None without one."""
+    """The lowest memory limit of this process's groups; None without a limit."""
     limits = []
     for folder in _own_groups(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -34,7 +34,7 @@ def memory_limit_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _read_words(path: Path) -> tuple[str, str]:
-    """The first two fields of a file; empty where there are none."""
+    """The first two fields of a file; a missing field is empty."""
     try:
         fields = path.read_text().split()
     except OSError:
@@ -66,7 +66,7 @@ def mounts(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
 
 
 def group_path(root: Path, controller: str) -> str:
-    """This process's group below a mount point; v2 has an empty controller name."""
+    """The path of this process's group below a mount point; for v2 the controller name is empty."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):

@@ -25,12 +25,12 @@ _OTHER = ("/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/localtime")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is bound read-only, and which symbolic links lead there."""
+    """The paths that are mounted read-only, and the symbolic links to them."""
 
     binds: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
     package_folders: tuple[tuple[str, tuple[str, ...]], ...]
-    """The folders of installed packages, each with the paths in it that are shown; the rest is covered."""
+    """The folders of installed packages, each with the paths in it that programs see; the rest is hidden."""
 
 
 def runtime_view(added_packages: tuple[str, ...] = ()) -> View:
@@ -71,7 +71,7 @@ def runtime_view(added_packages: tuple[str, ...] = ()) -> View:
 
 
 def _package_folders(binds: Iterable[str]) -> set[str]:
-    """Those on the path of this interpreter, and any other that a bind would show."""
+    """Package folders on this interpreter's path, and others that a bind mount would show."""
     named = {path for path in sys.path if Path(path).name in _PACKAGE_FOLDERS}
     for bind in binds:
         for name in _PACKAGE_FOLDERS:
@@ -80,7 +80,7 @@ def _package_folders(binds: Iterable[str]) -> set[str]:
 
 
 def scratch_path() -> str:
-    """The scratch directory of programs. It must not cover the interpreter, where that is in /tmp."""
+    """The scratch directory of programs. It must not hide an interpreter in /tmp."""
     is_taken = any(_is_below(bind, _USUAL_SCRATCH) for bind in runtime_view().binds)
     return _OTHER_SCRATCH if is_taken else _USUAL_SCRATCH
 

@@ -1,8 +1,8 @@
 """The system calls that a program in the sandbox may make, compiled to a BPF filter.
 
-An allow-list: whatever is not named is refused with an errno, never with a kill, because a library that probes for a
-feature must be able to fall back (a killing filter ends honest programs). A balanced search over ranges of
-call numbers keeps the cost of each call at about eight comparisons.
+An allow-list: every other call is refused with an errno, never with a kill, because a library that probes for a feature
+must be able to fall back. A balanced search over ranges of call numbers keeps the cost of each call at about eight
+comparisons.
 
 Programs share the inodes of the Python runtime with the host. So no call may leave something on an inode (locks,
 leases, notifications) or make the host's disk work (flushes, advice on the page cache).
@@ -108,7 +108,7 @@ _NO_LOCKS = _ERRNO | errno.ENOLCK
 _DO_NOTHING = _ERRNO
 """The call is skipped and reports success."""
 _EXTENDED_ATTRIBUTES = range(188, 200)
-"""Answered as by a file system without them, which `shutil.copy2` accepts."""
+"""Answered as by a file system without attributes, which `shutil.copy2` accepts."""
 
 _Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
 
@@ -122,7 +122,8 @@ def allowed_numbers() -> frozenset[int]:
 
 
 def _search(ranges: list[tuple[int, int]]) -> list[_Instruction]:
-    """A balanced tree over disjoint sorted half-open ranges of `(start, action)`; the accumulator holds the number."""
+    """A balanced search over sorted, disjoint, half-open ranges of `(start, action)`; the accumulator holds the call
+    number."""
     if len(ranges) == 1:
         return [(_RETURN, 0, 0, ranges[0][1])]
     middle = len(ranges) // 2
@@ -159,7 +160,7 @@ def _refuse_values(argument: int, values: tuple[int, ...]) -> list[_Instruction]
 
 
 def _refuse_null(argument: int) -> list[_Instruction]:
-    """Fall through unless the argument, a pointer, is NULL."""
+    """Refuse a NULL pointer as argument; otherwise fall through."""
     return [
         (_LOAD, 0, 0, argument),
         (_JEQ, 0, 3, 0),
@@ -182,7 +183,8 @@ _SETPRIORITY_OF_OTHERS = [
     (_RETURN, 0, 0, _ALLOW),
     (_RETURN, 0, 0, _DENY),
 ]
-# The clock of another process tells how much CPU time it has used: the init's would be a letter box.
+# The clock of another process tells how much CPU time it has used: through the init's clock, programs could pass
+# messages.
 _CLOCK_OF_ALL_OR_OF_CALLER = [
     (_LOAD, 0, 0, _ARGUMENT_0),
     (_JGE, 0, 2, _NUM_CLOCKS),
@@ -237,12 +239,13 @@ _BY_ARGUMENT: dict[tuple[int, ...], list[_Instruction]] = {
     (228, 229, 230, 283): _CLOCK_OF_ALL_OR_OF_CALLER,  # clock_gettime, clock_getres, clock_nanosleep, timerfd_create
     (222,): _CLOCK_OF_ALL_OR_OF_CALLER,  # timer_create
 }
-"""Calls that are judged by their arguments."""
+"""Rules for calls by their arguments."""
 _SENDMSG, _SETSOCKOPT = 46, 54
-"""Sending descriptors: Linux counts those in flight by user, so a program could stop its neighbours' cells."""
+"""Programs may not send descriptors: Linux counts those in flight by user, so a program could stop its neighbours'
+cells."""
 
-# Cells share a process namespace and a uid with the parked states of all branches of their notebook. These are stopped,
-# and must neither be woken nor be changed, nor tell anything about themselves.
+# Cells share a process namespace and a uid with the parked states of all branches of their notebook. The parked states
+# are stopped, and cells must not wake them, change them or read anything about them.
 _BY_ARGUMENT_IN_CELLS: dict[tuple[int, ...], list[_Instruction]] = {
     # kill, tkill, rt_sigqueueinfo, pidfd_send_signal, tgkill: a state would run on, beside the cells of others.
     (62, 200, 129, 424): _refuse_values(_ARGUMENT_1, (_SIGCHLD, _SIGCONT)),
@@ -266,14 +269,14 @@ _BY_ARGUMENT_IN_CELLS: dict[tuple[int, ...], list[_Instruction]] = {
 
 
 class Role(Enum):
-    """Whose system calls are filtered."""
+    """The kinds of filtered processes."""
 
     PROGRAM = auto()
     """A stateless program, and the init of its slot."""
     CELL = auto()
     """The cells of a notebook."""
     CONTROLLER = auto()
-    """The init of a notebook's slot, which runs no code of programs. It hands descriptors to the cells and asks for the
+    """The init of a notebook's slot, which runs no user code. It sends descriptors to the cells and asks for the
     credentials of those that answer."""
 
 
@@ -294,7 +297,7 @@ def _special_cases(distinct_uid: bool, role: Role) -> list[_Instruction]:
             (_ARGUMENT_1, _ALL_BITS, (_SOL_SOCKET,)), (_ARGUMENT_2, _ALL_BITS, (_SO_PASSCRED,))
         )
     elif role is Role.CELL:
-        # Where there is no uid of its own, the right to raise a priority may be the user's, and so the cell's.
+        # Without a separate uid, the cell may have its user's right to raise a priority.
         own = _allow_only((_ARGUMENT_0, _ALL_BITS, (_PRIO_PROCESS,)), (_ARGUMENT_1, _ALL_BITS, (0,)))
         rules |= {**_BY_ARGUMENT_IN_CELLS, (_SETPRIORITY,): own if distinct_uid else _always(_DENY)}
     program: list[_Instruction] = []
@@ -307,8 +310,8 @@ def _special_cases(distinct_uid: bool, role: Role) -> list[_Instruction]:
 
 
 def compile_filter(*, distinct_uid: bool, role: Role = Role.PROGRAM) -> bytes:
-    """The filter as an array of `struct sock_filter`. `distinct_uid`: programs run under a separate uid, so the kernel
-    already keeps them from touching the slot's init."""
+    """Compile the filter into an array of `struct sock_filter`. With `distinct_uid`, programs run under a separate uid,
+    so the kernel already protects the slot's init from them."""
     allowed = sorted(allowed_numbers())
     ranges: list[tuple[int, int]] = []
     for number in range(allowed[-1] + 2):

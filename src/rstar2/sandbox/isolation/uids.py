@@ -1,4 +1,4 @@
-"""Uids (and gids) of programs: ids that no person has, in blocks of which each service takes one.
+"""Assigns uids (and gids) to programs: ids that no person has, in blocks of which each service leases one.
 
 Linux counts processes by uid, so two services must not share one. A service leases its block by a lock on a file, which
 ends with the process. Services whose files are in different containers cannot see each other's locks; they take
@@ -29,7 +29,7 @@ def uid_of(block: int, number: int) -> int:
 
 @cache
 def leased_block() -> int:
-    """The block of this process, until it ends."""
+    """The block that this process leases until it exits."""
     folder = _lock_folder()
     for _ in range(_NUM_TRIES if folder is not None else 0):
         block = _random.randrange(NUM_BLOCKS)
@@ -39,7 +39,7 @@ def leased_block() -> int:
 
 
 def lock_block(folder: Path, block: int) -> bool:
-    """False if another process has it. The descriptor stays open: the lock ends with the process."""
+    """False if another process has it. The descriptor stays open, so the lock ends with the process."""
     fd = os.open(folder / str(block), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -50,7 +50,7 @@ def lock_block(folder: Path, block: int) -> bool:
 
 
 def _lock_folder() -> Path | None:
-    """A folder that only this user can change; None if there is no place for one."""
+    """The folder for lock files, which only this user can change; None if none can be made."""
     for parent in (Path("/run"), Path(tempfile.gettempdir())):
         with suppress(OSError):
             folder = parent / "rstar2-sandbox-uids"
@@ -62,7 +62,7 @@ def _lock_folder() -> Path | None:
 
 
 class UidNumbers:
-    """Draws numbers within a block. None that was drawn recently: killed processes may take a while to die, and Linux
+    """Draws random numbers within a block, excluding recent ones: killed processes may take a while to exit, and Linux
     counts them against their uid."""
 
     def __init__(self, numbers: range) -> None:
@@ -78,4 +78,4 @@ class UidNumbers:
 
 STATELESS_NUMBERS = UidNumbers(range(NUM_UIDS_PER_BLOCK // 2))
 SESSION_NUMBERS = UidNumbers(range(NUM_UIDS_PER_BLOCK // 2, NUM_UIDS_PER_BLOCK))
-"""Both are shared by all executors of this process: two slots with one uid would share its process limit."""
+"""All executors of this process share both: two slots with the same uid would share its process limit."""

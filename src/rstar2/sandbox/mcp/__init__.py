@@ -1,8 +1,8 @@
 """The sandbox as an MCP server, over stdin and stdout or streamable HTTP.
 
-Promise: what a program does is a result, marked as an error if it failed; a fault of the sandbox is an error of the
-protocol, so that no client takes it for the program's. Every call has a deadline, and nothing outlives the server. The
-official SDK (the extra `mcp`) is imported here and nowhere above.
+Promise: a program's outcome is a tool result, marked as an error if the program failed; a fault of the sandbox is a
+protocol error, so that no client mistakes it for the program's. Every call has a deadline, and no process outlives the
+server. Only this folder imports the official SDK (the extra `mcp`).
 """
 
 from rstar2.sandbox.mcp.serve import serve_http, serve_stdio

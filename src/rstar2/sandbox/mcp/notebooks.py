@@ -1,4 +1,4 @@
-"""The notebooks of a server's clients, by ids that nobody can guess: a client reaches its own and no other's.
+"""The notebooks of a server's clients. Their ids cannot be guessed, so a client reaches only its own.
 
 Since 2026-07-28 the protocol has no sessions, so the id travels as an argument of each call.
 """
@@ -27,7 +27,7 @@ class Notebooks:
 
     @asynccontextmanager
     async def turn(self, session_id: str | None) -> AsyncIterator[Session]:
-        """The notebook, exclusively; a new one where no id is given."""
+        """Lock the notebook for one call; without an id, a new notebook."""
         held = self._table.get(session_id) if session_id is not None else await self._open()
         async with self._table.turn(held) as session:
             yield session
@@ -42,7 +42,7 @@ class Notebooks:
 
     @asynccontextmanager
     async def swept(self) -> AsyncIterator[None]:
-        """Idle notebooks are closed meanwhile, and all of them at the end."""
+        """Close idle notebooks during the block, and all notebooks at its end."""
         sweeper = asyncio.create_task(self._sweep())
         try:
             yield
@@ -63,7 +63,8 @@ class Notebooks:
 
 @asynccontextmanager
 async def answered(timeout_s: float) -> AsyncIterator[None]:
-    """A call's failures: the caller's mistakes are a tool's errors, the sandbox's faults are errors of the protocol."""
+    """Translate the failures of a call: a mistake of the caller becomes a tool error, a fault of the sandbox a protocol
+    error."""
     try:
         async with asyncio.timeout(timeout_s):
             yield

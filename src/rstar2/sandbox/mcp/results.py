@@ -1,4 +1,4 @@
-"""What an execution did, as the answer to a tool call: text for the model, structured content for programs. Pure."""
+"""Converts an execution into the answer to a tool call: text for the model, structured content for programs. Pure."""
 
 from base64 import b64encode
 from collections.abc import Iterable
@@ -53,7 +53,7 @@ class SessionState(BaseModel):
 def program_result(
     execution: Execution, max_chars: int, session: str | None = None, num_cells: int | None = None
 ) -> CallToolResult:
-    """MCPError for a fault of the sandbox."""
+    """Convert an execution; MCPError for a fault of the sandbox."""
     if execution.status.is_sandbox_fault:
         raise fault(execution.message or execution.status.value)
     traceback = execution.error.traceback if execution.error is not None else ""
@@ -72,7 +72,7 @@ def program_result(
 
 
 def _other_displays(execution: Execution) -> list[Display]:
-    """Images, and what `display` showed. The value's text is in the text already."""
+    """Images, and what `display` showed; the value's text is shown already."""
     return [shown for shown in execution.displays if not shown.is_result or _image_type(shown) is not None]
 
 
@@ -88,7 +88,7 @@ def _display(shown: Display) -> ContentBlock:
 
 
 def file_result(path: str, data: bytes, max_chars: int) -> CallToolResult:
-    """A text as text, an image as an image, anything else as base64 in the structured content alone."""
+    """A file's result: text as text, an image as an image, other data as base64 in the structured content."""
     kind = _magic(data)
     found = FileContents(path=path, num_bytes=len(data))
     content: list[ContentBlock] = [TextContent(text=f"[{path}: {len(data)} bytes]")]
@@ -123,7 +123,7 @@ def fault(reason: str) -> MCPError:
 
 
 def shortened(text: str, max_chars: int) -> str:
-    """Its head and its tail, with a note in between of how much is missing."""
+    """The head and the tail of a text, with the number of omitted characters in between."""
     if len(text) <= max_chars:
         return text
     head, tail = max_chars - max_chars // 2, max_chars // 2

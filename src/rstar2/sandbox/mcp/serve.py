@@ -1,4 +1,4 @@
-"""The server until its end: stdin is closed, or a signal comes."""
+"""Runs the server until stdin is closed or a signal comes."""
 
 import asyncio
 import contextlib
@@ -22,16 +22,16 @@ from rstar2.sandbox.http.errors import ApiError
 from rstar2.sandbox.mcp.stdio import lines_of, standard_streams, writer_to
 
 MAX_BODY_BYTES = 24 * 2**20
-"""Above the largest file, which arrives as text of base64."""
+"""The limit of a body; fits the largest file, in base64."""
 MAX_REQUESTS = 1024
-"""The most requests at a time; more are answered with 503."""
+"""The maximum number of concurrent requests; more are answered with 503."""
 HEADER_TIMEOUT_S = 10.0
 DRAIN_S = 30
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 async def serve_stdio(server: MCPServer[None]) -> None:
-    """Until the client closes stdin, or SIGTERM or SIGINT."""
+    """Serve until the client closes stdin, or SIGTERM or SIGINT comes."""
     with standard_streams() as (wire_in, wire_out):
         serving = asyncio.create_task(_speak(server, await lines_of(wire_in), await writer_to(wire_out)))
         with _on_signal(serving.cancel):
@@ -58,16 +58,16 @@ async def serve_http(
     on_ready: Callable[[], object] = lambda: None,
     header_timeout_s: float = HEADER_TIMEOUT_S,
 ) -> None:
-    """At `/mcp` of a listening socket, until SIGTERM or SIGINT; then what runs is given `DRAIN_S` seconds."""
+    """Serve at `/mcp` of a listening socket until SIGTERM or SIGINT; running calls then get `DRAIN_S` seconds."""
     app = server.streamable_http_app(
         stateless_http=True,
         max_request_body_size=MAX_BODY_BYTES,
-        # The guard around it decides, as in the other services of the sandbox.
+        # `_with_caller_check` checks the headers, as in the other services of the sandbox.
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
     config = uvicorn.Config(
-        _guarded(app, token, listening_host),
-        # Silent connections count as requests: they must not keep others out.
+        _with_caller_check(app, token, listening_host),
+        # uvicorn counts silent connections as requests; they must not keep other callers out.
         http=cast(type[asyncio.Protocol], _Watched(header_timeout_s)),
         ws="none",
         log_level="warning",
@@ -81,7 +81,7 @@ async def serve_http(
 
 
 class _Watched:
-    """Makes uvicorn's protocol of each connection, watched as in the other services of the sandbox."""
+    """Makes uvicorn's protocol of each connection, watched by `Connections` as in the other services of the sandbox."""
 
     def __init__(self, header_timeout_s: float) -> None:
         self._header_timeout_s = header_timeout_s
@@ -89,9 +89,9 @@ class _Watched:
 
     def __call__(self, **given: Any) -> asyncio.Protocol:
         if self._connections is None:
-            most = MAX_REQUESTS - NUM_SPARE
+            max_open = MAX_REQUESTS - NUM_SPARE
             self._connections = Connections(
-                lambda: AutoHTTPProtocol(**given), most, self._header_timeout_s, _has_request
+                lambda: AutoHTTPProtocol(**given), max_open, self._header_timeout_s, _has_request
             )
         return self._connections()
 
@@ -101,7 +101,7 @@ def _has_request(handler: Any) -> bool:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Uvicorn's own handlers would end the process before the sandbox is closed."""
+    """uvicorn without its signal handlers, which would end the process before the sandbox is closed."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], object]) -> None:
         super().__init__(config)
@@ -121,7 +121,7 @@ class _Uvicorn(uvicorn.Server):
         self.should_exit = True
 
 
-def _guarded(app: ASGIApp, token: str | None, listening_host: str) -> ASGIApp:
+def _with_caller_check(app: ASGIApp, token: str | None, listening_host: str) -> ASGIApp:
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:

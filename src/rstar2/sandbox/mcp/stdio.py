@@ -1,4 +1,5 @@
-"""Standard input and output as streams of the event loop. The SDK's own read in a thread, which a signal cannot end."""
+"""Standard input and output as streams of the event loop. The SDK's own streams read in a thread, which a signal cannot
+end."""
 
 import asyncio
 import contextlib
@@ -14,7 +15,8 @@ MAX_LINE_BYTES = 32 * 2**20
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[tuple[int, int]]:
-    """Descriptors of the wire. Meanwhile 0 is empty and 1 is stderr, so that nothing else reads or writes the wire."""
+    """Yield stdin and stdout for the protocol; meanwhile descriptor 0 is empty and 1 is stderr, so no other code uses
+    them."""
     wire = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -50,21 +52,21 @@ class PipeWriter:
 
 
 async def lines_of(wire_in: int) -> Any:
-    """What the SDK reads. A file never waits, so a thread will do for it."""
+    """The lines that the SDK reads. A file never blocks, so a thread will do."""
     if _is_file(wire_in):
-        return anyio.wrap_file(_opened(wire_in, "r"))
+        return anyio.wrap_file(_open_text(wire_in, "r"))
     stream = asyncio.StreamReader(MAX_LINE_BYTES)
     loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), _opened(wire_in, "r"))
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), _open_text(wire_in, "r"))
     return PipeLines(stream)
 
 
 async def writer_to(wire_out: int) -> Any:
     """The stream that the SDK writes to."""
     if _is_file(wire_out):
-        return anyio.wrap_file(_opened(wire_out, "w"))
+        return anyio.wrap_file(_open_text(wire_out, "w"))
     loop = asyncio.get_running_loop()
-    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, _opened(wire_out, "w"))
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, _open_text(wire_out, "w"))
     return PipeWriter(asyncio.StreamWriter(transport, protocol, None, loop))
 
 
@@ -72,5 +74,5 @@ def _is_file(descriptor: int) -> bool:
     return stat.S_ISREG(os.fstat(descriptor).st_mode)
 
 
-def _opened(descriptor: int, mode: str) -> TextIO:
+def _open_text(descriptor: int, mode: str) -> TextIO:
     return cast(TextIO, os.fdopen(descriptor, mode, encoding="utf-8", errors="replace", closefd=False))

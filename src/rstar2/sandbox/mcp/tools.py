@@ -26,7 +26,7 @@ from rstar2.sandbox.mcp.results import (
 )
 
 GRACE_S = 30.0
-"""What a call may take beyond its program's own limits."""
+"""The time that a call may take beyond its program's own limits."""
 INSTRUCTIONS = """Runs Python in an isolated sandbox without network. numpy, scipy, sympy, mpmath, networkx and \
 pandas are there, and matplotlib where it is installed: figures come back as images. `run_python` keeps nothing \
 for the next call. `run_cell` is a notebook: call it without `session` to open one, then pass the session it returns \
@@ -35,12 +35,12 @@ to keep variables and files."""
 
 @dataclass(frozen=True, slots=True)
 class McpLimits:
-    """What clients may use."""
+    """The limits that apply to clients."""
 
     max_sessions: int = 64
     session_idle_s: float = 3600.0
     max_wall_s: float = 300.0
-    """The longest time limit that a call may ask for."""
+    """The maximum time limit that a call may request."""
     memory_bytes: int = Limits().memory_bytes
     max_output_chars: int = 100_000
     """The limit of stdout, of stderr and of the value. The middle of a longer text is left out."""
@@ -118,7 +118,7 @@ class SandboxTools:
         """Write a file into a notebook's working directory, from a text or from base64. It counts as a cell."""
         if (text is None) == (base64 is None):
             raise ToolError("give either text or base64, and not both")
-        data = text.encode() if text is not None else _decoded(base64 or "")
+        data = text.encode() if text is not None else _decode_base64(base64 or "")
         async with self._answered(), self._notebooks.turn(session) as held:
             await held.put_file(path, data)
             said = f"[{path}: {len(data)} bytes written; session {held.id}, {held.num_cells} cells]"
@@ -135,7 +135,7 @@ class SandboxTools:
             return file_list(await held.list_files())
 
     def _answered(self) -> AbstractAsyncContextManager[None]:
-        """A deadline for calls that may have to wait for a running cell."""
+        """The deadline of calls that may have to wait for a running cell."""
         return answered(self._limits.queue_s + self._limits.max_wall_s + GRACE_S)
 
     def _program_limits(self, timeout_s: float | None) -> Limits:
@@ -147,7 +147,7 @@ class SandboxTools:
 
 
 def create_server(executor: Executor, limits: McpLimits | None = None) -> MCPServer[None]:
-    """The executor belongs to the caller, who opens it before and closes it after the server."""
+    """The caller owns the executor: it opens it before and closes it after the server."""
     limits = limits or McpLimits()
     notebooks = Notebooks(executor, limits.max_sessions, limits.session_idle_s)
     server: MCPServer[None] = MCPServer(
@@ -169,13 +169,13 @@ def create_server(executor: Executor, limits: McpLimits | None = None) -> MCPSer
         (tools.read_file, True),
         (tools.list_files, True),
     ):
-        # Nothing that a program does is seen outside the sandbox.
+        # A program has no effects outside the sandbox.
         annotations = ToolAnnotations(read_only_hint=is_read_only, destructive_hint=False, open_world_hint=False)
         server.add_tool(tool, annotations=annotations)
     return server
 
 
-def _decoded(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     try:
         return b64decode(text, validate=True)
     except ValueError as error:

@@ -17,11 +17,11 @@ from rstar2.sandbox.slots.slot import MemoryAccount, SlotChannel, kill_quietly
 from rstar2.sandbox.slots.starvation import WallClock, tasks_below
 
 _CPU_GRACE_S = 1.0
-"""As for programs: the kernel's first signal comes at the limit, the host's kill this much later."""
+"""As for programs, the kernel signals a process at its CPU limit; the host kills it this much later."""
 _MAX_STATES = 40
-"""Well below the processes that `session_tree` allows for parked states."""
+"""The maximum number of parked states, far below `session_tree`'s limit on processes."""
 _FILES_S = 10.0
-"""How long a tree may take for its files, before the grace period."""
+"""How long a tree may take for an operation on files, before the grace period."""
 
 
 class LostError(Exception):
@@ -33,7 +33,7 @@ class LostError(Exception):
 
 
 class FileError(Exception):
-    """A file cannot be put, read or listed, for a reason that lies in the session's own files."""
+    """A file cannot be put, read or listed because of the session's own files."""
 
     def __init__(self, number: int) -> None:
         super().__init__(os.strerror(number))
@@ -41,11 +41,11 @@ class FileError(Exception):
 
 
 class DamagedError(Exception):
-    """The tree runs, but a state in it no longer answers: one of its cells damaged it."""
+    """The tree is alive, but one of its states no longer answers: a cell damaged it."""
 
 
 class TreeUser(Protocol):
-    """A session whose states are in a tree."""
+    """A session that keeps its states in a tree."""
 
     tree: "LiveTree | None"
 
@@ -70,19 +70,19 @@ class LiveTree:
     sessions: set[TreeUser] = field(default_factory=set)
     states: dict[int, ParkedState] = field(default_factory=lambda: {ROOT.state: ParkedState(0, ())})
     newest: int = 0
-    """The state after which nothing ran in this tree; 0: none."""
+    """The state after which no cell has run in this tree; 0: none."""
     own_mappings: frozenset[bytes] | None = None
-    """What the controller, in which no cell runs, has mapped as shared: files of the C library, to be read only."""
+    """The shared mappings of the controller, in which no cell runs: read-only files of the C library."""
     can_renice: bool = False
     waiting: asyncio.Future[tuple[bytes, bytes]] | None = None
     unwanted: list[int] = field(default_factory=list)
-    """States that are to be dropped once nothing is under way: one branch drops its own while a cell of another runs,
-    and the controller takes whatever it gets then for the answer to a question, or for the end of its host."""
+    """States to drop when no request is in flight. A branch may drop its states while another branch's cell runs; the
+    controller would take such a message for the answer to its question, or for the exit of its host."""
     relay: OutputRelay | None = None
-    """Where the output of the running cell goes."""
+    """Receives the output of the running cell."""
 
     async def run(self, base: int, cell: Cell, relay: OutputRelay | None = None) -> tuple[Execution, int | None]:
-        """The result, and the new state if the cell left one."""
+        """Run a cell on a state; returns the result and the new state, if any."""
         limits = cell.limits
         new = self.next_state
         self.next_state += 1
@@ -139,7 +139,7 @@ class LiveTree:
         return execution, new if kept else None
 
     async def use_files(self, operation: int, path: str = "", data: bytes = b"") -> bytes:
-        """What the controller answers. OSError if it cannot do it."""
+        """Ask the controller to use files. FileError if it cannot."""
         self.last_used = time.monotonic()
         name = path.encode()
         message = wire.FILE_REQUEST.pack(len(name), len(data)) + name + data
@@ -164,7 +164,7 @@ class LiveTree:
         self.resolve(lambda waiting: waiting.set_result((header, body)))
 
     def resolve(self, settle: Callable[[asyncio.Future[tuple[bytes, bytes]]], None]) -> None:
-        """Answer the request that is under way, if any."""
+        """Settle the request in flight, if there is one."""
         if self.waiting is not None and not self.waiting.done():
             settle(self.waiting)
 
@@ -180,13 +180,13 @@ class LiveTree:
         self._send_drops()
 
     def _drop_oldest(self) -> None:
-        """States count against the slot's limit of processes; what a rollback needs can be rebuilt."""
+        """Drop the oldest states, which count against the slot's process limit; a rollback can rebuild them."""
         heads = {session.head_state for session in self.sessions} | {ROOT.state, max(self.states)}
         for state in sorted(self.states.keys() - heads)[: max(0, len(self.states) - _MAX_STATES)]:
             self.drop(state)
 
     def is_separable(self, state: int) -> bool:
-        """Whether sessions that continue from this state share nothing."""
+        """Whether sessions on this state would share nothing."""
         if state == ROOT.state:
             return True
         parked = self.states.get(state)
@@ -200,7 +200,7 @@ class LiveTree:
         return parked.shares_nothing(self.pid, self.own_mappings, is_newest=state == self.newest)
 
     def is_as_left(self, state: int) -> bool:
-        """Whether a state is as its own cell left it. What ran in the tree since then must not have reached it."""
+        """Whether a state is as its own cell left it, that is, no later cell in the tree can have changed it."""
         return state in (ROOT.state, self.newest) or self.is_separable(state)
 
     def drop(self, state: int) -> None:
@@ -217,9 +217,8 @@ class LiveTree:
 
 
 class _CellWatch:
-    """Keeps from outside what a cell could lift from inside: the CPU limit of each process, its share of the cores, and
-    the memory limit where the kernel does not keep it. Looks for the first time after a moment, so that short cells
-    cost nothing."""
+    """Enforces from outside what a cell could evade: the CPU limit of each process, its share of the cores and, without
+    a memory group, the memory limit. It first checks after a moment, so that short cells cost nothing."""
 
     def __init__(self, tree: LiveTree, limits: Limits) -> None:
         self._tree = tree
@@ -227,9 +226,9 @@ class _CellWatch:
         self._loop = asyncio.get_running_loop()
         self._started_at = time.monotonic()
         self._reniced: list[int] = []
-        self._next = self._loop.call_later(TICK_S, self._look)
+        self._next = self._loop.call_later(TICK_S, self._check_limits)
 
-    def _look(self) -> None:
+    def _check_limits(self) -> None:
         tree, elapsed_s = self._tree, time.monotonic() - self._started_at
         tree.memory.look(tree.pid)
         if tree.pid and elapsed_s > YOUNG_S:
@@ -240,7 +239,7 @@ class _CellWatch:
             if tree.can_renice and not self._reniced:
                 self._reniced = [process.pid for process in running]
                 processes.renice(self._reniced, processes.LOW_NICE)
-        self._next = self._loop.call_later(TICK_S if tree.memory.group is None else YOUNG_S, self._look)
+        self._next = self._loop.call_later(TICK_S if tree.memory.group is None else YOUNG_S, self._check_limits)
 
     def end(self) -> None:
         self._next.cancel()

@@ -1,12 +1,12 @@
-"""Notebook sessions, the host's side: the cells of a session, and the process tree that holds its state, if any.
+"""Notebook sessions, the host's side: a session's cells, and the process tree that holds its state, if there is one.
 
 A session is its list of cells. A tree is a live slot that holds the states of some of them. Whenever a session's last
 state is lost or changed (its tree was evicted or killed, or files in the shared scratch directory changed), the cells
-are replayed in a new tree before anything else happens; the caller notices nothing but the delay. So it is, too, when a
-session is forked or rolled back to a state that shares something with its own forks: memory, descriptors.
+are replayed in a new tree before the next operation; the caller notices only the delay. The same happens when a session
+is forked or rolled back to a state that shares memory or descriptors with its own forks.
 
-A cell whose tree is lost is rerun once. If that ends the same way, the cell did it: it is the cell's own error, because
-a fault of ours on demand would be a way to never be scored.
+A cell whose tree is lost is rerun once. If the tree is lost again, the cell is the cause and gets an error of its own:
+if it counted as our fault, a cell could choose never to be scored.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from rstar2.sandbox.slots import wire
 from rstar2.sandbox.slots.slot_factory import SlotFactory
 
 _MAX_SESSIONS_IN_TREE = 8
-"""Each may have its own head state, which is not dropped."""
+"""The maximum of sessions per tree; their head states are not dropped."""
 MAX_PUT_BYTES = 64 * MIB
-"""The limit of all files that are put into one session. They are kept to rebuild it."""
+"""The size limit of all files put into one session. They are kept for replays."""
 
 
 class LocalSessions:
@@ -106,7 +106,7 @@ class LocalSession:
                 message = f"there is no worker for the session, which is as it was before this cell: {error}"
                 return Execution(ExecutionStatus.INFRASTRUCTURE, message=message)
             except asyncio.CancelledError:
-                # The cell may be running: its tree goes, and with it the cell; the state before it can be rebuilt.
+                # The cell may be running: end its tree, and the cell with it. The state before the cell can be rebuilt.
                 if self.tree is not None:
                     self._trees.end(self.tree)
                 raise
@@ -194,8 +194,8 @@ class LocalSession:
     async def _run_on_head(
         self, cell: Cell, relay: OutputRelay | None = None
     ) -> tuple[Execution, int | None, LiveTree]:
-        """Run a cell on the last state. A state that does not answer is rebuilt; one that does not answer even then was
-        damaged by the cell that left it, which is forgotten as if it had crashed."""
+        """Run a cell on the last state. A state that does not answer is rebuilt; if the rebuilt state does not answer
+        either, the cell that left it damaged it, and is forgotten as if it had crashed."""
         is_rebuilt = False
         while True:
             try:
@@ -216,12 +216,12 @@ class LocalSession:
                 is_rebuilt = not is_rebuilt
 
     async def _tree_with_state(self, limits: Limits) -> LiveTree:
-        """A tree that has this session's last state, rebuilt if need be. To be looked at once its lock is held."""
-        if self.tree is not None and self._is_there(self.tree):
+        """A tree that has this session's last state, rebuilt if need be. Check it with `_is_current` under its lock."""
+        if self.tree is not None and self._has_last_state(self.tree):
             return self.tree
         self._leave_tree()
-        most = max((step.limits.memory_bytes for step in self._cells if isinstance(step, Cell)), default=0)
-        tree = await self._trees.take(replace(limits, memory_bytes=max(limits.memory_bytes, most)))
+        max_memory_bytes = max((step.limits.memory_bytes for step in self._cells if isinstance(step, Cell)), default=0)
+        tree = await self._trees.take(replace(limits, memory_bytes=max(limits.memory_bytes, max_memory_bytes)))
         try:
             await self._replay(tree)
         except BaseException:
@@ -231,14 +231,14 @@ class LocalSession:
         tree.sessions.add(self)
         return tree
 
-    def _is_there(self, tree: LiveTree) -> bool:
-        """Whether this session's last state exists in the tree, and the files are as that state left them."""
+    def _has_last_state(self, tree: LiveTree) -> bool:
+        """Whether the tree has this session's last state, and the files are as that state left them."""
         is_there = tree is self.tree and tree.channel.is_open and self.head_state in tree.states
         return is_there and tree.fingerprint == self._head.fingerprint
 
     def _is_current(self, tree: LiveTree) -> bool:
-        """Whether the next cell can run in this tree: true only until another session's does."""
-        return self._is_there(tree) and tree.is_as_left(self.head_state)
+        """Whether this session's next cell can run in the tree; a cell of another session may make it false."""
+        return self._has_last_state(tree) and tree.is_as_left(self.head_state)
 
     async def _replay(self, tree: LiveTree) -> None:
         rebuilt: list[Step] = []

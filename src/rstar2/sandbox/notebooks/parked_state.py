@@ -1,7 +1,7 @@
-"""What the host sees in /proc of a parked state of a notebook: whether forks of it would share anything.
+"""Reads from /proc whether forks of a notebook's parked state would share anything.
 
-A state is looked at before a cell starts from it, so a look is short: each file is read once, with no more system calls
-than that takes.
+A state is checked before a cell starts from it, so the check is fast: it reads each file once, with as few system calls
+as possible.
 """
 
 import os
@@ -14,7 +14,7 @@ from rstar2.sandbox.slots import processes
 _MEANINGLESS = sum(
     1 << number - 1 for number in (signal.SIGCHLD, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 )
-"""Signals of which a parked state may have some: its children end with their cell, and it was stopped more than once,
+"""Signals that may be pending for a parked state: its children end with their cell, and it was stopped more than once,
 which is forgotten when it continues."""
 _SETTABLE_FLAGS = os.O_NONBLOCK | os.O_APPEND | getattr(os, "O_ASYNC", 0) | getattr(os, "O_DIRECT", 0)
 _READ_BYTES = 1 << 14
@@ -25,17 +25,17 @@ class ParkedState:
     """The process of one state of a tree."""
 
     inner_pid: int
-    """Its id inside the tree's namespace."""
+    """The process id inside the tree's namespace."""
     inodes: tuple[int, ...]
-    """The inodes of the descriptors that it was given."""
+    """The inodes of the descriptors that the process was given."""
     pid: int = 0
-    """Its id here; 0: it was not looked for."""
+    """The process id on the host; 0: not looked up yet."""
 
     def shares_nothing(self, init_pid: int, harmless: frozenset[bytes], *, is_newest: bool) -> bool:
-        """Whether two forks of it would be independent: no memory is mapped as shared but the harmless mappings that it
-        started with, no descriptor is open but those that it was given, no thread could open some later, and no signal
-        waits for it, which another process would have sent. False if it cannot be seen. `is_newest`: nothing has run
-        since it was parked that could have changed its descriptors."""
+        """Whether two forks would be independent: the state has no shared mappings beyond the harmless ones from its
+        start, no descriptors beyond those it was given, no thread that could open one, and no pending signal, which
+        another process would have sent. False if /proc is unreadable. `is_newest`: nothing has run since it was parked
+        that could have changed its descriptors."""
         try:
             self.pid = self.pid or _pid_outside(init_pid, self.inner_pid)
             status = _status(self.pid)
@@ -51,14 +51,14 @@ class ParkedState:
 
 
 def shared_mappings(pid: int) -> frozenset[bytes]:
-    """Lines of its memory map. OSError if it cannot be seen."""
+    """The shared mappings of a process. OSError if unreadable."""
     lines = _read(f"/proc/{pid}/maps").splitlines()
     # "START-END rwxs ...": the letter before the second space says whether the mapping is shared or private.
     return frozenset(line for line in lines if line[line.find(b" ") + 4 : line.find(b" ") + 5] != b"p")
 
 
 def _pid_outside(init_pid: int, inner_pid: int) -> int:
-    """The id that a child of a slot's init, known by its id inside, has here. OSError if it is gone."""
+    """The host's process id for a child of a slot's init, given its id inside the namespace. OSError if it is gone."""
     with suppress(OSError):  # most often the newest; init has one thread
         newest = _read(f"/proc/{init_pid}/task/{init_pid}/children").split()[-1:]
         if newest and _inner_pid(_status(int(newest[0]))) == inner_pid:
@@ -71,8 +71,8 @@ def _pid_outside(init_pid: int, inner_pid: int) -> int:
 
 
 def _has_only(pid: int, inodes: tuple[int, ...], *, with_plain_flags: bool) -> bool:
-    """Whether all descriptors are of these pipes and sockets. With plain flags: as they were given, since the flags of
-    an open pipe are seen by all that have it."""
+    """Whether all open descriptors are these pipes and sockets. `with_plain_flags` also requires that no flag was set,
+    since all holders of an open pipe see its flags."""
     known = {f"{kind}:[{inode}]" for kind in ("pipe", "socket") for inode in inodes}
     for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208 - half the cost
         if os.readlink(f"/proc/{pid}/fd/{name}") not in known:  # noqa: PTH115 - half the cost
@@ -93,13 +93,14 @@ def _inner_pid(status: bytes) -> int:
 
 
 def _field(text: bytes, name: bytes) -> bytes:
-    """ValueError if it is not there. The kernel escapes line ends in the name of a process, which comes first."""
+    """The value of a field; ValueError if it is missing. The kernel escapes newlines in the process name, which comes
+    first."""
     start = text.index(name) + len(name)
     return text[start : text.index(b"\n", start)].strip()
 
 
 def _read(path: str) -> bytes:
-    """Without the calls by which Python makes a file object."""
+    """Read a file without the extra system calls of Python's file objects."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         text = piece = os.read(fd, _READ_BYTES)

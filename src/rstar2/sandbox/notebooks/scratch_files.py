@@ -1,7 +1,7 @@
-"""Files of a session, put and read by its controller: with the rights of the cells' user, folder by folder.
+"""Puts, reads and lists the files of a session in its controller, with the rights of the cells' user, folder by folder.
 
-A path comes from the caller, the folders and links on its way from the cells. No link is followed, and nothing but
-regular files is opened to be read or written.
+The path comes from the caller, its folders and links from the cells. So no link is followed, and only regular files are
+read or written.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ MAX_LISTED = 4096
 
 
 def put(path: str, data: bytes) -> None:
-    """Replaces what has the name. A file that did not fit is not left behind."""
+    """Write a file, replacing an existing one. A file that did not fit is removed."""
     *folders, name = check_path(path)
-    with _entered(folders, make=True) as folder_fd:
+    with _open_folder(folders, make=True) as folder_fd:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder_fd)  # and not truncated: the name may be a link, or a file that is shared
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, 0o644, dir_fd=folder_fd)
@@ -38,7 +38,7 @@ def put(path: str, data: bytes) -> None:
 
 def read(path: str) -> bytes:
     *folders, name = check_path(path)
-    with _entered(folders, make=False) as folder_fd:
+    with _open_folder(folders, make=False) as folder_fd:
         fd = os.open(name, os.O_RDONLY | _FILE, dir_fd=folder_fd)
         try:
             facts = os.fstat(fd)
@@ -53,7 +53,7 @@ def read(path: str) -> bytes:
 
 
 def listed() -> Iterator[FileInfo]:
-    """Regular files, by name. What cannot be entered, or has a name that is no text, is left out."""
+    """Regular files, sorted by name. Folders that cannot be entered and names that are not Unicode are left out."""
     num_left = MAX_LISTED
     for path, folders, names, folder_fd in os.fwalk("."):
         folders.sort()
@@ -74,7 +74,7 @@ def _is_text(path: str) -> bool:
 
 
 @contextlib.contextmanager
-def _entered(folders: list[str], *, make: bool) -> Iterator[int]:
+def _open_folder(folders: list[str], *, make: bool) -> Iterator[int]:
     fd = os.open(".", _FOLDER)
     try:
         for name in folders:

@@ -1,4 +1,4 @@
-"""Whether the scratch directory of a session is as a cell left it: all its branches have the same one."""
+"""Tells whether a session's scratch directory, which all its branches share, is as a cell left it."""
 
 import contextlib
 import hashlib
@@ -8,15 +8,15 @@ from pathlib import Path
 
 
 def scratch_usage() -> tuple[int, ...]:
-    """What a cell can see of the scratch directory besides its entries: files that were made and removed, or that are
-    still open, show here."""
+    """What a cell can see of the scratch directory besides its entries, such as traces of files that were removed or
+    are still open."""
     usage, facts = os.statvfs("."), Path().stat()
     return usage.f_ffree, usage.f_bfree, facts.st_mode, facts.st_nlink, facts.st_mtime_ns, facts.st_ctime_ns
 
 
 def scratch_fingerprint(when_empty: tuple[int, ...], uid: int) -> int:
-    """0 while the scratch directory is untouched, else a digest of what is in it. Read as the cells' user, who alone
-    may enter all folders, and by descriptor, because a path may be too long. What cannot be read even so counts as
+    """0 while the scratch directory is untouched, else a digest of its entries. It is read as the cells' user, who
+    alone may enter all folders, and by descriptor, because a path may be too long. An unreadable directory counts as
     changed."""
     usage = scratch_usage()
     if usage == when_empty:
@@ -38,7 +38,7 @@ def scratch_fingerprint(when_empty: tuple[int, ...], uid: int) -> int:
 
 @contextlib.contextmanager
 def as_user(uid: int) -> Iterator[None]:
-    """With the rights of the session's cells, who alone may enter all of their folders."""
+    """Run the block with the uid of the session's cells, which alone may enter all of their folders."""
     if uid >= 0:
         os.setresuid(-1, uid, -1)
     try:

@@ -1,12 +1,12 @@
-"""A session's slot: a tree of parked interpreters, each the state that one cell left.
+"""A session's slot: a tree of parked interpreters, each with the state that one cell left.
 
-A cell runs in a fork of the state it starts from. If it ends, the fork parks and is the new state; if it dies or
-hits a limit, the old state is still there. Parked states are stopped (SIGSTOP), so nothing of theirs runs between
+A cell runs in a fork of the state it starts from. If the cell ends, the fork parks and is the new state; if the fork
+dies or hits a limit, the old state is still there. Parked states are stopped (SIGSTOP), so they run nothing between
 cells. Their messages are untrusted: user code ran in them. This controller is the init of the process namespace, holds
-the only sockets and deadlines, and never waits for a state without one.
+the only sockets and deadlines, and never waits for a state without a deadline.
 
-A state may be the base of several cells, of branches that share nothing. So it learns nothing of them: it gets the
-descriptors of the fork and a byte, and is stopped again before the fork gets the code.
+Several cells, of branches that share nothing, may start from one state. So the state must learn nothing of them: it
+gets the fork's descriptors and one byte, and is stopped again before the fork gets the code.
 """
 
 import _socket
@@ -36,17 +36,17 @@ except ImportError:
 _ROOT_STATE = 0
 _HANDSHAKE_S = 15.0
 _DEATH_S = 10.0
-"""How long killed processes may take to end: a hundred of them on a busy machine take seconds."""
+"""How long killed processes may take to exit: a hundred of them on a busy machine take seconds."""
 _CREDENTIALS = struct.Struct("=iII")
 _NO_FLAGS = Flag(0)
 
 
 class _SpoiledError(Exception):
-    """A cell left processes that do not end, or started so many that process ids wrapped around."""
+    """A cell left processes that cannot be ended, or started so many that process ids wrapped around."""
 
 
 class _StateLostError(Exception):
-    """A state did not answer as a parked state does."""
+    """A parked state did not answer as expected."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class _Cell:
     process_fd: int
     watch: Watch
     inodes: tuple[int, ...]
-    """The inodes of the descriptors that it was given."""
+    """The inodes of the descriptors that the cell was given."""
     input_fd: int
-    """Where it reads its stdin; -1: it has none."""
+    """A descriptor of the cell's stdin; -1 if it has no stdin."""
     flags: Flag = _NO_FLAGS
     wait_status: int = 0
     kept: bool = False
@@ -88,9 +88,9 @@ def serve(
     controller_filter: bytes,
     cell_filter: bytes,
 ) -> None:
-    """Answer the host until it exits. Never returns. The filters are of system calls; empty: none."""
+    """Answer the host until it exits. Never returns. The filters are for system calls; empty: none."""
     caller = socket.socket(fileno=socket_fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it has the uid of its cells, they could send it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # without a uid of their own, cells could send it
     try:
         limits = RequestHeader.unpack(_receive(caller, wire.REQUEST.size))
         controller = _Controller(caller, uid, pid_namespace)
@@ -112,7 +112,7 @@ def serve(
                     reply = controller.run(base, new, header, code, stdin)
                 except EOFError:
                     raise
-                except Exception:  # whatever it is, the cell caused it, and the host must know
+                except Exception:  # the cell caused it, whatever it is, and the host must know
                     caller.sendall(_without_output(wire.TREE_SPOILED))
                     raise EOFError from None
                 caller.sendall(reply)
@@ -180,7 +180,7 @@ class _Controller:
         _reap()
 
     def use_files(self, operation: int, path: str, data: bytes) -> bytes:
-        """Nothing of the session runs meanwhile: its states are stopped."""
+        """Put, read or list files, while all states are stopped."""
         error_number, content = 0, b""
         try:
             with as_user(self._uid):
@@ -207,7 +207,7 @@ class _Controller:
         finally:
             os.close(cell.process_fd)
             cell.watch.close_stdin()
-            _empty(cell.input_fd)
+            _discard_input(cell.input_fd)
         if not cell.flags:
             _read_done(cell)
             for stream in streams:
@@ -234,8 +234,8 @@ class _Controller:
         return reply
 
     def _start(self, base: _State, header: RequestHeader, code: bytes, stdin: bytes) -> _Cell:
-        """Send the base the descriptors of its fork; the kernel reports the fork's process id. Then, with the base
-        stopped again, send the fork the rest."""
+        """Start a cell: send the base state the descriptors for its fork; the kernel reports the fork's process id.
+        Then stop the base again and send the fork the code."""
         ours, theirs = _socket.socketpair()  # without Python's class around it, which takes as long as the call
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         ours.settimeout(_HANDSHAKE_S)
@@ -264,7 +264,7 @@ class _Controller:
             process_fd = os.pidfd_open(pid)
             watch = Watch(
                 *(self._caller, header, self._streams, memoryview(stdin), input_write),
-                end_fds=(ours.fileno(), process_fd),  # its own end too: other processes may hold its channel
+                end_fds=(ours.fileno(), process_fd),  # the process too: others may hold its channel open
                 question_prefix=wire.no_state(),
             )
             _wait_until_stopped(base.pid)
@@ -279,7 +279,7 @@ class _Controller:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(base.pid, signal.SIGSTOP)
             raise
-        # Its time begins here: a state that this machine let wait for its turn to fork has not run the cell yet.
+        # The cell's time begins here: while the base waits for a core to fork, the cell does not run yet.
         return _Cell(time.monotonic(), ours, pid, process_fd, watch, inodes, input_fd)
 
     def _wait_for_end(self, cell: _Cell) -> None:
@@ -298,8 +298,8 @@ class _Controller:
         cell.max_rss_kib = used.ru_maxrss
 
     def _end_stragglers(self) -> None:
-        """End whatever the cell left running: all that is not parked and younger than the last sweep. Process ids are
-        given out in order; when they no longer are, or a process does not end, the tree ends, and the host rebuilds it.
+        """End the processes that the cell left running: all that are not parked and younger than the last sweep.
+        Process ids increase; if they wrapped, or a process does not end, the tree ends, and the host rebuilds it.
         """
         if not self._pid_namespace:
             return
@@ -334,7 +334,7 @@ class _Controller:
 
 
 def _receive_hello(channel: _socket.socket) -> int:
-    """The kernel attaches the sender's true process id; nothing in the message itself is trusted."""
+    """Receive the fork's process id, which the kernel attaches; the message itself is not trusted."""
     data, ancillary, _, _ = channel.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
     for level, kind, content in ancillary:
         if data == state_loop.HELLO and level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
@@ -344,7 +344,7 @@ def _receive_hello(channel: _socket.socket) -> int:
 
 
 def _wait_until_forked(base: _State, pid: int) -> None:
-    """Until the base has closed what was for its fork: one that is stopped earlier would park with it open."""
+    """Wait until the base has closed the fork's descriptors: stopped earlier, it would park with them open."""
     try:
         if base.channel.recv(1):
             return
@@ -355,7 +355,8 @@ def _wait_until_forked(base: _State, pid: int) -> None:
 
 
 def _wait_until_stopped(pid: int) -> None:
-    """A signal takes a moment to stop a state, and much longer where a thread of it waits for a child."""
+    """Wait until a state has stopped. A signal takes a moment, and much longer if one of its threads waits for a
+    child."""
     until = time.monotonic() + _HANDSHAKE_S
     while os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
         if time.monotonic() > until:
@@ -363,9 +364,8 @@ def _wait_until_stopped(pid: int) -> None:
         time.sleep(0.0001)
 
 
-def _empty(input_fd: int) -> None:
-    """Read what a cell left unread of its stdin, which nobody writes to any more. Otherwise the branches of the cell's
-    state would take it from each other."""
+def _discard_input(input_fd: int) -> None:
+    """Discard what a cell left unread of its stdin. Otherwise the branches of the cell's state would compete for it."""
     if input_fd >= 0:
         while os.read(input_fd, 1 << 16):
             pass
@@ -392,7 +392,8 @@ def _kill(pid: int) -> bool:
 
 
 def _kill_process(pid: int) -> bool:
-    """False for the id of a thread, which has no process descriptor: a plain kill would end the thread's process."""
+    """Kill a process. False for the id of a thread, which has no process descriptor: a plain kill would end the
+    thread's process."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
@@ -407,7 +408,7 @@ def _kill_process(pid: int) -> bool:
 
 
 def _is_running(pid: int) -> bool:
-    """Wait for a killed process to end; one that its parent has not reaped counts as ended."""
+    """Wait for a killed process to end; one that its parent has not reaped has ended."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:

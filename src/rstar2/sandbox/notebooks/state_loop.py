@@ -1,8 +1,8 @@
-"""What runs in the parked interpreters of a session: each is the state that one cell left.
+"""The loop of a session's parked interpreters, each of which holds the state that one cell left.
 
-A state parks until it gets the descriptors of a fork. The fork gets the cell, runs it, and parks in this same loop. The
-interpreter is the user's: whatever is bound here, a cell can replace, and what it breaks so is its own session. Each
-object that a fork touches costs a copied page, so the way to the cell is short.
+A state parks until it gets the descriptors for a fork. The fork gets the cell, runs it, and parks in this same loop.
+The interpreter belongs to the user: a cell can replace any name bound here, and then breaks only its own session. Each
+object that a fork touches costs a copied page, so the path to the cell is short.
 """
 
 import contextlib
@@ -26,17 +26,18 @@ except ImportError:
     fast_fork = None
 
 FORK, HELLO = b"f", b"h"
-"""To a state, with the descriptors of its fork; from the fork, and from the state once it has closed them."""
+"""`FORK`: to a state, with its fork's descriptors. `HELLO`: from the fork, and from the state once it has closed
+them."""
 RUN = struct.Struct("=III")
-"""To a fork: the bytes of code that follow, its CPU seconds, and the bytes that come on its stdin."""
+"""The message to a fork: the length of the code that follows, the CPU limit in seconds, the length of stdin."""
 DONE = struct.Struct("=BiQI")
-"""Marker, exit code, CPU microseconds, peak KiB."""
+"""At a cell's end: marker, exit code, CPU microseconds, peak KiB."""
 _EXTRA_PROCESSES = 64
-"""Parked states count against the process limit too."""
+"""Room for parked states, which count against the process limit too."""
 _DESCRIPTORS = struct.Struct(f"={NUM_CELL_DESCRIPTORS}i")
 _DESCRIPTORS_BYTES = socket.CMSG_SPACE(_DESCRIPTORS.size)
 _FIRST_READ_BYTES = 4096
-# Bound here, so that a cell that replaces `os.fork` and the like does not break its own session.
+# These are bound here, so that a cell that replaces `os.fork` and the like does not break its own session.
 _fork, _exit, _waitpid, _dup2, _close = os.fork, os._exit, os.waitpid, os.dup2, os.close
 _getstate, _setstate = random.getstate, random.setstate
 _fork_sibling = fast_fork.fork_sibling if fast_fork is not None else None
@@ -65,7 +66,7 @@ def confine_root(limits: RequestHeader, uid: int, base_data_bytes: int, base_add
 
 
 def tid_address() -> int:
-    """For `run`. To be taken before the filter of system calls is installed."""
+    """The argument of `run`. Call this before the system-call filter is installed."""
     address: int = fast_fork.tid_address() if fast_fork is not None else 0
     return address
 
@@ -94,7 +95,7 @@ def run(channel: socket.socket, namespace: dict[str, object], tid_address: int) 
         channel.send(HELLO)  # the kernel adds our process id
         source, cpu_s, stdin_len = _receive_cell(channel)
         number += 1
-        # What an earlier cell left unread in the buffer of its stdin is not for this one.
+        # The buffer of stdin may hold unread input of an earlier cell, which is not for this one.
         if (had_stdin or stdin_len) and sys.stdin is sys.__stdin__:
             interpreter.open_stdin()
         had_stdin = stdin_len > 0
@@ -110,8 +111,8 @@ def run(channel: socket.socket, namespace: dict[str, object], tid_address: int) 
 
 
 def _make_fork(tid_address: int) -> Callable[[], bool]:
-    """Forks a child of the controller, which alone reaps it; whether we are still the one that forked. In a state with
-    one thread no hooks run: cells follow each other as in a notebook, which does not fork."""
+    """Make the function that forks a child of the controller, which reaps it; it returns True in the forking process.
+    With one thread no fork hooks run: cells follow each other as in a notebook, which does not fork."""
 
     def fork_cell() -> bool:
         if _fork_sibling is not None and tid_address and len(_threads) == 1:
@@ -132,7 +133,7 @@ def _make_fork(tid_address: int) -> Callable[[], bool]:
 
 
 def _take_descriptors(fds: tuple[int, ...], channel_fd: int) -> None:
-    """Streams to 0..3, the channel in place of the base's, nothing else open but what earlier cells opened."""
+    """Move the streams to 0..3 and the channel into the base's place; close all but what earlier cells opened."""
     _dup2(fds[0], channel_fd, inheritable=False)  # first: a cell may have closed a stream, whose number this then has
     for target, fd in enumerate(fds[1:]):
         _dup2(fd, target, inheritable=target != interpreter.VALUE_FD)
@@ -142,7 +143,7 @@ def _take_descriptors(fds: tuple[int, ...], channel_fd: int) -> None:
 
 
 def _receive_cell(channel: socket.socket) -> tuple[bytes, int, int]:
-    """Its source, its CPU limit and the bytes on its stdin."""
+    """Receive a cell's source, CPU limit and length of stdin."""
     received = channel.recv(_FIRST_READ_BYTES)
     while len(received) < RUN.size:
         received += _receive_some(channel, RUN.size - len(received))

@@ -1,4 +1,4 @@
-"""What a session consists of: its cells, and the files that were put between them."""
+"""The steps of a session: its cells, and the files that were put between them."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class PutFile:
-    """A file that is part of a session, on the state of the cell before it."""
+    """A file that was put into a session; `state` is that of the cell before it."""
 
     path: str
     data: bytes

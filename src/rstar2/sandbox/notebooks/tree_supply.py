@@ -1,4 +1,4 @@
-"""Makes trees, one ahead of need, and ends the least recently used ones when there are too many."""
+"""Makes trees, one in advance, and evicts the least recently used ones when there are too many."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ class TreeSupply:
         return len(self.live) - (self._spare is not None)
 
     async def take(self, limits: Limits) -> LiveTree:
-        """The spare, if its limits suffice; the next spare is made in the background."""
+        """The spare tree if its limits suffice, else a new one; the next spare is made in the background."""
         spare, self._spare = self._spare, None
         names = ("memory_bytes", "num_processes", "file_bytes")
         is_fit = all(getattr(limits, name) <= getattr(SPARE_LIMITS, name) for name in names)
@@ -64,7 +64,7 @@ class TreeSupply:
             self.end(making.result())
 
     async def _make_tree(self, limits: Limits) -> LiveTree:
-        """OSError where the machine refuses what it needs; nothing is left behind then."""
+        """Make a tree. OSError if the machine refuses a resource; nothing is left behind then."""
         self._evict()
         number = SESSION_NUMBERS.draw()
         self._next_number += 1

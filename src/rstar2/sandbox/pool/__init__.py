@@ -1,7 +1,7 @@
-"""Many sandboxes behind one `Executor`: calls go to a node with room and are answered once, whatever dies.
+"""Many sandboxes behind one `Executor`: each call goes to a node with room and gets one answer, whichever nodes die.
 
-Promise: exactly one answer for each call; a node that is killed, hangs or leaves costs its callers time and nothing
-else; a full queue is refused at once. It starts no nodes; the caller starts nodes and adds them.
+Promise: exactly one answer for each call; a node that is killed, hangs or leaves costs its callers only time; calls
+beyond a full queue are refused at once. The caller starts the nodes and adds them.
 """
 
 from rstar2.sandbox.pool.executor import PoolExecutor

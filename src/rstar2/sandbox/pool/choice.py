@@ -1,4 +1,5 @@
-"""Which node gets the next call: the better of two drawn at random. Pure; the caller passes the random generator.
+"""Chooses the node for the next call: the less loaded of two drawn at random. Pure; the caller passes the random
+generator.
 
 Two choices keep the fullest node close to the mean, which one random choice does not. Always choosing the least loaded
 would send simultaneous callers to the same node; two choices spread them.
@@ -11,14 +12,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A node as the choice sees it."""
+    """The facts about a node that the choice needs."""
 
     name: str
     num_slots: int
-    """What it can run at a time, in units that all nodes share (usually cores)."""
+    """Programs it can run at a time, in units that all nodes share (usually cores)."""
     num_outstanding: int
     capacity: int
-    """Outstanding calls that it may have at most."""
+    """The maximum number of its outstanding calls."""
     takes_calls: bool
 
     @property
@@ -31,8 +32,8 @@ class Candidate:
 
 
 def choose(candidates: Sequence[Candidate], rng: random.Random, avoid: Collection[str] = ()) -> Candidate | None:
-    """One that takes calls and has room; None if there is none. Of two, drawn in proportion to their slots, the one
-    that would be less loaded with the call. One of `avoid` only if there is no other."""
+    """Choose a node that takes calls and has room; None if there is none. Of two, drawn by their slots, it is the one
+    less loaded with the call. A node in `avoid` is chosen only if there is no other."""
     with_room = [candidate for candidate in candidates if candidate.has_room]
     drawable = [candidate for candidate in with_room if candidate.name not in avoid] or with_room
     if len(drawable) < 2:

@@ -1,8 +1,9 @@
-"""Many sandboxes as one: every call goes to a node with room, and is answered once.
+"""Many sandboxes as one executor: every call goes to a node with room, and is answered once.
 
 Invariants: a call is in the queue, or with one node, or answered; a node's answer counts only while the call is with
-that node, so a caller gets exactly one answer whatever dies. A call is rerun only if its node failed, a bounded number
-of times and not beyond the caller's queue deadline; what the program did is never rerun. A full queue refuses at once.
+that node, so a caller gets exactly one answer whichever nodes die. A call is rerun only if its node failed, a bounded
+number of times and not beyond the caller's queue deadline; a program's own failure is never rerun. A full queue refuses
+calls at once.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from rstar2.sandbox.pool.pool_session import PoolSession
 
 logger = logging.getLogger(__name__)
 MAX_TRIES = 4
-"""If that many nodes fail one after another, the call is most likely the cause."""
+"""If this many nodes fail on a call one after another, the call is most likely the cause."""
 TICK_S = 0.05
 LEAVE_DEADLINE_S = 60.0
 SHORTEST_QUEUE_S = 1e-3
@@ -62,20 +63,20 @@ class PoolExecutor:
     def add_node(
         self, name: str, executor: Executor, num_slots: int, probe: Probe | None = None, *, is_fixed: bool = True
     ) -> None:
-        """With a probe it gets calls once it has answered, and is probed from then on; without one it is trusted until
-        `lose_node`. One that is not fixed is forgotten when it has been lost for long."""
+        """Add a node. With a `probe` it gets calls once it has answered, and is probed from then on; without one it is
+        trusted until `lose_node`. Unless `is_fixed`, it is removed when it has been lost for long."""
         self.table.add(name, executor, num_slots, probe, is_fixed=is_fixed)
 
     async def remove_node(self, name: str, deadline_s: float = LEAVE_DEADLINE_S) -> bool:
-        """No new calls; those that it has are waited for, and after the deadline rerun elsewhere. Whether it finished
-        them all."""
-        node = self._known(name)
+        """Send no new calls, wait for running ones, and rerun the rest elsewhere after the deadline. Returns whether
+        all finished."""
+        node = self._find_node(name)
         self.table.start_leaving(node)
         return await self.table.finish_leaving(node, deadline_s)
 
     def lose_node(self, name: str) -> None:
         """Mark the node as lost and rerun its calls elsewhere. A node with a probe is used again when it answers."""
-        self.table.lose(self._known(name), "it was reported as lost")
+        self.table.lose(self._find_node(name), "it was reported as lost")
 
     def nodes(self) -> Sequence[NodeInfo]:
         return [node.info() for node in self.table]
@@ -95,7 +96,7 @@ class PoolExecutor:
             self._abandon(call)
 
     async def run_many(self, requests: Iterable[Request]) -> AsyncIterator[tuple[int, Execution]]:
-        """As many at a time as the queue has room for; Overloaded if it is full and holds none of these."""
+        """Run as many at a time as the queue has room for; Overloaded if it is full and holds none of them."""
         flow = self._new_flow()
         finished: asyncio.Queue[tuple[int, asyncio.Future[Execution]]] = asyncio.Queue()
         calls: dict[int, PoolCall] = {}
@@ -147,7 +148,7 @@ class PoolExecutor:
         return call
 
     def _pump_soon(self) -> None:
-        """At the end of this event-loop step, so that calls submitted together go to a node in one message."""
+        """Pump at the end of this event-loop step, so that calls submitted together go to a node in one message."""
         if not self._will_pump and not self._is_closed:
             self._will_pump = True
             self._loop.call_soon(self._pump)
@@ -162,8 +163,8 @@ class PoolExecutor:
                 self._queue.push_front(call.flow, call)
                 break
             node.num_outstanding += 1
-            # A call that failed once is sent alone: if it was the cause, it must not fail others.
-            # So is one whose output its caller waits for: a batch has results only.
+            # A call that failed once is sent alone: if it was the cause, it must not fail others. A call whose output
+            # is streamed is sent alone too: a batch returns only results.
             if call.num_failed_tries or call.relay is not None:
                 self._give(node, [call])
             else:
@@ -226,7 +227,7 @@ class PoolExecutor:
     # ---- failures ----
 
     def _rerun(self, call: PoolCall, node: Node, error: Exception) -> None:
-        """The node failed the call: another one gets it, if there is time and it has not failed too often."""
+        """Rerun a call that its node failed on another node, unless it has no time left or has failed too often."""
         if call.future.done():
             return
         self.table.suspect(node, str(error))
@@ -240,7 +241,7 @@ class PoolExecutor:
             self._pump_soon()
 
     def _take_back(self, node: Node) -> None:
-        """The node is lost: its later answers do not count."""
+        """Rerun the calls of a lost node; its later answers are ignored."""
         error = InfrastructureError(f"the sandbox node {node.name} was lost: {node.message}")
         for group in list(node.groups):
             calls = group.take_all()
@@ -250,7 +251,7 @@ class PoolExecutor:
                 self._rerun(call, node, error)
 
     def _back_off(self, group: CallGroup, retry_after_s: float) -> None:
-        """The node has no room: it did not fail, and its calls wait here, where any node can take them."""
+        """Put the calls of a full node, which did not fail, back into the queue for any node."""
         group.node.rests_until = time.monotonic() + retry_after_s
         group.node.wake.set()
         self._loop.call_later(retry_after_s, self._pump_soon)
@@ -269,8 +270,8 @@ class PoolExecutor:
         _settle(call, fault)
 
     def _abandon(self, call: PoolCall) -> None:
-        """The caller has its answer, or has left. A call without a caller is cancelled: at once if it is alone, else
-        with the last of its group."""
+        """Release a call that is answered or whose caller has left. Without a caller it is cancelled: at once if it is
+        alone, otherwise with the last of its group."""
         if call.future.done() and not call.future.cancelled():
             return
         call.future.cancel()
@@ -294,7 +295,7 @@ class PoolExecutor:
     def _new_flow(self) -> str:
         return f"pool-{next(self._flows)}"
 
-    def _known(self, name: str) -> Node:
+    def _find_node(self, name: str) -> Node:
         node = self.table.get(name)
         if node is None:
             raise UserError(f"node: there is none named {name}")

@@ -1,4 +1,4 @@
-"""The service in front of many: one address, the API of a single sandbox, and nodes that join and leave behind it."""
+"""The gateway: one address with the API of a single sandbox, and nodes that join and leave behind it."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class Gateway:
         name = url.rstrip("/")
         node = self._pool.table.get(name)
         if node is not None and node.state is not NodeState.READY and node.address not in (None, address):
-            # It was started again on another machine, under the same name.
+            # The node was started again on another machine, under the same name.
             self._pool.table.drop(node, "it joined again from another address")
             node = None
         if node is None:
@@ -70,7 +70,7 @@ class Gateway:
         )
 
     def guarantees(self) -> list[Mapping[str, JsonValue]]:
-        """What every node guarantees that has answered."""
+        """The guarantees that every node that has answered gives."""
         tables = [node.report.guarantees for node in self._pool.table if node.report]
         return [asdict(row) for row in guarantees.weakest(tables)]
 

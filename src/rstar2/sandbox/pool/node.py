@@ -1,4 +1,4 @@
-"""One node as the pool knows it: where it runs code, whether it can be given work, and the calls that it has."""
+"""The pool's record of a node: its executor, its health, and the calls that it has."""
 
 import asyncio
 import time
@@ -14,26 +14,26 @@ from rstar2.sandbox.output_relay import OutputRelay
 from rstar2.sandbox.pool.choice import Candidate
 
 NUM_CALLS_PER_SLOT = 128
-"""A node gets far more calls than it has slots: programs that sleep leave their core to others, and it has its own fair
-queue. The bound keeps the rest here, where it can still go to another node."""
+"""A node gets far more calls than it has slots: programs that sleep leave their core to others, and the node has its
+own fair queue. The bound keeps the rest here, where they can still go to another node."""
 
 
 class NodeState(StrEnum):
     JOINING = "joining"
-    """Known, but it has not answered yet."""
+    """The node was added, but has not answered yet."""
     READY = "ready"
-    """The only state in which it is given calls."""
+    """The node gets calls; in no other state does it get any."""
     SUSPECT = "suspect"
-    """It failed a call or did not answer. It keeps its calls, and is probed before it gets more."""
+    """The node failed a call or did not answer. It keeps its calls, and is probed before it gets more."""
     LOST = "lost"
-    """It did not answer too often. Its calls are rerun elsewhere. One answer makes it ready again."""
+    """The node missed too many probes. Its calls are rerun elsewhere. One answer makes it ready again."""
     DRAINING = "draining"
-    """It is leaving, and finishes the calls that it has."""
+    """The node is leaving, and finishes the calls that it has."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What a node reports."""
+    """A node's answer to a probe."""
 
     is_draining: bool
     num_slots: int
@@ -49,16 +49,17 @@ class HealthConfig:
     period_s: float = 1.0
     """The time between an answer and the next probe. A failed call probes at once."""
     deadline_s: float = 3.0
-    """A node that does not answer a probe within this time hangs: it is stopped, swaps or is cut off. Far above what a
+    """A node that does not answer a probe within this time is hung: stopped, swapping or cut off. It is far more than a
     node under full load needs, because the calls of a slow node that is taken for lost run twice."""
     num_failures_to_lose: int = 3
-    """Unanswered probes in a row; a restart of a node's server takes less."""
+    """Consecutive unanswered probes until a node is lost; a restart of its server takes less."""
     forget_after_s: float = 600.0
-    """A node that joined by itself is forgotten when it has been lost for this long."""
+    """A node that joined by itself is removed when it has been lost for this long."""
 
 
 def state_after(report: NodeReport | None, num_failures: int, config: HealthConfig, state: NodeState) -> NodeState:
-    """The state that follows an answer, or the lack of one; `num_failures` counts those in a row, this one included."""
+    """The state after an answer, or after a missed probe (None); `num_failures` counts consecutive misses, this one
+    included."""
     if report is not None:
         return NodeState.DRAINING if report.is_draining else NodeState.READY
     if num_failures >= config.num_failures_to_lose:
@@ -68,7 +69,7 @@ def state_after(report: NodeReport | None, num_failures: int, config: HealthConf
 
 @dataclass(eq=False, slots=True)
 class PoolCall:
-    """One request of one caller, who is answered once: by `future`."""
+    """One request of one caller; `future` gives the caller exactly one answer."""
 
     request: Request
     flow: str
@@ -79,9 +80,9 @@ class PoolCall:
     """The names of the nodes that failed this call."""
     num_failed_tries: int = 0
     relay: OutputRelay | None = None
-    """Where its output goes while it runs."""
+    """Receives the output while the program runs."""
     group: "CallGroup | None" = None
-    """The calls that were sent with it; None while it waits."""
+    """The group that the call was sent in; None while it waits."""
 
     @property
     def expires_at(self) -> float:
@@ -90,13 +91,13 @@ class PoolCall:
 
 @dataclass(eq=False, slots=True)
 class CallGroup:
-    """Calls that were given to a node in one message. A call that is taken out is no longer the node's: a later
-    answer to it is dropped."""
+    """Calls that were sent to a node in one message. The pool may take a call out of the group; the node's later answer
+    to it is then dropped."""
 
     node: "Node"
     calls: dict[int, PoolCall]
     error: Exception
-    """Why the calls that are left at its end were not answered."""
+    """Why the calls that are still in the group at its end were not answered."""
     task: "asyncio.Task[None] | None" = None
 
     def take(self, index: int) -> PoolCall | None:
@@ -121,26 +122,26 @@ class Node:
     num_slots: int
     probe: Probe | None
     is_fixed: bool
-    """Named by the operator: never forgotten."""
+    """Named by the operator, and never removed."""
     state: NodeState
     address: str | None = None
-    """The address of a node that joined by itself: it joined from there, and is called there."""
+    """The address that a node joined from by itself, at which the gateway calls it."""
     num_outstanding: int = 0
     num_failures: int = 0
-    """Unanswered probes in a row."""
+    """Consecutive unanswered probes."""
     num_answered: int = 0
     num_rerun: int = 0
-    """Calls that were rerun because of it."""
+    """Calls that were rerun because this node failed."""
     last_seen: float = field(default_factory=time.monotonic)
     rests_until: float = 0.0
-    """It reported that it is full: until then it gets no calls."""
+    """The node reported that it is full; it gets no calls until this time."""
     is_leaving: bool = False
     message: str = ""
-    """Why it is not ready."""
+    """Why the node is not ready."""
     report: NodeReport | None = None
     groups: set[CallGroup] = field(default_factory=set)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    """Probe it now, and not at the end of the period."""
+    """Set to probe the node at once."""
     lost: asyncio.Event = field(default_factory=asyncio.Event)
 
     def candidate(self) -> Candidate:

@@ -1,7 +1,6 @@
-"""The nodes of a pool: which may be given work, and what happens to those that do not answer.
+"""The nodes of a pool: which of them may get work, and what happens to those that do not answer.
 
-Invariant: only a ready node is chosen; the calls of a node that is lost or dropped are handed to `on_lost` before
-anything else happens.
+Invariant: only a ready node is chosen; the calls of a lost or removed node are handed to `on_lost` at once.
 """
 
 import asyncio
@@ -73,7 +72,7 @@ class NodeTable:
         return self._nodes[chosen.name] if chosen else None
 
     async def visit(self, node: Node, work: Coroutine[Any, Any, T]) -> T:
-        """The result of the work on the node; NodeLost as soon as the node is lost."""
+        """Return the result of the work on the node; NodeLost as soon as the node is lost."""
         task, lost = asyncio.ensure_future(work), asyncio.ensure_future(node.lost.wait())
         node.num_outstanding += 1
         try:
@@ -88,7 +87,7 @@ class NodeTable:
             self._on_change()
 
     def suspect(self, node: Node, reason: str) -> None:
-        """It failed: it is probed before it is given more."""
+        """Suspect a failed node: it is probed before it gets more."""
         if node.probe is not None and node.state is NodeState.READY:
             node.state, node.message = NodeState.SUSPECT, reason
             node.wake.set()
@@ -104,7 +103,7 @@ class NodeTable:
             node.state = NodeState.DRAINING
 
     async def finish_leaving(self, node: Node, deadline_s: float) -> bool:
-        """Forget the node once it has nothing left to do. Whether it finished in time; else the rest is rerun."""
+        """Remove the node once it has no calls left. Returns whether it finished in time; else the rest is rerun."""
         until = time.monotonic() + deadline_s
         while node.num_outstanding and node.state is not NodeState.LOST and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
@@ -118,7 +117,7 @@ class NodeTable:
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def close_later(self, node: Node, session: Session) -> None:
-        """Close a session in the background; a lost node closes nothing."""
+        """Close a session in the background, unless its node is lost."""
         if node.state is not NodeState.LOST:
             self._start_closing(session)
 
@@ -134,7 +133,7 @@ class NodeTable:
         closing.add_done_callback(self._closing.discard)
 
     def drop(self, node: Node, reason: str) -> None:
-        """Forget the node; its calls are rerun elsewhere."""
+        """Remove the node; its calls are rerun elsewhere."""
         if self._nodes.get(node.name) is not node:
             return
         del self._nodes[node.name]
@@ -147,7 +146,7 @@ class NodeTable:
         while True:
             node.wake.clear()
             report, reason = await self._ask(probe)
-            self._take(node, report, reason)
+            self._record_probe(node, report, reason)
             is_old = time.monotonic() - node.last_seen > self._health.forget_after_s
             if node.state is NodeState.LOST and is_old and not node.is_fixed:
                 self.drop(node, reason)
@@ -167,7 +166,7 @@ class NodeTable:
             # Whatever the error is, the node did not answer.
             return None, str(error) or repr(error)
 
-    def _take(self, node: Node, report: NodeReport | None, reason: str) -> None:
+    def _record_probe(self, node: Node, report: NodeReport | None, reason: str) -> None:
         node.num_failures = 0 if report else node.num_failures + 1
         node.message = reason
         if report is not None:

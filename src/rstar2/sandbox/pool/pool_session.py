@@ -1,8 +1,8 @@
 """Notebooks on a pool: a session is its list of cells, and the node that holds their state may change.
 
-A session stays on the node that holds it. When that node is lost, leaves or forgets it, the cells are replayed on
-another before anything else happens; the caller notices nothing but the delay. A cell counts once: one that may have
-run on a failed node is rerun only on a state without it.
+A session stays on the node that holds its state. When that node is lost, leaves or forgets the session, its cells are
+replayed on another node before the next operation; the caller notices only the delay. A cell counts once: a cell that
+may have run on a failed node is rerun only on a state without it.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from rstar2.sandbox.pool.node_table import CLOSE_DEADLINE_S, POLL_S, NodeTable
 T = TypeVar("T")
 MAX_TRIES = 4
 NODE_WAIT_S = 120.0
-"""How long a cell waits for a node to be ready."""
+"""How long a cell waits for a ready node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ _Step = _Cell | _PutFile
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The node that holds the state."""
+    """The node that holds the state, and its session."""
 
     node: Node
     session: Session
 
 
 class _RefusedError(Exception):
-    """A node refuses what its caller asked for."""
+    """The node refused the caller's request."""
 
     def __init__(self, error: UserError) -> None:
         super().__init__(str(error))
@@ -78,7 +78,7 @@ class PoolSession:
 
     @property
     def node(self) -> str | None:
-        """The name of the node that holds it; None while none does."""
+        """The name of the node that holds the state; None if no node does."""
         return self._place.node.name if self._place else None
 
     async def run(
@@ -100,7 +100,7 @@ class PoolSession:
             return await self._run_here_or_elsewhere(cell, relay, failed, until)
 
         try:
-            execution = await self._tried(run)
+            execution = await self._retry(run)
         except InfrastructureError as error:
             return Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error), num_attempts=MAX_TRIES)
         return replace(execution, num_attempts=execution.num_attempts + num_tries - 1)
@@ -113,28 +113,29 @@ class PoolSession:
             await self._use(failed, until, lambda session: session.put_file(path, data))
             self._cells = (*self._cells, _PutFile(path, data))
 
-        await self._tried(put)
+        await self._retry(put)
 
     async def read_file(self, path: str) -> bytes:
         check_path(path)
-        return await self._tried(
+        return await self._retry(
             lambda failed, until: self._use(failed, until, lambda session: session.read_file(path))
         )
 
     async def list_files(self) -> list[FileInfo]:
-        return await self._tried(lambda failed, until: self._use(failed, until, lambda session: session.list_files()))
+        return await self._retry(lambda failed, until: self._use(failed, until, lambda session: session.list_files()))
 
     async def _use(self, failed: set[str], until: float, use: Callable[[Session], Coroutine[Any, Any, T]]) -> T:
-        place = self._usable_place() or await self._rebuilt(failed, until)
+        place = self._usable_place() or await self._rebuild(failed, until)
         try:
             return await self._table.visit(place.node, use(place.session))
         except UnusableService:
             raise
-        except UserError as refused:  # it is the caller's, and would be refused elsewhere
+        except UserError as refused:  # the caller's mistake, which other nodes would refuse too
             raise _RefusedError(refused) from None
 
-    async def _tried(self, act: Callable[[set[str], float], Awaitable[T]]) -> T:
-        """On this session's node, or on others if that fails. An answer that makes no sense is the node's fault."""
+    async def _retry(self, act: Callable[[set[str], float], Awaitable[T]]) -> T:
+        """Act on this session's node, or on others if that fails. An implausible answer counts as a failure of the
+        node."""
         async with self._turn:
             self._check_open()
             failed: set[str] = set()
@@ -151,7 +152,7 @@ class PoolSession:
                         self._table.suspect(place.node, str(raised))
                         failed.add(place.node.name)
                 except BaseException:
-                    # The cell may be running or done: the state before it is rebuilt from the cells before it.
+                    # The cell may still run or be done: rebuild the state before it from the earlier cells.
                     self._leave_place()
                     raise
             raise error
@@ -176,7 +177,7 @@ class PoolSession:
             self._cells = self._cells[: num_before - num_cells]
             if place is None:
                 return
-            if place.session.num_cells != num_before:  # a cell that did not end the same way when it was replayed
+            if place.session.num_cells != num_before:  # a replayed cell ended differently than before
                 self._leave_place()
                 return
             try:
@@ -199,10 +200,10 @@ class PoolSession:
     async def _run_here_or_elsewhere(
         self, cell: _Cell, relay: OutputRelay | None, failed: set[str], until: float
     ) -> Execution:
-        place = self._usable_place() or await self._rebuilt(failed, until)
+        place = self._usable_place() or await self._rebuild(failed, until)
         num_before = place.session.num_cells
         execution = await self._run_cell(place, cell, relay)
-        # A node forgets the last cell, too, when the state that it left turns out to be damaged.
+        # A node also forgets the last cell when the state that the cell left turns out to be damaged.
         num_after = place.session.num_cells
         if not 0 <= num_after <= num_before + 1:
             raise InfrastructureError(f"the node says that there are {num_after} cells, and there were {num_before}")
@@ -219,8 +220,8 @@ class PoolSession:
             raise InfrastructureError(execution.message)
         return execution
 
-    async def _rebuilt(self, failed: set[str], until: float) -> _Place:
-        """The session's state on another node, made by replaying its cells."""
+    async def _rebuild(self, failed: set[str], until: float) -> _Place:
+        """Rebuild the session's state on another node by replaying its cells."""
         node = await self._wait_for_node(failed, until)
         try:
             session = await self._table.visit(node, node.executor.session())
@@ -250,13 +251,13 @@ class PoolSession:
         return node
 
     def _usable_place(self) -> _Place | None:
-        """Where the state is, if it can be used there; otherwise it is dropped, and rebuilt when needed."""
+        """The place of the state, if usable; otherwise it is released, and the state rebuilt when needed."""
         if self._place is not None and self._place.node.state in (NodeState.LOST, NodeState.DRAINING):
             self._leave_place()
         return self._place
 
     def _leave_place(self) -> _Place | None:
-        """The node closes its part of the session in the background."""
+        """Release the node; it closes its part of the session in the background."""
         place, self._place = self._place, None
         if place is not None:
             self._table.close_later(place.node, place.session)

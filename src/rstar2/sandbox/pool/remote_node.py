@@ -1,7 +1,7 @@
-"""A node that is a sandbox service on another machine, from both ends: the pool calls and probes it (`RemoteNode`), and
-the node itself joins its gateway and leaves it (`Membership`).
+"""A node that is a sandbox service on another machine, from both sides: the pool calls and probes it (`RemoteNode`),
+and the node joins and leaves its gateway (`Membership`).
 
-A node joins again at each heartbeat. So a gateway that was restarted finds its nodes without a file of them.
+A node joins again at each heartbeat, so a restarted gateway finds its nodes without storing them.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ from rstar2.sandbox.isolation.guarantees import Guarantee
 from rstar2.sandbox.pool.node import NodeReport
 
 PROBE_DEADLINE_S = 60.0
-"""An upper bound only: a probe has a much shorter deadline."""
+"""An upper bound; the pool gives each probe a much shorter deadline."""
 MAX_STATUS_BYTES = 1 << 20
 MAX_CORES = 1 << 16
-"""A node that claims more lies: it would be given all calls."""
+"""A bound on claimed cores: a node that claims more would get all calls."""
 HEARTBEAT_S = 5.0
 JOIN_DEADLINE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The part of the service's status that matters here."""
+    """The part of the service's status that a probe needs."""
 
     status: str
     num_cores: Annotated[int, Field(le=MAX_CORES)]
@@ -47,8 +47,8 @@ _ANSWER = TypeAdapter(_Answer)
 
 
 class PinnedResolver(AbstractResolver):
-    """The one address that a node joined from, whatever its name leads to later: whoever can change the name must not
-    choose whom the gateway calls, with its token."""
+    """Resolves a node's name to the address that it joined from, whatever DNS says later: whoever can change DNS must
+    not choose whom the gateway calls with its token."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -56,7 +56,7 @@ class PinnedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        del family  # the address has its own
+        del family  # the address determines its family
         own = socket.AF_INET6 if ipaddress.ip_address(self.address).version == 6 else socket.AF_INET
         flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
         return [ResolveResult(hostname=host, host=self.address, port=port, family=own, proto=0, flags=flags)]
@@ -66,10 +66,10 @@ class PinnedResolver(AbstractResolver):
 
 
 class RemoteNode(RemoteExecutor):
-    """Retries nothing: the pool has other nodes. Probes use a separate connection, so that an answer does not wait
-    behind the calls, and send the token, so that a node that would refuse calls gets none. A node that isolates less
-    than the minimum counts as one that does not answer: it must not get programs. `address` is the one that the URL's
-    host stands for; None: the one that it is found at."""
+    """A remote sandbox without retries: the pool has other nodes. Probes use a separate connection, so that an answer
+    does not wait behind the calls, and send the token, so that a node that would refuse calls gets none. A node whose
+    isolation is below the minimum counts as not answering: it must not get programs. `address` overrides DNS for the
+    URL's host."""
 
     def __init__(self, base_url: str, token: str | None = None, address: str | None = None) -> None:
         resolver = None if address is None else PinnedResolver(address)
@@ -98,7 +98,7 @@ class Membership:
         self._leaving: asyncio.Task[None] | None = None
 
     def start(self, own_url: str) -> None:
-        """`own_url` is where the gateway reaches the node."""
+        """Keep the node joined; `own_url` is where the gateway reaches it."""
         self._own_url = own_url
         self._joining = asyncio.create_task(self._keep_joined(), name="join the gateway")
 
@@ -108,7 +108,7 @@ class Membership:
             self._leaving = asyncio.create_task(self._leave(), name="leave the gateway")
 
     async def end(self) -> None:
-        """Returns when it has left, or the gateway did not answer; it then finds out by its probes."""
+        """Leave the gateway, or return without its answer; its probes then notice it."""
         self.start_leaving()
         if self._leaving is not None:
             await self._leaving

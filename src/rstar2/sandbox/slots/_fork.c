@@ -1,4 +1,4 @@
-/* The fast path of the sandbox: fork a warm interpreter in half a millisecond, collect what it prints.
+/* The fast path of the sandbox: fork a warm interpreter in half a millisecond, collect its output.
  *
  * Beside `latest_pid`, a helper of sessions, there are two functions. `portable_fork.py` has a slower version of the
  * second in Python that behaves the same.
@@ -9,12 +9,12 @@
  *   park(...)         The template's loop: one message, one slot. And the slot's loop: one request, one forked child,
  *                     one reply.
  *
- * What a slot has mapped is copied and torn down with every fork, so it is kept to what programs need. After the slot
- * has confined itself, in Python, its memory is put back to the image: nothing of that work stays mapped. Then it
+ * A slot's mappings are copied and torn down with every fork, so they are kept to what programs need. After the slot
+ * has confined itself, in Python, its memory is reset to the image: nothing of that work stays mapped. Then it
  * rehearses one program, so that its children find the pages that every program reads already there. The kernel would
- * map sixteen around each; `exact_faults` keeps it to the one. The pages that every program writes are copied by the
+ * map sixteen around each; `exact_faults` limits it to one. The pages that every program writes are copied by the
  * fork itself, which is cheaper than a fault for each: `pin_written`. The interpreter's code is mapped in units of
- * 2 MiB, which a fork does not copy at all: `merge_code`. What a program allocates is close together: `settle_heap`.
+ * 2 MiB, which a fork does not copy at all: `merge_code`. A program's allocations are close together: `settle_heap`.
  * Each of these is done where the kernel allows it, and changes nothing but the cost.
  *
  * Invariant of a slot: when a reply is sent, every process that the execution started is dead and reaped, and nothing
@@ -65,13 +65,13 @@
 struct request {
     uint32_t code_len, stdin_len, wall_ms, cpu_s;
     uint64_t data_bytes; /* RLIMIT_DATA beyond what the interpreter itself maps */
-    uint64_t address_bytes; /* RLIMIT_AS likewise; 0: no such limit */
+    uint64_t address_bytes; /* RLIMIT_AS beyond what the interpreter itself maps; 0: no limit */
     uint64_t file_bytes;
     uint32_t num_processes, output_bytes;
-    uint32_t longest_ms; /* after which the program is stopped without asking */
-    uint32_t young_ms;   /* after which it continues at a low CPU share */
-    uint32_t value_bytes; /* the most on the descriptor of the value */
-    uint32_t stream_ms;   /* how often output is passed on while the program runs; 0: never */
+    uint32_t longest_ms; /* time after which the program is stopped without asking */
+    uint32_t young_ms;   /* time after which the program gets a low CPU share */
+    uint32_t value_bytes; /* the maximum length of the value */
+    uint32_t stream_ms;   /* the interval at which output is streamed; 0: not streamed */
 };
 
 struct reply {
@@ -111,12 +111,12 @@ struct region {
     size_t offset; /* in the image */
 };
 
-/* The regions of the image, in memory that is not part of it. */
+/* The regions of the image; this table itself is not part of the image. */
 static struct region *image_regions;
 static int num_image_regions;
 
-/* Takes the private readable mappings but those that hold `skip_a` and `skip_b`; finds the neighbours, none of them
- * writable, around the interpreter's code. */
+/* Collects the private readable mappings except those that contain `skip_a` or `skip_b`, and in `code` the adjacent
+ * read-only mappings around the interpreter's code. */
 static int parse_maps(char *text, uintptr_t skip_a, uintptr_t skip_b, struct region *regions, int max_regions,
                       struct region *code)
 {
@@ -181,7 +181,7 @@ static void settle_heap(void)
         }
 }
 
-/* Makes huge pages of the interpreter's code in the image. */
+/* Backs the interpreter's code in the image with huge pages. */
 static void merge_code(int image, const struct region *regions, int num_regions, const struct region *code)
 {
     uintptr_t start = (code->start + HUGE_PAGE - 1) & -(uintptr_t)HUGE_PAGE, end = code->end & -(uintptr_t)HUGE_PAGE;
@@ -254,7 +254,7 @@ static PyObject *rebase(PyObject *self, PyObject *args)
         }
     }
     merge_code(image, regions, num_regions, &code);
-    /* From the first copy on, nothing but the stack may change, so that what is mapped back is what was there. */
+    /* From the first copy on, only the stack may change: otherwise the image would not equal the memory it replaces. */
     volatile int failed = 0;
     for (int i = 0; i < num_regions; i++) {
         size_t length = regions[i].end - regions[i].start;
@@ -265,7 +265,7 @@ static PyObject *rebase(PyObject *self, PyObject *args)
     fcntl(image, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL);
     close(image);
     munmap(text, text_len);
-    /* The table was shared so as not to be part of the image; what forks inherit must be their own. */
+    /* The table was in shared memory so as not to be part of the image; forks need a private copy. */
     image_regions = map_memory(sizeof *regions * num_regions, 1);
     memcpy(image_regions, regions, sizeof *regions * num_regions);
     munmap(regions, sizeof *regions * max_regions);
@@ -399,7 +399,7 @@ struct stream {
     int cut;
 };
 
-/* Reads what is there. Returns 0 when the writers are all gone. */
+/* Reads the available output. Returns 0 when all writers have closed the pipe. */
 static int drain(struct stream *stream)
 {
     for (;;) {
@@ -418,7 +418,7 @@ static int drain(struct stream *stream)
     }
 }
 
-/* Writes what the pipe takes; closes it and returns -1 when nothing is left to write or nobody reads. */
+/* Writes as much as the pipe accepts; closes it and returns -1 when all is written or the reader has closed it. */
 static int feed(int fd, const char *data, size_t length, size_t *done)
 {
     while (*done < length) {
@@ -438,7 +438,7 @@ static void limit(int kind, rlim_t soft, rlim_t hard)
     struct rlimit value;
     if (getrlimit(kind, &value))
         _exit(115);
-    value.rlim_max = hard < value.rlim_max ? hard : value.rlim_max; /* a lower one of the machine's own holds */
+    value.rlim_max = hard < value.rlim_max ? hard : value.rlim_max; /* a lower limit of the machine holds */
     value.rlim_cur = soft < value.rlim_max ? soft : value.rlim_max;
     if (setrlimit(kind, &value))
         _exit(115);
@@ -469,7 +469,7 @@ static void reseed(const struct twister *twisters, int num_twisters)
 
 struct slot {
     int socket, uid, pid_namespace;
-    int last_pid_fd; /* with which the numbering of processes is reset; -1 where that is not allowed */
+    int last_pid_fd; /* resets the numbering of processes; -1 if not allowed */
     uint64_t base_data_bytes, base_address_bytes;
     PyObject *run;
     struct twister twisters[MAX_TWISTERS];
@@ -478,7 +478,7 @@ struct slot {
     struct stream streams[NUM_STREAMS];
     struct stat scratch_stat;
     long scratch_files;
-    struct sigaction interrupt; /* Python's, for the programs: the slot itself must not be interrupted by them */
+    struct sigaction interrupt; /* Python's SIGINT handler, for programs only: they must not interrupt the slot */
 };
 
 static void run_child(struct slot *slot, const struct request *request, int stdin_fd, int *write_ends)
@@ -525,7 +525,7 @@ static int64_t children_cpu_us(void)
     return (used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000000ll + used.ru_utime.tv_usec + used.ru_stime.tv_usec;
 }
 
-/* The id that a process of this namespace gets now, by making one that shares our memory and ends at once. */
+/* The next process id of this namespace, found by making a process that shares our memory and exits at once. */
 static pid_t newest_pid(void)
 {
     pid_t pid = vfork();
@@ -554,7 +554,7 @@ static void end_all(const struct slot *slot, pid_t child, int *status, struct ru
             ;
 }
 
-/* Asks the caller, who can see what the program waited for, whether it may continue. The answer is MORE_TIME of wire.py. */
+/* Asks the caller, who can see what the program waited for, whether the program may continue; MORE_TIME answers. */
 static void ask_for_time(const struct slot *slot, int64_t elapsed_us)
 {
     struct reply question = {.flags = AT_LIMIT, .wall_us = elapsed_us};
@@ -562,7 +562,7 @@ static void ask_for_time(const struct slot *slot, int64_t elapsed_us)
     send_all(slot->socket, &part, 1); /* a caller that is gone is seen by the next poll */
 }
 
-/* Passes on what stdout and stderr got since the last time. */
+/* Sends the caller the new output on stdout and stderr. */
 static void pass_on(const struct slot *slot, uint32_t *passed_on, int64_t elapsed_us)
 {
     const struct stream *streams = slot->streams;
@@ -596,7 +596,7 @@ static int execute(struct slot *slot, const struct request *request, struct repl
         slot->streams[i].cut = 0;
     }
     int64_t started = now_us(), cpu_before = children_cpu_us();
-    /* A program that could see how many processes the ones before it had made would read their messages. */
+    /* Process ids that count earlier programs' processes would be a channel between programs. */
     if (slot->last_pid_fd >= 0 && pwrite(slot->last_pid_fd, "1", 1, 0) != 1)
         _exit(124);
     pid_t child = _Fork();
@@ -634,7 +634,7 @@ static int execute(struct slot *slot, const struct request *request, struct repl
             ask_at = 0;
         }
         if (old_at && now >= old_at) {
-            /* It had its turn at full share; from here on the short ones go first. */
+            /* The program had its time at full share; from here on shorter programs go first. */
             setpriority(slot->uid >= 0 ? PRIO_USER : PRIO_PGRP, slot->uid >= 0 ? slot->uid : child, OLD_NICE);
             old_at = 0;
         }
@@ -676,7 +676,7 @@ static int execute(struct slot *slot, const struct request *request, struct repl
     }
     int status = 0;
     struct rusage used = {0};
-    /* Whoever outlives the child in the process namespace is our child, or descends from one: no children, nobody. */
+    /* A process that outlives the child is our child or descends from one; without children, none is left. */
     int is_empty = slot->pid_namespace && wait4(child, &status, __WALL | WNOHANG, &used) == child &&
                    wait4(-1, NULL, __WALL | WNOHANG, NULL) < 0 && errno == ECHILD;
     if (!is_empty)
@@ -693,7 +693,7 @@ static int execute(struct slot *slot, const struct request *request, struct repl
     close(child_fd);
     if (scratch_is_dirty(slot) || (slot->pid_namespace && slot->last_pid_fd < 0 && newest_pid() != child + 1))
         flags |= USED_UP;
-    uint32_t unneeded; /* the answer to a question that the program's end has overtaken */
+    uint32_t unneeded; /* the answer to a question that came before the program ended */
     if (!ask_at && !caller_gone)
         caller_gone = receive_all(slot->socket, &unneeded, sizeof unneeded) != 0;
     *reply = (struct reply){status, flags, slot->streams[0].length, slot->streams[1].length, slot->streams[2].length,
@@ -767,15 +767,15 @@ static void install_filter(PyObject *filter)
         _exit(114);
 }
 
-/* Confine, forget the confining, rehearse, serve. Nothing here returns to Python. */
+/* Confines the slot, resets its memory to the image, rehearses, serves. Does not return to Python. */
 static void run_slot(PyObject *slot_main, PyObject *rehearse, PyObject *filter, int proc, struct slot *slot,
                      const char *message, ssize_t length, const int *fds, int num_fds)
 {
-    /* On the stack, because these variables are in the image and are reset with it. */
+    /* Copies on the stack: the globals are in the image and are reset with it. */
     const struct region *regions = image_regions;
     const int num_regions = num_image_regions;
     signal(SIGCHLD, SIG_DFL);
-    /* Opened before the right to them is given up. A session's slot, whose kind is not 0, never comes back from
+    /* Opened before the privilege to open them is dropped. A session's slot, whose kind is not 0, never returns from
      * slot_main and must not keep such descriptors. */
     const int tends_image = num_regions && message[0] == 0;
     struct io_uring_params unused = {0};
@@ -799,11 +799,11 @@ static void run_slot(PyObject *slot_main, PyObject *rehearse, PyObject *filter, 
     }
     slot->base_data_bytes = base_data;
     slot->base_address_bytes = base_address;
-    /* Back to the image: the interpreter is again as it was inside rebase(), ready to be called into. */
+    /* Reset to the image: the interpreter is again as it was inside rebase(), and can be called. */
     for (int i = 0; i < num_regions; i++)
         madvise((void *)regions[i].start, regions[i].end - regions[i].start, MADV_DONTNEED);
     PyObject_CallNoArgs(rehearse);
-    reseed(slot->twisters, slot->num_twisters); /* as each child will: for what it writes */
+    reseed(slot->twisters, slot->num_twisters); /* writes the pages that each child will write */
     if (watch >= 0)
         close(watch);
     if (ring >= 0 && pagemap >= 0)
@@ -816,12 +816,11 @@ static void run_slot(PyObject *slot_main, PyObject *rehearse, PyObject *filter, 
 
 /* park(control_fd, proc_fd, new_namespaces, slot_main, filter, rehearse, run, twisters)
  *
- * For each message forks a slot, as the init of a new process namespace if so asked, until the other side is gone;
- * answers with its process id, or minus an errno. Returns whether it was asked to end; false: its host is gone.
- *
- * slot_main(message, fds) confines the slot, but for the system-call filter, and returns (socket, uid, is in a process
- * namespace of its own, and the bytes of data and of address space that are the interpreter's own); uid < 0: stay who
- * we are. The slot rehearses, installs the filter (empty: none) and serves: run(source) is called in a child for each
+ * Forks a slot for each message, with `new_namespaces` as the init of a new process namespace, and answers with its
+ * process id or minus an errno. Returns true if asked to end, false if the host has exited. *
+ * slot_main(message, fds) confines the slot, except for the system-call filter, and returns (socket, uid, whether
+ * it has a process namespace, the interpreter's own bytes of data and address space); uid < 0: keep the current uid.
+ * The slot rehearses, installs the filter (empty: none) and serves: run(source) is called in a child for each
  * request. `twisters` are the addresses of words and position of each generator to reseed. */
 static PyObject *park(PyObject *self, PyObject *args)
 {
@@ -832,8 +831,8 @@ static PyObject *park(PyObject *self, PyObject *args)
                           &slot->run, &twisters) ||
         take_twisters(slot, twisters))
         return NULL;
-    /* Slots are reaped by nobody: their end is seen on their sockets. Set here and not in Python, whose own table of
-     * handlers is part of the image and must say what holds for programs. */
+    /* No process reaps slots: their sockets report their end. Set here and not in Python, whose own table of handlers
+     * is part of the image and must hold the programs' handlers. */
     signal(SIGCHLD, SIG_IGN);
     char message[MAX_MESSAGE];
     int fds[MAX_FDS], num_fds;
@@ -849,7 +848,7 @@ static PyObject *park(PyObject *self, PyObject *args)
         } answer = {0};
         if (length >= (ssize_t)sizeof answer.serial) /* the serial number is the message's last field */
             memcpy(&answer.serial, message + length - sizeof answer.serial, sizeof answer.serial);
-        /* The C library does not learn of a raw clone; it does of the slot's own forks, which run the programs. */
+        /* The C library does not see a raw clone; it sees the slot's own forks, which run the programs. */
         pid_t pid = new_namespaces ? (pid_t)syscall(SYS_clone, CLONE_NEWPID | SIGCHLD, 0, 0, 0, 0) : _Fork();
         if (pid == 0) {
             close(control);
@@ -871,10 +870,10 @@ static PyObject *latest_pid(PyObject *self, PyObject *unused)
     return pid < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromLong(pid);
 }
 
-/* Fork a sibling: a child of our parent, who alone reaps it. One fork where a child's child would take two. Only for a
- * process with one thread, since a raw clone takes no locks of the C library; it sets the thread's id as fork does. Nor
- * is the interpreter told: what it would do in the child is about locks and states of other threads, and the hooks that
- * it would run are for forks that the program makes. None where it has other threads. */
+/* Forks a sibling: a child of our parent, which alone reaps it. One fork, where a grandchild would take two. Only for a
+ * process with one thread, since a raw clone takes no locks of the C library; it sets the thread's id as fork does. The
+ * interpreter's fork handlers are skipped: they treat locks and states of other threads, and run hooks that are meant
+ * for the program's own forks. Returns None if there are other threads. */
 static PyObject *fork_sibling(PyObject *self, PyObject *args)
 {
     unsigned long long tid_address;
@@ -887,7 +886,7 @@ static PyObject *fork_sibling(PyObject *self, PyObject *args)
     return pid < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromLong(pid);
 }
 
-/* Where the C library keeps the id of this thread, the same in all forks; 0 where the kernel does not tell. */
+/* The address of the C library's record of this thread's id, the same in all forks; 0 if the kernel does not tell. */
 static PyObject *tid_address(PyObject *self, PyObject *unused)
 {
     int *address = NULL;

@@ -1,15 +1,15 @@
-"""Stateless executions: a fair queue in front of slots, and the rules of who runs when.
+"""Runs stateless executions: a fair queue in front of slots, and the rules of which program runs when.
 
-At most `num_young` executions run that are younger than a tenth of a second; older ones have been moved to a low CPU
-share by their slot and no longer count, up to `max_slots` in all. So sleepers and endless loops neither hold the
-cores nor the queue. Every wait has a deadline: in the queue the caller's, in a slot the wall limit and a grace period,
-after which the slot is killed and the call is retried.
+At most `num_young` executions younger than a tenth of a second run; slots move older ones to a low CPU share, and these
+no longer count, up to `max_slots` in all. So sleepers and endless loops block neither the cores nor the queue. Every
+wait has a deadline: in the queue the caller's, in a slot the wall limit and a grace period, after which the slot is
+killed and the call is retried.
 
-A slot whose program is at its wall limit asks whether it may continue (`starvation.py`). A program that was starved at
-its low share is restarted at full share, as long as few are.
+A slot whose program reaches its wall limit asks whether the program may continue (`starvation.py`). A program that was
+starved at its low share is restarted at full share, as long as few are.
 
-What the machine refuses temporarily (descriptors, a memory group) is retried at the next tick; callers wait for it as
-for a free worker.
+A resource that the machine refuses temporarily (descriptors, a memory group) is requested again at the next tick;
+callers wait as for a free worker.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from rstar2.sandbox.slots.wire import Flag
 YOUNG_S = 0.1
 TICK_S = 0.025
 GRACE_S = 5.0
-"""A slot asks or replies within milliseconds of its program's wall limit; one that takes this long is hung."""
+"""A slot asks or replies within milliseconds of its program's wall limit; a slot that takes this long is hung."""
 MAX_ATTEMPTS = 3
 
 
@@ -50,12 +50,12 @@ class Job:
     num_attempts: int = 0
     started_at: float = 0.0
     due_at: float = 0.0
-    """When its slot must have asked or replied."""
+    """The time by which the slot must have asked or replied."""
     is_young: bool = True
     keeps_share: bool = False
-    """It is not moved to a low CPU share."""
+    """True if the program keeps its full CPU share."""
     relay: OutputRelay | None = None
-    """Where its output goes while it runs."""
+    """Receives the output while the program runs."""
     slot: "_Slot | None" = None
 
     @property
@@ -65,11 +65,11 @@ class Job:
 
 @dataclass(eq=False)
 class _Slot:
-    """One place for executions, with its own memory group; the process in it may be replaced."""
+    """A place for one execution at a time, with its own memory group; its process may be replaced."""
 
     memory: MemoryAccount
     uid_number: int = -1
-    """Each process in the slot gets another one."""
+    """The number of the uid, new for each process."""
     channel: SlotChannel | None = None
     pid: int = 0
     job: Job | None = None
@@ -80,7 +80,7 @@ class Counters:
     num_started: int = 0
     num_retried: int = 0
     num_starved: int = 0
-    """How many of the retried executions were restarted at full share."""
+    """Retried executions that were restarted at full share."""
     num_slots_lost: int = 0
     num_slots_made: int = 0
     by_status: dict[str, int] = field(default_factory=dict)
@@ -98,9 +98,9 @@ class Dispatcher:
         self._num_young = 0
         self._next_flow = 0
         self._end: str | None = None
-        """Why nothing runs any more; None while it does."""
+        """Why the dispatcher has stopped; None while it runs."""
         self._refusal = ""
-        """What the machine refused when a slot was last asked for."""
+        """The resource that the machine refused when a slot was last requested."""
         self._next_expiry = math.inf
         self.counters = Counters()
         factory.on_template_ready = self._pump
@@ -125,8 +125,8 @@ class Dispatcher:
         return f"#{self._next_flow}"
 
     def submit(self, request: Request, on_output: OnOutput | None = None) -> Job:
-        """Overloaded if the queue is full, UserError for files that cannot be put or fetched; otherwise the job's
-        future always gets a result."""
+        """Queue a request. Overloaded if the queue is full, UserError for files that cannot be put or fetched;
+        otherwise the job's future always gets a result."""
         if self._end is not None:
             raise InfrastructureError(self._end)
         if self.queue.room <= 0:
@@ -140,10 +140,10 @@ class Dispatcher:
         clock = WallClock(request.limits.wall_s, request.limits.longest_s)
         job = Job(request, flow, code, stdin, future, time.monotonic(), clock)
         job.relay = None if on_output is None else OutputRelay(on_output)
-        most_bytes = wire.MAX_SOURCE_BYTES if request.files else wire.MAX_CODE_BYTES
-        if len(code) > most_bytes or len(stdin) > wire.MAX_STDIN_BYTES:
+        max_bytes = wire.MAX_SOURCE_BYTES if request.files else wire.MAX_CODE_BYTES
+        if len(code) > max_bytes or len(stdin) > wire.MAX_STDIN_BYTES:
             what = "code with its files" if request.files else "code"
-            message = f"{what} is limited to {most_bytes} bytes and stdin to {wire.MAX_STDIN_BYTES}"
+            message = f"{what} is limited to {max_bytes} bytes and stdin to {wire.MAX_STDIN_BYTES}"
             future.set_result(Execution(ExecutionStatus.ERROR, message=message, exit_code=None))
             return job
         self.queue.push(flow, job)
@@ -152,7 +152,7 @@ class Dispatcher:
         return job
 
     def cancel(self, job: Job) -> None:
-        """The caller has left: end the execution, or remove it from the queue."""
+        """End the execution of a caller that has left, or remove it from the queue."""
         job.future.cancel()
         if job.slot is not None:
             slot = job.slot
@@ -177,7 +177,7 @@ class Dispatcher:
                 return
             if not self._start(slot, job):
                 self.queue.push_front(job.flow, job)
-                self._idle.insert(0, slot)  # the others first: they may have a process
+                self._idle.insert(0, slot)  # prefer other slots, which may have a process
                 return
 
     def _take_idle_slot(self) -> _Slot | None:
@@ -199,7 +199,8 @@ class Dispatcher:
         return slot
 
     def _make_process(self, slot: _Slot) -> bool:
-        """Ask for a process in the slot; its socket can be written to before it exists. False if none can be made."""
+        """Request a process for the slot; its socket can be written to before the process exists. False if none can be
+        made."""
         try:
             ours, theirs = socket_pair()
         except OSError as error:
@@ -214,14 +215,14 @@ class Dispatcher:
                 on_reply=lambda header, body: self._on_reply(slot, header, body),
                 on_lost=lambda: self._on_lost(slot),
             )
-            is_asked = self._factory.fork_slot(
+            is_requested = self._factory.fork_slot(
                 wire.KIND_STATELESS,
                 slot.uid_number,
                 theirs,
                 slot.memory.group,
                 lambda pid: self._on_forked(slot, channel, pid),
             )
-        if not is_asked:
+        if not is_requested:
             self._refusal = "no template is ready"
             channel.close()
             return False
@@ -231,7 +232,7 @@ class Dispatcher:
         return True
 
     def _on_forked(self, slot: _Slot, channel: SlotChannel, pid: int) -> None:
-        """A process that was cancelled before it existed no longer belongs to the slot: it finds its socket closed."""
+        """Record a new process. One that was cancelled before it existed finds its socket closed."""
         if slot.channel is channel:
             if pid > 0:
                 slot.pid = pid
@@ -247,7 +248,7 @@ class Dispatcher:
         try:
             slot.memory.begin(limits.memory_bytes)
         except OSError as error:
-            # The group still holds more than the new limit; a new process in it starts from nothing.
+            # The group still uses more than the new limit; a new process in it starts with none.
             self._drop_process(slot)
             if job.num_attempts >= MAX_ATTEMPTS:
                 message = f"the memory limit could not be set: {error}"
@@ -275,7 +276,7 @@ class Dispatcher:
         return True
 
     def _release(self, slot: _Slot) -> Job:
-        """Take the job out of its slot; the slot is free."""
+        """Take the job out of its slot, which is then free."""
         job = slot.job
         assert job is not None
         slot.job = job.slot = None
@@ -308,7 +309,7 @@ class Dispatcher:
             is_starved=job.clock.is_starved,
             fetch_files=job.request.fetch_files,
         )
-        if Flag.USED_UP in flags:  # the slot has ended itself; the next one is made before a request needs it
+        if Flag.USED_UP in flags:  # the slot's process has exited; make the next one before a request needs it
             self._drop_process(slot)
             self._make_process(slot)
         self._finish(job, execution)
@@ -332,12 +333,12 @@ class Dispatcher:
         slot.channel.send(wire.encode_more_time(more_s))
 
     def _may_keep_share(self, job: Job) -> bool:
-        """An ordinary user cannot raise a share that was lowered, so the program is restarted."""
+        """Whether to restart a program at full share; an ordinary user cannot raise a lowered share."""
         num_keeping = sum(1 for slot in self._slots if slot.job is not None and slot.job.keeps_share)
         return not job.keeps_share and num_keeping < self._num_young_allowed
 
     def _on_lost(self, slot: _Slot) -> None:
-        """The process of a slot has exited, idle or during an execution."""
+        """Handle the exit of a slot's process, idle or during an execution."""
         self._drop_process(slot)
         self.counters.num_slots_lost += 1
         if slot.job is None:
@@ -379,7 +380,7 @@ class Dispatcher:
                     job.is_young = False
                     self._num_young -= 1
                     if not self._factory.layers.distinct_uid and not job.keeps_share and slot.pid:
-                        # Its slot can lower only the share of the program's own process group.
+                        # The slot itself can lower only the share of the program's own process group.
                         renice([process.pid for process in running_below(slot.pid)], LOW_NICE)
                 if now > job.due_at:
                     kill_quietly(slot.pid)
@@ -388,7 +389,8 @@ class Dispatcher:
             self._pump()
 
     def _expire(self, now: float) -> None:
-        """End what waited longer than its caller allowed. A long queue is searched only when one may have expired."""
+        """End the jobs that waited longer than their callers allowed. A long queue is searched only when a job may have
+        expired."""
         if now < self._next_expiry:
             return
         for job in self.queue.take_expired(lambda job: job.expires_at <= now):
@@ -398,7 +400,7 @@ class Dispatcher:
         self._next_expiry = min((job.expires_at for job in self.queue), default=math.inf)
 
     def _on_clock_stopped(self, ticker: "asyncio.Task[None]") -> None:
-        """Without the clock nothing has a deadline: all waiting and later calls fail at once."""
+        """Fail all waiting and later calls at once if the clock failed, because then no call has a deadline."""
         if not ticker.cancelled() and (error := ticker.exception()) is not None:
             self._give_up(f"the sandbox's dispatcher failed: {error!r}")
 

@@ -1,9 +1,9 @@
-"""What runs in the sandboxed child: compile the program, run it, show the last expression, leave as Python would.
+"""Runs a program in the sandboxed child: compiles and runs it, shows the last expression, and exits as Python would.
 
-This file is loaded before anything is confined and runs where nothing else of rstar2 can be imported, so it uses only
-the standard library, and two files that do the same. What a program prints, raises and returns is what a plain
-interpreter (for a program) or a notebook (for a cell) would show. Each object that it touches costs a copied page, so
-the path of a program that ends well is short.
+This file is loaded before confinement and runs where no module of rstar2 can be imported, so it uses only the standard
+library and two files that do the same. What a program prints, raises and returns is as in a plain interpreter, or, for
+a cell, in a notebook. Each object that it touches costs a copied page, so the path of a program that ends well is
+short.
 """
 
 import __future__
@@ -34,8 +34,8 @@ TAG_VALUE, TAG_OUT_OF_MEMORY = b"v", b"m"
 """The first byte on `VALUE_FD`: the value's text follows, or the program ended with an uncaught MemoryError."""
 CELL_NAME = "<cell>"
 ASKED = b"\0"
-"""The first byte of a source whose caller asked for more than to run it: the length of a marshalled tuple follows (rich
-results, files to write, files to fetch), the tuple, the program. No program starts with it."""
+"""The first byte of a source with extra options: the length of a marshalled tuple follows (rich results, files to
+write, files to fetch), then the tuple and the program. No program starts with this byte."""
 
 _FUTURE_FLAGS = 0
 for _name in __future__.all_feature_names:
@@ -46,24 +46,25 @@ _num_first_names = 0
 _num_inherited_exit_handlers = 0
 _num_inherited_log_handlers = 0
 _num_exit_handlers = atexit._ncallbacks
-# They show whether a program leaves work for its end. Read directly: each object that is touched costs a page.
+# These show whether a program left work for its exit. They are read directly, because each object that is touched costs
+# a page.
 _threads: dict[object, object] = threading._active  # type: ignore[attr-defined]
 _threads_to_be: dict[object, object] = threading._limbo  # type: ignore[attr-defined]
 _child_processes: set[object] = multiprocessing.process._children  # type: ignore[attr-defined]
 _log_handlers: list[object] = logging._handlerList  # type: ignore[attr-defined]
 _carried_flags = 0
-"""A `from __future__` of one cell holds in the next ones, as in a notebook."""
+"""Compiler flags: a `from __future__` of one cell holds in the next ones, as in a notebook."""
 _has_records = False
-"""Whether what is written to `VALUE_FD` are records."""
+"""Whether `VALUE_FD` gets records."""
 _notebook: rich.Notebook | None = None
-"""Where rich results go; None if nobody asked for them."""
+"""Collects rich results; None if the caller did not request them."""
 
 
 def prepare() -> None:
     """The template's last step: streams, a fresh `__main__`, and a rehearsal of typical programs."""
     global _num_inherited_exit_handlers, _num_inherited_log_handlers, _num_first_names
-    # Handlers that the libraries registered need not run for a program that registers none, and a rehearsal
-    # that ran them would shut the libraries' thread pools down.
+    # Exit handlers of the libraries need not run for a program that registers none, and a rehearsal that ran them would
+    # shut the libraries' thread pools down.
     _num_inherited_exit_handlers = _num_exit_handlers()
     _num_inherited_log_handlers = len(_log_handlers)
     _num_first_names = len(new_main().__dict__)
@@ -75,8 +76,8 @@ def prepare() -> None:
 
 
 def open_standard_streams() -> None:
-    """Line buffered, so that what was printed before a kill is not lost in a buffer. Opened on a pipe, as a program's
-    will be: a stream remembers whether it could seek when it was opened. Newlines are left alone, as Python does."""
+    """Open line-buffered streams, so that output before a kill is not lost, on a pipe, as a program's will be: a stream
+    remembers whether it could seek when it was opened. Newlines are not translated, as in Python."""
     saved = [os.dup(fd) for fd in range(3)]
     read_end, write_end = os.pipe()
     for fd, end in enumerate((read_end, write_end, write_end)):
@@ -116,7 +117,7 @@ def _rehearse_with_null_streams() -> None:
     null = open(os.devnull, "w")  # noqa: SIM115, PTH123
     streams = sys.stdout, sys.stderr
     sys.stdout = sys.stderr = null
-    # Often enough for the interpreter to specialize the code it passes through.
+    # Repeat often enough for the interpreter to specialize the code.
     for _ in range(16):
         for source in (b"print(1 + 1)", b"def f():\n    raise ValueError('x')\nf()", b"1 +"):
             new_main()
@@ -126,12 +127,13 @@ def _rehearse_with_null_streams() -> None:
 
 
 def rehearse() -> None:
-    """In a slot, before it serves: touch what every program touches. Leaves no trace that a program could see."""
+    """Touch the pages that every program touches, before a slot serves. Leaves no trace that a program could see."""
     run_program(b"print(1 + 1)")
 
 
 def reseed() -> None:
-    """A fork inherits its parent's generators; without this every execution would draw the same numbers."""
+    """Reseed the random generators. A fork inherits them, so without this every execution would draw the same
+    numbers."""
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(int.from_bytes(os.urandom(4), "little"))
@@ -140,14 +142,14 @@ def reseed() -> None:
 
 
 def run_reseeded(source: bytes) -> int:
-    """`run_program` for where the generators cannot be reseeded in place."""
+    """`run_program`, where the generators cannot be reseeded in place."""
     reseed()
     return run_program(source)
 
 
 def find_twisters() -> tuple[tuple[int, int], ...]:
-    """Addresses of the state and the position of the loaded Mersenne twisters, for reseeding them in place. Where
-    memory does not look as expected, none: programs must then be run by `run_reseeded`."""
+    """Addresses of the state and the position of the loaded Mersenne twisters, for reseeding in place. Empty if memory
+    does not look as expected: programs must then run by `run_reseeded`."""
     pairs = []
     generators = [random._inst]
     if "sympy.core.random" in sys.modules:
@@ -172,7 +174,7 @@ def find_twisters() -> tuple[tuple[int, int], ...]:
 
 
 def with_asked(source: bytes, *, rich: bool, files: dict[str, bytes], fetch_files: tuple[str, ...]) -> bytes:
-    """The source as the child gets it, if its caller asks for more than to run it."""
+    """The source with its extra options in front, as the child gets it."""
     asked = marshal.dumps((rich, files, fetch_files))
     return ASKED + len(asked).to_bytes(4, "little") + asked + source
 
@@ -203,15 +205,15 @@ def _run_program_as_asked(source: bytes) -> int:
     code = _run_to_end(_run_as_asked(source, _main.__dict__, CELL_NAME, is_rich))
     room = report.MAX_FETCHED_BYTES
     for path in fetch_files:
-        content = _fetched(path, room)
+        content = _read_regular_file(path, room)
         if content is not None:
             room -= len(content)
             _write_to_value_fd(report.record(report.Kind.FILE, path.encode(), content))
     return code
 
 
-def _fetched(path: str, max_bytes: int) -> bytes | None:
-    """None unless it is a regular file of at most that many bytes."""
+def _read_regular_file(path: str, max_bytes: int) -> bytes | None:
+    """A file's content; None unless it is regular and has at most `max_bytes`."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         with open(fd, "rb") as file:  # noqa: PTH123
@@ -248,7 +250,7 @@ def run_cell(source: bytes, namespace: dict[str, object], name: str) -> int:
 
 
 def _run_as_asked(source: bytes, namespace: dict[str, object], name: str, is_rich: bool) -> int:
-    """Run a cell that reports by records, with rich results if they are wanted."""
+    """Run a cell that reports by records, with rich results if `is_rich`."""
     global _notebook, _has_records
     _has_records = True
     os.write(VALUE_FD, report.TAG_RECORDS)
@@ -265,21 +267,21 @@ def _run_as_asked(source: bytes, namespace: dict[str, object], name: str, is_ric
 
 
 def _run_cell(source: bytes, namespace: dict[str, object], name: str) -> int:
-    # The bytes are split, not the text: a form feed or U+2028 ends no line of a program.
+    # Split the bytes, not the text: a form feed or U+2028 ends no line of a program.
     lines: list[str] = []
-    for line in source.splitlines(keepends=True):  # a comprehension would be a function made for this one call
+    for line in source.splitlines(keepends=True):  # a comprehension would create a function
         lines.append(line.decode("utf-8", "replace"))
     linecache.cache[name] = (len(source), None, lines, name)
     try:
         if ends_with_print(source):
-            exec(_compiled(source, name), namespace)
+            exec(_compile(source, name), namespace)
             return EXIT_OK
         tree: ast.Module = compile(source, name, "exec", ast.PyCF_ONLY_AST | _carried_flags, dont_inherit=True)
         last = tree.body[-1] if tree.body else None
         if isinstance(last, ast.Expr):
             tree.body.pop()
         if tree.body:
-            exec(_compiled(tree, name), namespace)
+            exec(_compile(tree, name), namespace)
         if isinstance(last, ast.Expr):
             expression = compile(ast.Expression(last.value), name, "eval", _carried_flags, dont_inherit=True)
             value = eval(expression, namespace)
@@ -300,8 +302,8 @@ def _run_cell(source: bytes, namespace: dict[str, object], name: str) -> int:
 
 
 def ends_with_print(source: bytes) -> bool:
-    """Whether the last statement certainly is a call of `print` on a separate line, as in most programs: it has no
-    value to show, so the syntax tree is not needed. A bracket opened on an earlier line would have to be closed on this
+    """Whether the last statement certainly is a call of `print` on a separate line, as in most programs; it has no
+    value to show, so the syntax tree is not needed. A bracket opened on an earlier line would have to close on this
     one, and only a quoted bracket could hide that."""
     line = source[source.rfind(b"\n", 0, len(source.rstrip())) + 1 :].rstrip()
     # `find` and not `in`, which raises and catches a TypeError on its way to the bytes.
@@ -321,7 +323,7 @@ def ends_with_print(source: bytes) -> bool:
     return len(line.translate(None, b"[]{}#;")) == len(line)
 
 
-def _compiled(source: "bytes | ast.Module", name: str) -> types.CodeType:
+def _compile(source: "bytes | ast.Module", name: str) -> types.CodeType:
     global _carried_flags
     code: types.CodeType = compile(source, name, "exec", _carried_flags, dont_inherit=True)
     _carried_flags |= code.co_flags & _FUTURE_FLAGS
@@ -329,8 +331,8 @@ def _compiled(source: "bytes | ast.Module", name: str) -> types.CodeType:
 
 
 def _clear_namespace(namespace: dict[str, object]) -> None:
-    """What the interpreter does with `__main__` at its end: finalizers run, open files are flushed, generators closed.
-    Names with one leading underscore go first, `__builtins__` stays."""
+    """Clear a namespace as the interpreter clears `__main__` at exit: finalizers run, open files are flushed,
+    generators closed. Names with one leading underscore go first; `__builtins__` stays."""
     for is_private in (True, False):
         for name in list(namespace):
             if name != "__builtins__" and (name[:1] == "_" and name[1:2] != "_") == is_private:
@@ -349,7 +351,7 @@ def _report_value(value: object) -> None:
 
 
 def _report_error(error: BaseException, frames: types.TracebackType | None) -> None:
-    """In place of a traceback on stderr: a notebook shows an error apart from what was printed."""
+    """Report an exception as records instead of on stderr: a notebook shows it separately from output."""
     shown = "".join(traceback.format_exception(type(error), error, frames)).removesuffix("\n") + _suggestion(error)
     name, message = type(error).__name__.encode("utf-8", "replace"), str(error).encode("utf-8", "backslashreplace")
     data = shown.encode("utf-8", "backslashreplace")
@@ -368,7 +370,7 @@ def _exit_code(error: SystemExit) -> int:
 
 
 def _show(error: BaseException, name: str) -> None:
-    """The traceback from the program's own first frame on, with its source lines."""
+    """Show the traceback, from the program's first frame on, with its source lines."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
@@ -392,7 +394,7 @@ def _show(error: BaseException, name: str) -> None:
 
 
 def _suggestion(error: BaseException) -> str:
-    """Before 3.12 only the interpreter's own display knows what a misspelt name might have meant."""
+    """The suggestion for a misspelt name; before 3.12 only the interpreter's own excepthook adds it."""
     if sys.version_info >= (3, 12) or not isinstance(error, NameError | AttributeError):
         return ""
     stream, shown = sys.stderr, io.StringIO()
@@ -414,7 +416,7 @@ def _has_exit_work() -> bool:
 
 
 def _run_exit_work() -> int:
-    """What the interpreter does at its end: wait for threads, then run exit handlers."""
+    """Do the interpreter's work at exit: wait for threads, then run exit handlers."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         if _has_exit_work():

@@ -1,7 +1,7 @@
 """The loops of `_fork.c` in Python, for machines without a compiler.
 
-Slower (an ordinary fork copies the page tables of the warm interpreter) and otherwise the same: the attack suite runs
-on both.
+They are slower, since an ordinary fork copies the page tables of the warm interpreter, but behave the same: the attack
+suite runs on both.
 """
 
 import array
@@ -46,19 +46,19 @@ _MAX_FDS = 4
 
 
 SlotFacts = tuple[int, int, bool, int, int]
-"""Socket, uid (< 0: keep the current one), whether in its own process namespace, bytes of data and of address space
-that are the interpreter's own."""
+"""Socket, uid (< 0: keep the current one), whether the slot has its own process namespace, and the interpreter's own
+bytes of data and of address space."""
 
 
 def park(
     control_fd: int,
-    proc_fd: int,  # noqa: ARG001 - for what the fast path does with its memory
+    proc_fd: int,  # noqa: ARG001 - only the fast path uses it
     new_namespaces: bool,
     slot_main: Callable[[bytes, tuple[int, ...]], SlotFacts],
     filter_program: bytes,
     rehearse: Callable[[], None],
     run: Callable[[bytes], int],
-    twisters: tuple[tuple[int, int], ...],  # noqa: ARG001 - here their own seed functions are called
+    twisters: tuple[tuple[int, int], ...],  # noqa: ARG001 - their own seed functions are called instead
 ) -> bool:
     """Fork a slot for each message, as the init of a new process namespace if `new_namespaces`. Returns True if it was
     asked to end, False if its host has exited."""
@@ -101,7 +101,7 @@ def park(
             os.close(fd)
         try:
             control.send(SLOT_ANSWER.pack(SLOT_MESSAGE.unpack(message)[2], pid))
-        except OSError:  # the host was killed between its question and the answer
+        except OSError:  # the host was killed before the answer
             return False
 
 
@@ -123,10 +123,10 @@ def _serve(facts: SlotFacts, run: Callable[[bytes], int]) -> None:
     """Answer requests until the caller has closed the socket or a program has left a trace: files, or the ids of its
     processes. Never returns.
 
-    A later child inherits this interpreter's heap and frames, so nothing of a request or a reply ever enters them."""
+    A later child inherits this interpreter's heap and frames, so no part of a request or a reply ever enters them."""
     socket_fd, uid, pid_namespace, base_data_bytes, base_address_bytes = facts
     caller = socket.socket(fileno=socket_fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it has the uid of its programs, they could send it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # without a uid of their own, programs could send it
     slot = _Slot(
         *(caller, run, uid, pid_namespace, base_data_bytes, base_address_bytes, _scratch_state()),
         code=Buffer(MAX_SOURCE_BYTES, inherited=True),
@@ -156,7 +156,7 @@ def _serve(facts: SlotFacts, run: Callable[[bytes], int]) -> None:
 
 
 def _scratch_state() -> tuple[int, ...]:
-    """Empty where it cannot be read, which equals no state that a slot starts with."""
+    """The scratch directory's state; empty if unreadable, which equals no state at a slot's start."""
     try:
         usage, facts = os.statvfs("."), Path().stat()
     except OSError:
@@ -200,7 +200,7 @@ def _execute(slot: _Slot, header: RequestHeader) -> tuple[bytes, Flag]:
     flags |= cut_flags(slot.streams)
     if _scratch_state() != slot.scratch or (slot.pid_namespace and _newest_pid() != child + 1):
         flags |= Flag.USED_UP
-    if watch.is_asking:  # the program's end has overtaken the answer
+    if watch.is_asking:  # the program ended before the answer came
         watch.receive_more_time()
     lengths = [stream.length for stream in slot.streams]
     wall_us, cpu_us = (time.monotonic() - started) * 1e6, (_children_cpu_s() - cpu_before) * 1e6
@@ -226,7 +226,7 @@ def _run_child(slot: _Slot, header: RequestHeader, stdin_fd: int, write_ends: li
 
 
 def apply_limits(header: RequestHeader, base_data_bytes: int, base_address_bytes: int) -> None:
-    """Before the uid changes: after that only lowering is allowed."""
+    """Set a program's limits, before the uid changes: then they can only be lowered."""
     pairs = {
         resource.RLIMIT_CPU: (header.cpu_s, header.cpu_s + 1),
         resource.RLIMIT_FSIZE: (header.file_bytes,) * 2,
@@ -236,14 +236,14 @@ def apply_limits(header: RequestHeader, base_data_bytes: int, base_address_bytes
     if header.address_bytes:
         pairs[resource.RLIMIT_AS] = (base_address_bytes + header.address_bytes,) * 2
     for kind, (soft, hard) in pairs.items():
-        _, most = resource.getrlimit(kind)
-        if most != resource.RLIM_INFINITY:  # a lower limit of the machine stays
-            soft, hard = min(soft, most), min(hard, most)
+        _, hard_limit = resource.getrlimit(kind)
+        if hard_limit != resource.RLIM_INFINITY:  # a lower limit of the machine stays
+            soft, hard = min(soft, hard_limit), min(hard, hard_limit)
         resource.setrlimit(kind, (soft, hard))
 
 
 def _newest_pid() -> int:
-    """The id that a process of this namespace gets now."""
+    """The next process id of this namespace."""
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -252,7 +252,7 @@ def _newest_pid() -> int:
 
 
 def _kill_all(slot: _Slot, child: int) -> None:
-    """kill(-1) reaches all of the slot's process namespace at once: no fork can slip through it."""
+    """Kill an execution. kill(-1) reaches the whole process namespace at once, so no fork escapes it."""
     with contextlib.suppress(ProcessLookupError):
         if slot.pid_namespace:
             os.kill(-1, signal.SIGKILL)

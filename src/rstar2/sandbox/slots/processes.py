@@ -1,7 +1,7 @@
-"""What the host sees of the processes of a slot in /proc, and does to them from outside.
+"""Reads the processes of a slot from /proc in the host, and kills or renices them from outside.
 
-A slot's init cannot look itself: there is no /proc inside. What a program does to its own processes (a session of its
-own, a raised limit) does not change what is seen from here.
+A slot's init cannot do this: it has no /proc. What a program does to its own processes (a new session, a raised limit)
+does not change what the host sees.
 """
 
 import math
@@ -22,7 +22,7 @@ _STATE, _PARENT, _USER_TICKS, _SYSTEM_TICKS, _START_TICKS = 0, 1, 11, 12, 19
 """Indices of fields in /proc/PID/stat, after the name."""
 _USUAL_SOCKET_BYTES = 212_992
 _EXACT_SHARE = 0.1
-"""The share of the host's time that exact measurements of one slot may take."""
+"""The maximum share of the host's time for exact measurements of one slot."""
 _RESIDENT = re.compile(rb"^(?:RssAnon|RssShmem|VmSwap):\s+(\d+) kB", re.MULTILINE)
 _OWN_PART = re.compile(rb"^(?:Pss_Anon|SwapPss):\s+(\d+) kB", re.MULTILINE)
 _SHARED_MAPPING = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ ...s .*$", re.MULTILINE)
@@ -31,7 +31,7 @@ _PROPORTIONAL = re.compile(rb"^(?:Pss|SwapPss):\s+(\d+) kB", re.MULTILINE)
 
 
 def children_of(pid: int, proc: Path = PROC) -> list[int]:
-    """Read from one file if the kernel has it, else from every process's parent."""
+    """The children, from one file if the kernel has it, else from every process's parent."""
     threads = proc / str(pid) / "task"
     with suppress(OSError):
         return [int(word) for thread in threads.iterdir() for word in (thread / "children").read_text().split()]
@@ -62,7 +62,7 @@ class Running:
 
 
 def running_below(pid: int, youngest_s: float = math.inf) -> Iterator[Running]:
-    """The descendants that are not stopped, as the parked states of a session are, and that were started in the last
+    """The descendants that are not stopped (parked states of a session are) and that were started in the last
     `youngest_s` seconds."""
     since = (time.clock_gettime(time.CLOCK_BOOTTIME) - youngest_s) * _TICKS_PER_S - 1
     for child in below(pid):
@@ -78,7 +78,7 @@ def kill(pid: int) -> None:
 
 
 def renice(pids: Iterable[int], nice: int) -> None:
-    """Every thread of each; what they fork inherits it."""
+    """Renice every thread of each process; forks inherit it."""
     for pid in pids:
         with suppress(OSError):
             for thread in (PROC / str(pid) / "task").iterdir():
@@ -86,8 +86,8 @@ def renice(pids: Iterable[int], nice: int) -> None:
 
 
 class MemoryWatch:
-    """Whether the processes of a slot together exceed a limit. A page that several of them share counts once. A socket
-    counts as full, because the kernel does not tell how much waits in it; each process has one for free."""
+    """Checks whether the processes of a slot together exceed a limit. A page that they share counts once. A socket
+    counts as full, because the kernel does not tell how much data it holds; each process has one for free."""
 
     def __init__(self) -> None:
         self._exact_at = 0.0
@@ -111,7 +111,7 @@ class MemoryWatch:
 
 @cache
 def _socket_bytes() -> int:
-    """The most that a socket holds."""
+    """The maximum size of a socket's buffer."""
     try:
         return int((PROC / "sys/net/core/wmem_default").read_text())
     except OSError:
@@ -131,7 +131,8 @@ def _links(pid: int) -> Iterator[str]:
 
 
 def _own_bytes(pid: int) -> int:
-    """Its part of anonymous and shared memory. The template's image, mapped privately from a file, is not its own."""
+    """A process's share of anonymous and shared memory, without the template's image, which is mapped privately from a
+    file."""
     try:
         own = _read_sum(pid, "smaps_rollup", _OWN_PART, suppressed=FileNotFoundError)
         if _SHARED_MAPPING.search((PROC / str(pid) / "maps").read_bytes()):
@@ -156,5 +157,5 @@ def _sum(pattern: "re.Pattern[bytes]", text: bytes) -> int:
 
 
 def _stat(proc: Path, pid: int) -> list[str]:
-    """Without the process's name, which may contain any character."""
+    """The fields after the process name, which may hold any character."""
     return (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -1,8 +1,8 @@
-"""What a program reports besides what it prints, as records on the descriptor of its value.
+"""The records that a program reports, besides its output, on the descriptor of its value.
 
-A plain program reports only a value, and needs no records. One whose caller asked for rich results or for files writes
-them. Everything in a record was written by the program: it is read within bounds, and decides nothing but that
-program's own result. Standard library only: the writing side runs in the sandboxed child.
+A plain program reports only a value, without records. A program whose caller requested rich results or files writes
+records. The program controls their content: they are read within bounds, and decide only that program's own result.
+Standard library only: the writing side runs in the sandboxed child.
 """
 
 import os
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 TAG_RECORDS = b"r"
-"""The first byte on the descriptor where records follow."""
+"""The first byte on the descriptor if records follow."""
 RECORD = struct.Struct("=BHI")
 """Kind, length of the name, length of the data; both follow."""
 MAX_DISPLAYS, MAX_REPRESENTATIONS = 64, 16
 MAX_DISPLAY_BYTES = 6 << 20
-"""The limit of all representations together. One that does not fit is left out."""
+"""The size limit of all representations together; a representation that exceeds it is left out."""
 MAX_FETCHED_BYTES = 8 << 20
 """The limit of all fetched files of one program together."""
 
@@ -29,9 +29,9 @@ class Kind(IntEnum):
     """The name of the uncaught exception, and its message."""
     TRACEBACK = 4
     DISPLAY = 5
-    """Begins something that is shown; its representations follow, each with its MIME type as the name."""
+    """Begins a displayed item; its representations follow, each named by its MIME type."""
     RESULT = 6
-    """The same, for the value of the last expression."""
+    """Begins the value of the last expression, like `DISPLAY`."""
     REPRESENTATION = 7
     FILE = 8
 
@@ -49,7 +49,8 @@ def record(kind: int, name: bytes = b"", data: bytes = b"") -> bytes:
 
 @dataclass
 class Report:
-    """The records of one program, read. `displays` are pairs: whether it is the value, and its representations."""
+    """The parsed records of one program. `displays` are pairs: whether the item is the value, and its
+    representations."""
 
     value: bytes | None = None
     ran_out_of_memory: bool = False
@@ -60,7 +61,7 @@ class Report:
 
 
 def read(data: bytes, wanted_files: frozenset[str] = frozenset()) -> Report:
-    """Reads up to the first record that is not whole, and ignores what nobody asked for."""
+    """Parse the records up to the first incomplete one, ignoring files that were not requested."""
     report = Report()
     for kind, name, content in _records(data):
         if kind == Kind.VALUE:

@@ -1,8 +1,8 @@
-"""What a notebook shows of a value besides its text: HTML, LaTeX, images, and matplotlib's figures.
+"""Renders a value as a notebook does, besides its text: HTML, LaTeX, images, and matplotlib's figures.
 
-Runs in the sandboxed child, only where the caller asked for rich results. The protocol is IPython's: the methods
-`_repr_mimebundle_`, `_repr_html_` and so on, and `display(...)`, which is a builtin here. matplotlib is used if the
-program imports it: `show()` shows the open figures, as does the end of a cell, and closes them.
+Runs in the sandboxed child, only if the caller requested rich results. The protocol is IPython's: the methods
+`_repr_mimebundle_`, `_repr_html_` and so on, and `display(...)`, which is a builtin here. If the program imports
+matplotlib, `show()` and the end of a cell show the open figures and close them.
 """
 
 import base64
@@ -55,8 +55,8 @@ class Notebook:
         _current = None
 
     def show(self, value: object, kind: Kind) -> None:
-        """Shows a value; its text comes first, and is all there is of most values. The text of the last expression's
-        value is reported apart."""
+        """Show a value. Its text comes first, and is the only representation of most values; the text of the last
+        expression's value is reported separately."""
         if self._num_left <= 0:
             return
         self._num_left -= 1
@@ -70,7 +70,7 @@ class Notebook:
         self._write(written)
 
     def show_figures(self) -> None:
-        """All of matplotlib's open figures, which are closed after that."""
+        """Show all open matplotlib figures, and close them."""
         pyplot: Any = sys.modules.get(_PYPLOT)
         if pyplot is None:
             return
@@ -91,21 +91,21 @@ class Notebook:
         if figure is not None and isinstance(value, figure):
             self._shown_figures.append(value)
             return [("image/png", _as_text(_png_of(value)))]
-        bundle = _called(value, "_repr_mimebundle_")
+        bundle = _call_method(value, "_repr_mimebundle_")
         if isinstance(bundle, dict):
             found.update((str(mime), _as_text(data)) for mime, data in bundle.items() if mime != "text/plain")
         for method, mime in _METHODS.items():
-            if mime not in found and (data := _called(value, method)) is not None:
+            if mime not in found and (data := _call_method(value, method)) is not None:
                 found[mime] = json.dumps(data) if method == "_repr_json_" else _as_text(data)
         return list(found.items())
 
 
 _current: Notebook | None = None
-"""The notebook of the running cell; None if its caller did not ask for rich results."""
+"""The notebook of the running cell; None if its caller did not request rich results."""
 
 
 def display(*values: object, **_: object) -> None:
-    """What a notebook's `display` does."""
+    """The `display` builtin of a notebook."""
     for value in values:
         if _current is None:
             print(repr(value))
@@ -114,13 +114,13 @@ def display(*values: object, **_: object) -> None:
 
 
 def show(*_: object, **__: object) -> None:
-    """In place of pyplot's `show`, which has nowhere to show."""
+    """Replaces pyplot's `show`, which has no screen."""
     if _current is not None:
         _current.show_figures()
 
 
-def _called(value: object, method: str) -> object:
-    """What the method returns, without metadata; None where there is none or it fails."""
+def _call_method(value: object, method: str) -> object:
+    """Call the method; returns its data without metadata, or None if it is missing or fails."""
     try:
         call = getattr(value, method, None)
         data = call() if callable(call) else None
@@ -142,7 +142,7 @@ def _png_of(figure: Any) -> bytes:
 
 
 class _PyplotFinder:
-    """Gives pyplot a `show` that shows, as soon as the program imports it, whatever backend it chooses."""
+    """Replaces pyplot's `show` as soon as the program imports it, whatever backend it chooses."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:  # noqa: ARG002
         if name != _PYPLOT:

@@ -13,13 +13,13 @@ from rstar2.sandbox.slots.processes import MemoryWatch
 
 _SOCKET_BUFFER_BYTES = 1 << 20
 _READ_BYTES = 1 << 14
-"""Most replies are far smaller; a larger buffer would be mapped and unmapped for each of them."""
+"""Most replies are far smaller; a larger buffer would be mapped and unmapped for each reply."""
 
 
 class SlotChannel:
     """Sends a request without blocking the loop, collects the reply, and reports when the slot has exited.
 
-    `on_reply(header, body)` and `on_lost()` are called from the event loop; after `on_lost` nothing else is.
+    `on_reply(header, body)` and `on_lost()` are called from the event loop; neither is called after `on_lost`.
     """
 
     def __init__(
@@ -92,7 +92,8 @@ class SlotChannel:
             self._on_reply(header, body)
 
     def close(self) -> None:
-        """Closing is also how a running execution is cancelled: its slot sees it, kills everything and ends."""
+        """Close the channel. This also cancels a running execution: its slot notices, kills all its processes and
+        exits."""
         if self.is_open:
             self.is_open = False
             self._loop.remove_reader(self._fd)
@@ -109,15 +110,15 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def kill_quietly(pid: int) -> None:
-    """SIGKILL to a slot's init ends its process namespace."""
+    """Kill a slot's init, which ends its process namespace."""
     if pid > 0:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
 class MemoryAccount:
-    """The memory of all processes of a slot together, and whether its limit ended one. The kernel keeps the limit where
-    there is a memory group; elsewhere the host looks again and again."""
+    """The memory limit of all processes of a slot together, and whether it killed one. The kernel enforces the limit if
+    there is a memory group; otherwise the host polls."""
 
     def __init__(self, group: SlotGroup | None) -> None:
         self.group = group
@@ -127,14 +128,15 @@ class MemoryAccount:
         self._was_stopped = False
 
     def begin(self, limit_bytes: int) -> None:
-        """Before an execution: earlier kills are not its own."""
+        """Set the limit for an execution; earlier kills do not count for it."""
         self._limit_bytes, self._was_stopped = limit_bytes, False
         if self.group is not None:
             self.group.set_limit(limit_bytes)
             self._num_kills = self.group.num_kills()
 
     def look(self, pid: int) -> None:
-        """Stop what runs below the slot's init `pid` if it exceeds the limit and no kernel watches it."""
+        """Kill the processes below the slot's init `pid` if they exceed the limit and the kernel does not enforce
+        it."""
         if self.group is None and pid > 0 and self._watch.exceeds(pid, self._limit_bytes):
             self._was_stopped = True
             for process in processes.running_below(pid):

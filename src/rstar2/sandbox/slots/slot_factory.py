@@ -1,4 +1,4 @@
-"""Makes slots: decides which isolation is in force, and owns the templates that fork slots and their memory groups."""
+"""Makes slots: decides which isolation applies, and owns the templates that fork slots and their memory groups."""
 
 import os
 import socket
@@ -17,18 +17,18 @@ from rstar2.sandbox.slots.templates import OwnTemplates, TemplateSource
 class SlotConfig:
     allow_weak_isolation: bool = False
     isolate: bool = True
-    """False only to measure what isolation costs."""
+    """False only to measure the cost of isolation."""
     fast: bool = True
-    """Use the C extension if it is built."""
+    """Whether to use the C extension if it is built."""
     warm: bool = True
-    """Load the libraries before the first program."""
+    """Whether to load the libraries before the first program."""
     scratch_bytes: int = guarantees.SCRATCH_BYTES
     packages: tuple[str, ...] = ()
-    """Installed packages, with what they need, that programs may import besides the promised ones."""
+    """Installed packages that programs may import, with their dependencies, besides the promised ones."""
 
 
 def decide_layers(config: SlotConfig) -> Layers:
-    """The isolation for this machine. UserError below the minimum, unless the caller accepts that."""
+    """Decide the isolation for this machine. UserError if it is below the minimum, unless the caller accepts that."""
     capabilities = guarantees.detect()
     if not capabilities.is_linux:
         raise UserError(
@@ -85,7 +85,7 @@ class SlotFactory:
         )
         self.on_template_ready: Callable[[], None] = lambda: None
         self.can_renice = self.layers.distinct_uid or guarantees.processes_can_be_reniced()
-        """Whether a priority that was lowered can be raised again."""
+        """Whether a lowered priority can be raised again."""
 
     async def start(self) -> None:
         self.templates.on_ready = lambda: self.on_template_ready()
@@ -110,7 +110,7 @@ class SlotFactory:
         group: SlotGroup | None,
         on_answer: Callable[[int], None],
     ) -> bool:
-        """False while there is no template; `on_template_ready` is called when there is one again."""
+        """Request a slot. False while there is no template; `on_template_ready` is called when there is one again."""
         template = self.templates.current
         if template is None:
             return False

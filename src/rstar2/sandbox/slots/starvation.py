@@ -1,9 +1,10 @@
-"""Whether a program at its wall limit has used its time, or was starved: kept waiting for a core by this machine.
+"""Decides whether a program at its wall limit has used its time, or was starved: kept waiting for a core by this
+machine.
 
 The wall limit is for programs that sleep, wait or compute. Time in which a program was runnable and did not run does
 not count. So a program has used its time once its tasks together have used the limit in CPU time, or the limit has
-passed without the time that they waited for a core. In any case it is stopped at a bound (`Limits.longest_s`). If it
-has hardly run by then, that is an infrastructure fault.
+passed without counting the time that they waited for a core. In any case it is stopped at a bound (`Limits.longest_s`).
+If it has hardly run by then, that is an infrastructure fault.
 
 The times come from /proc. Where the kernel does not count the waits (no schedstat), a runnable task that rarely gave up
 its core voluntarily counts as waiting whenever it did not run.
@@ -19,7 +20,7 @@ from pathlib import Path
 from rstar2.sandbox.slots.processes import PROC, children_of
 
 STEP_S = 0.02
-"""The least time between two looks: longer than a tick of the kernel's clock, by which it counts CPU time."""
+"""The minimum time between two checks: longer than a tick of the kernel clock that counts CPU time."""
 
 ENOUGH_SHARE = 0.25
 """A share of the wall limit, in CPU time: a program that used less by the bound has hardly run. Programs that crowd
@@ -39,12 +40,12 @@ class Task:
     id: int
     cpu_s: float
     delay_s: float
-    """How long it was runnable and did not run, without the current wait, which is added when it ends."""
+    """How long the thread was runnable without running, not counting its current wait."""
     is_runnable: bool
 
 
 class WallClock:
-    """Decides for one execution, each time that its slot asks."""
+    """Decides, each time that a slot asks, how long its program may go on."""
 
     def __init__(self, wall_s: float, bound_s: float) -> None:
         self._wall_s = wall_s
@@ -53,10 +54,10 @@ class WallClock:
         self.had_s = 0.0
         """The time that the program had used at the last check."""
         self.is_starved = False
-        """Whether it was starved at the last check. It stays true if the bound then ended the program."""
+        """Whether the program was starved at the last check; stays true if the bound then ended it."""
 
     def more_s(self, elapsed_s: float, tasks: Iterable[Task]) -> float:
-        """How much longer it may run before the next look; 0: stop it."""
+        """How much longer the program may run before the next check; 0: stop it."""
         seen = frozenset(tasks)
         cpu_s = sum(task.cpu_s for task in seen)
         self.had_s = max(cpu_s, elapsed_s - sum(task.delay_s for task in seen))
@@ -65,7 +66,7 @@ class WallClock:
         if self.is_starved:
             self._in_doubt = None
         elif cpu_s < self._wall_s:
-            # The wait that a task is in may be long and is not counted yet: look again until each has had a turn.
+            # The current wait of a task may be long and is not counted yet: check again until each task has run.
             before = self._in_doubt
             runnable = frozenset(task for task in seen if task.is_runnable)
             self._in_doubt = runnable if before is None else runnable & before
@@ -76,8 +77,7 @@ class WallClock:
 
 
 def tasks_below(pid: int, proc: Path = PROC) -> list[Task]:
-    """The tasks of all descendants of `pid` that can be read and are not stopped, as the parked states of a session
-    are."""
+    """The tasks of all descendants of `pid` that can be read and are not stopped (parked states of a session are)."""
     found = []
     for child in children_of(pid, proc):
         with suppress(OSError):  # it may end while we look

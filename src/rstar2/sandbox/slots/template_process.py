@@ -1,7 +1,7 @@
 """The template process: loads the libraries once, confines itself, then forks slots on demand until its host exits.
 
-`templates.py` starts it, with the control socket and its configuration as arguments. When it is ready it sends its
-facts on the control socket; then it answers each slot message there with the slot's process id.
+`templates.py` starts it, with the control socket and its configuration as arguments. When ready, it sends its facts on
+the control socket; then it answers each slot message there with the slot's process id.
 """
 
 import contextlib
@@ -36,7 +36,8 @@ _JANITOR_DEADLINE_S = 15.0
 _IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 _SLOT_BUFFER_BYTES = 33 << 20
 _hidden_modules: list[ModuleType] = []
-"""Not freed: that would leave gaps all over the heap, in which programs allocate, and each page costs them a copy."""
+"""Kept, because freeing our modules would leave gaps in the heap for programs' objects, and each page costs them a
+copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class TemplateConfig:
     fast: bool = True
     warm: bool = True
     service_group: str | None = None
-    """The service's cgroup, which this process removes if the host was killed and could not."""
+    """The service's cgroup, which this process removes if the host was killed and could not do so."""
 
     def to_argument(self) -> str:
         return json.dumps(asdict(self))
@@ -87,8 +88,7 @@ def main() -> None:
     implementation: Any = fast_fork if config.fast and fast_fork is not None else portable_fork
 
     def slot_main(message: bytes, fds: tuple[int, ...]) -> tuple[int, int, bool, int, int]:
-        """In a new slot: give up all rights that it does not need. `park` installs the filter after the rehearsal; a
-        session's slot does not return."""
+        """Confine a new slot. `park` installs the filter after the rehearsal; a session's slot does not return."""
         kind, uid, _ = wire.SLOT_MESSAGE.unpack(message)
         if group_fd >= 0:
             os.close(group_fd)
@@ -101,8 +101,8 @@ def main() -> None:
             raise
         facts = (fds[0], uid, config.layers.namespaces, base_data_bytes, base_address_bytes)
         if kind == wire.KIND_SESSION:
-            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
             session_tree.serve(*facts, controller_filter=controller_program, cell_filter=cell_program)
         confine.limit_open_files()
         return facts
@@ -137,13 +137,13 @@ def _leave_abandoned(config: TemplateConfig, group_fd: int) -> NoReturn:
 
 
 def _hide_own_modules() -> None:
-    """A program must find nothing of ours to import, and a cell nothing to patch that runs its successors."""
+    """Hide our modules: a program must not import them, and a cell must not patch code that runs later cells."""
     _hidden_modules.extend(sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "rstar2")
 
 
 def _forget_inherited_signals() -> None:
-    """Our parent may ignore signals, as `nohup` and a shell's background do, or block them. Programs must start with
-    the defaults."""
+    """Reset signals to the defaults for programs. Our parent may ignore some, as `nohup` and background jobs do, or
+    block them."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in signal.valid_signals() - _IGNORED_BY_PYTHON:
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -151,7 +151,7 @@ def _forget_inherited_signals() -> None:
 
 
 def _take_control_socket(number: int) -> int:
-    """Move it above the low numbers, which are a program's own streams later, and keep those taken."""
+    """Move the socket above the low descriptors, which become a program's own streams, and keep those taken."""
     moved = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 64)
     os.close(number)
     os.dup2(0, interpreter.VALUE_FD, inheritable=False)
@@ -159,7 +159,7 @@ def _take_control_socket(number: int) -> int:
 
 
 def _remove_group(parent_fd: int, name: str) -> None:
-    """The host was killed and could not clean up: remove its cgroup as soon as the last slot has ended."""
+    """Remove the cgroup of a host that was killed, as soon as the last slot has ended."""
     deadline = time.monotonic() + _JANITOR_DEADLINE_S
     while time.monotonic() < deadline:
         try:
@@ -185,8 +185,8 @@ def _is_abandoned(caller_fd: int) -> bool:
 
 
 def _own_size(proc_fd: int) -> tuple[int, int]:
-    """Bytes of private writable memory and of address space that a slot has from its template, as the limits count
-    them, and a little room for its buffers."""
+    """The bytes of private writable memory and of address space that a slot inherits from its template, as the limits
+    count them, plus room for its buffers."""
     statm_fd = os.open("self/statm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_fd)
     fields = os.read(statm_fd, 256).split()
     os.close(statm_fd)

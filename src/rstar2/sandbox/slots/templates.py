@@ -1,7 +1,7 @@
-"""The host's side of the template processes: start them, ask them for slots, replace what dies.
+"""The host's side of the template processes: starts them, requests slots from them, replaces those that die.
 
-Slots do not depend on the template that forked them; only the making of new slots does. A template that dies is
-replaced: at once where a supervisor keeps a spare, else as soon as a new one has loaded its libraries.
+Slots do not depend on the template that forked them; only making new slots does. A template that dies is replaced: at
+once if a supervisor keeps a spare, else as soon as a new one has loaded its libraries.
 """
 
 import array
@@ -51,7 +51,8 @@ class ReadyTemplate:
         self.process.wait()
 
     async def stop(self) -> None:
-        """Ask it to end. Without the goodbye it would assume that its host was killed and clean up after it."""
+        """Ask the template to exit. Without the goodbye it would assume that its host was killed, and clean up after
+        it."""
         with contextlib.suppress(OSError):
             self.control.send(wire.GOODBYE)
         self.control.close()
@@ -71,7 +72,7 @@ def _spawn(config: TemplateConfig) -> tuple[subprocess.Popen[bytes], socket.sock
         env={**_ENVIRONMENT, "HOME": config.layers.scratch, "TMPDIR": config.layers.scratch},
         cwd="/",
         pass_fds=[theirs.fileno()],
-        start_new_session=True,  # a Ctrl-C in the terminal is for the host, which then closes its templates in order
+        start_new_session=True,  # only the host handles Ctrl-C; it then closes its templates in order
     )
     theirs.close()
     ours.setblocking(False)
@@ -98,7 +99,7 @@ async def start_template(config: TemplateConfig) -> ReadyTemplate:
 
 
 class Template:
-    """Asks a ready template for slots. No other holder of its control socket may read from it."""
+    """Requests slots from a ready template. No other holder of its control socket may read from it."""
 
     def __init__(self, control: socket.socket, facts: dict[str, Any], on_death: Callable[["Template"], None]) -> None:
         self.facts = facts
@@ -112,7 +113,7 @@ class Template:
         self.is_alive = True
 
     def fork_slot(self, kind: int, uid: int, fds: list[int], on_answer: Callable[[int], None]) -> None:
-        """Ask for a slot. `on_answer` gets its process id, or minus an errno. OSError if the template has exited."""
+        """Request a slot. `on_answer` gets its process id, or minus an errno. OSError if the template has exited."""
         self._serial = (self._serial + 1) & 0xFFFFFFFF
         message = wire.SLOT_MESSAGE.pack(kind, uid, self._serial)
         rights = array.array("i", fds).tobytes()
@@ -136,7 +137,7 @@ class Template:
             on_answer(pid)
 
     def detach(self) -> None:
-        """Stop listening; the caller that gave the socket closes it."""
+        """Stop listening; the owner of the socket closes it."""
         if self.is_alive:
             self.is_alive = False
             self._loop.remove_reader(self._control.fileno())
@@ -146,13 +147,13 @@ class Template:
 
 
 class TemplateSource(ABC):
-    """Where a host gets its templates from: it starts them itself, or a supervisor lends them."""
+    """A host's source of templates: it starts them itself, or a supervisor lends them."""
 
     def __init__(self) -> None:
         self._ready: list[Template] = []
         self.num_deaths = 0
         self.on_ready: Callable[[], None] = lambda: None
-        """Called whenever there is a template again after there was none."""
+        """Called when a template is ready after there was none."""
 
     @property
     def current(self) -> Template | None:
@@ -160,7 +161,7 @@ class TemplateSource(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Returns when there is a first template."""
+        """Wait until the first template is ready."""
 
     async def close(self) -> None:
         for template in self._ready:
@@ -169,7 +170,7 @@ class TemplateSource(ABC):
 
 
 class TemplatePool:
-    """Starts template processes in the background until there are as many as wanted, and replaces those that die."""
+    """Starts template processes in the background up to the wanted number, and replaces those that die."""
 
     def __init__(self, config: TemplateConfig, num_wanted: int, on_start: Callable[[ReadyTemplate], None]) -> None:
         self._config = config
@@ -180,7 +181,7 @@ class TemplatePool:
         self._is_closed = False
 
     async def start_first(self) -> None:
-        """Fails at once if a template cannot be started at all."""
+        """Start the first template; fails at once if none can be started."""
         self._add(await start_template(self._config))
         self._replenish()
 

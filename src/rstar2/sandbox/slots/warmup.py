@@ -1,10 +1,10 @@
 """What a template loads and runs before it parks, so that no execution pays for it.
 
-Imports alone are not enough: a first `sympy.solve` after the imports still spends three quarters of its time filling
-caches. The snippets below fill them once.
+Imports alone are not enough: the first `sympy.solve` still spends three quarters of its time filling caches, which the
+snippets below fill.
 
-None of them may start a thread, which would not survive a fork and would cost the template its fast path: no linprog,
-whose solver starts one for every second core.
+No snippet may start a thread, which would not survive a fork and would cost the template its fast path: so no linprog,
+whose solver starts a thread for every second core.
 """
 
 import contextlib
@@ -102,7 +102,7 @@ logging.disable(logging.NOTSET)
 
 @contextlib.contextmanager
 def _absent(name: str) -> Iterator[None]:
-    """Have a library look as if it were not installed."""
+    """Make a library look uninstalled during the block."""
     sys.modules[name] = None  # type: ignore[assignment]  # Python's own mark for a module that is not there
     try:
         yield
@@ -110,11 +110,11 @@ def _absent(name: str) -> Iterator[None]:
         del sys.modules[name]
 
 
-# pandas takes pyarrow where it finds it, keeps strings differently then, and maps a gigabyte. What a program sees must
-# not depend on whether the extra that brings it is installed. A program may import it if the operator adds it.
+# With pyarrow, pandas stores strings differently and maps a gigabyte. A program's results must not depend on whether
+# the extra that installs pyarrow is there. The operator can add it for programs.
 @_absent("pyarrow")
 def load_libraries() -> tuple[str, ...]:
-    """Import all that is installed; returns what is not."""
+    """Import the installed libraries; returns the missing ones."""
     missing = []
     for name in LIBRARIES:
         try:
@@ -126,7 +126,7 @@ def load_libraries() -> tuple[str, ...]:
 
 
 def _let_sqlite_lock_by_folders() -> None:
-    """Programs may not lock files, since locks are kernel memory that nobody accounts for. SQLite has another way."""
+    """Make SQLite lock by folders: programs may not lock files, since locks use kernel memory that no limit counts."""
     with contextlib.suppress(ImportError, OSError, AttributeError):
         library = ctypes.CDLL(importlib.import_module("_sqlite3").__file__)
         library.sqlite3_vfs_find.restype = ctypes.c_void_p
@@ -137,7 +137,7 @@ def _let_sqlite_lock_by_folders() -> None:
 
 @_absent("pyarrow")
 def fill_caches() -> None:
-    """Run the snippets in throw-away namespaces. One that needs a missing library is skipped."""
+    """Run the snippets in throw-away namespaces, skipping those that need a missing library."""
     for snippet in SNIPPETS:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(ImportError):
             exec(compile(snippet, "<warm-up>", "exec"), {"__name__": "__warmup__"})

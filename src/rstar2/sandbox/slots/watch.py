@@ -1,7 +1,8 @@
-"""Watches one running program from the process that forked it: feeds its stdin, collects its output, keeps its limits.
+"""Watches one running program from the process that forked it: feeds its stdin, collects its output, enforces its
+limits.
 
-The same for a slot without the C extension (`portable_fork.py`) and for a session (`session_tree.py`). Output and input
-stay in memory outside Python's heap, which forks of the watching process would inherit.
+Used by slots without the C extension (`portable_fork.py`) and by sessions (`session_tree.py`). Output and input stay in
+memory outside Python's heap, which forks of the watching process would inherit.
 """
 
 import math
@@ -21,7 +22,7 @@ _CUT_FLAGS = (Flag.STDOUT_CUT, Flag.STDERR_CUT, Flag.VALUE_CUT)
 
 
 class Buffer:
-    """Memory that is not part of Python's heap. Unless `inherited`, forks do not have it at all."""
+    """Memory outside Python's heap. Unless `inherited`, forks do not get it."""
 
     def __init__(self, num_bytes: int, *, inherited: bool) -> None:
         self._map = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -45,7 +46,7 @@ class Stream:
         self.fd, self.limit, self.length, self.cut = fd, limit, 0, False
 
     def drain(self) -> bool:
-        """Read what is there; False when all writers have closed the pipe."""
+        """Read the available output; False when all writers have closed the pipe."""
         while not self.cut:
             room = self.limit - self.length
             try:
@@ -69,7 +70,7 @@ class Stream:
 
 
 def new_streams() -> tuple[Stream, ...]:
-    """For stdout, stderr and the value."""
+    """The streams for stdout, stderr and the value."""
     return Stream(), Stream(), Stream()
 
 
@@ -79,7 +80,7 @@ def start_streams(streams: tuple[Stream, ...], read_ends: list[int], header: Req
 
 
 def close_streams(streams: tuple[Stream, ...]) -> None:
-    """After the program's end: read the rest."""
+    """Read the rest of the output, and close the pipes."""
     for stream in streams:
         stream.drain()
         os.close(stream.fd)
@@ -97,22 +98,22 @@ class Watch:
     streams: tuple[Stream, ...]
     stdin: memoryview
     stdin_fd: int
-    """-1 once all is written or the reader has closed the pipe."""
+    """Stdin's write end; -1 once all is written or the reader has closed it."""
     end_fds: tuple[int, ...]
-    """One of them is readable when the program has ended."""
+    """One of these is readable when the program has ended."""
     question_prefix: bytes = b""
     on_old: Callable[[], None] = lambda: None
     """Called when the program is no longer young."""
     is_asking: bool = False
-    """The caller has not answered yet whether the program may continue."""
+    """True until the caller answers whether the program may continue."""
     passed_on: tuple[int, int] = (0, 0)
-    """How much of stdout and of stderr the caller has."""
+    """The lengths of stdout and stderr that the caller has."""
 
     def until_end(self, started: float) -> Flag:
-        """Returns when the program ends or a limit is hit; EOFError if the caller has closed the socket."""
+        """Wait until the program ends or a limit is reached; EOFError if the caller has closed the socket."""
         os.set_blocking(self.stdin_fd, False)
         poller = select.poll()
-        for fd in self.end_fds:  # first: where the end has overtaken an answer, the end counts
+        for fd in self.end_fds:  # first: if the program ended before the answer came, the end counts
             poller.register(fd, select.POLLIN)
         poller.register(self.caller, select.POLLIN | select.POLLRDHUP)
         poller.register(self.stdin_fd, select.POLLOUT)
@@ -183,7 +184,7 @@ class Watch:
             self.stdin_fd = -1
 
     def receive_more_time(self) -> int:
-        """Milliseconds. Each question has one answer, also where the program's end overtook it."""
+        """Receive the answer, in milliseconds. Each question has one answer, even if the program ended first."""
         self.is_asking = False
         answer = bytearray(MORE_TIME.size)
         receive_into(self.caller, memoryview(answer))

@@ -1,7 +1,8 @@
-"""The bytes between the host and its slots: one request, one reply, at a time. `_fork.c` has the same layout.
+"""The binary protocol between the host and its slots: one request and one reply at a time. `_fork.c` has the same
+layout.
 
-Everything in a reply but its numbers was written by the program and is treated as such: it is bounded, decoded with
-replacement, and decides nothing.
+The program controls everything in a reply except its numbers; it is bounded, decoded with replacement, and decides
+nothing.
 """
 
 import math
@@ -28,36 +29,37 @@ from rstar2.sandbox.slots.starvation import ENOUGH_SHARE
 
 MAX_CODE_BYTES, MAX_STDIN_BYTES = 8 * MIB, 32 * MIB
 MAX_SOURCE_BYTES = 25 * MIB
-"""The code, with the files that go with it."""
+"""The size limit of the code together with its files."""
 STREAM_EVERY_S = 0.02
-"""How often the output of a running program is passed on: less often than a program could print."""
+"""The interval at which a running program's output is passed on: longer than the time between prints."""
 
 REQUEST = struct.Struct("=IIIIQQQIIIIII")
 REPLY = struct.Struct("=iIIIIIQQ")
 MORE_TIME = struct.Struct("=I")
-"""To a slot that asked at its wall limit (`Flag.AT_LIMIT`): the milliseconds until it asks again; 0: stop the program.
-Each question gets one answer."""
+"""The answer to a slot that asked at its wall limit (`Flag.AT_LIMIT`): milliseconds until it asks again; 0: stop the
+program. Each question gets one answer."""
 SLOT_MESSAGE = struct.Struct("=BiI")
-"""To a template: the kind of slot, the uid its programs run under (-1: the slot's own), and a serial number."""
+"""The message to a template: kind of slot, uid of its programs (-1: the slot's own), serial number."""
 GOODBYE = b"."
-"""To a template, in place of a slot message: end cleanly."""
+"""The message that tells a template to exit cleanly."""
 SLOT_ANSWER = struct.Struct("=Ii")
-"""From a template: the serial number, and the slot's process id or minus an errno."""
+"""The answer of a template: serial number, and the slot's process id or minus an errno."""
 KIND_STATELESS, KIND_SESSION = 0, 1
 SESSION_REQUEST = struct.Struct("=BII")
-"""To a session's slot: operation, the state it starts from (or is about), the state it makes. A run is followed by a
-`REQUEST` with code and stdin; the first message on the socket is a bare `REQUEST` with the limits of the session."""
+"""The message to a session's slot: operation, the state it starts from (or concerns), the state it makes. A run is
+followed by a `REQUEST` with code and stdin; the first message on the socket is a bare `REQUEST` with the session's
+limits."""
 OPERATION_RUN, OPERATION_DROP, OPERATION_PUT, OPERATION_READ, OPERATION_LIST = range(5)
 FILE_REQUEST = struct.Struct("=II")
-"""Follows an operation on files: the length of the path and of the content, then both. The reply's wait status is an
-errno, and its first output the content of the file, or the list (`encode_files`)."""
+"""Follows a file operation: the lengths of path and content, then both. The reply's wait status is an errno, and its
+first output the file's content or the list (`encode_files`)."""
 NUM_CELL_DESCRIPTORS = 5
 SESSION_REPLY = struct.Struct(f"=BQI{NUM_CELL_DESCRIPTORS}Q")
 """Whether the new state was kept, the fingerprint of the scratch directory, the state's process id inside its namespace
-and the inodes of the descriptors that it was given; a `REPLY` with its bytes follows."""
+and the inodes of its given descriptors; a `REPLY` with its bytes follows."""
 STATE_LOST, TREE_SPOILED = -1, -2
-"""In place of a wait status: the state that a cell should start from no longer answers; the cell did something after
-which the controller cannot continue, and has ended."""
+"""Values instead of a wait status: the base state of a cell no longer answers; the cell did something after which the
+controller could not continue, and has exited."""
 
 
 class Flag(IntFlag):
@@ -66,11 +68,11 @@ class Flag(IntFlag):
     STDERR_CUT = 4
     VALUE_CUT = 8
     USED_UP = 16
-    """The program left a trace in its slot, which has ended: files, or the ids of its processes."""
+    """The program left files or used-up process ids in its slot, which has therefore exited."""
     AT_LIMIT = 32
-    """Not a reply but a question: may the program continue?"""
+    """The message is a question: may the program continue?"""
     PARTIAL = 64
-    """Not a reply but the output since the last one, while the program runs."""
+    """The message is new output of the running program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +87,13 @@ class RequestHeader:
     num_processes: int
     output_bytes: int
     longest_ms: int
-    """After which the slot stops the program without asking."""
+    """The time after which the slot stops the program without asking."""
     young_ms: int
-    """After which the slot lowers the program's CPU share."""
+    """The time after which the slot lowers the program's CPU share."""
     value_bytes: int
-    """The most bytes on the descriptor of the value."""
+    """The maximum number of bytes on the value's descriptor."""
     stream_ms: int
-    """How often the slot passes the output on while the program runs; 0: never."""
+    """The interval at which the slot streams output; 0: never."""
 
     def pack(self) -> bytes:
         return REQUEST.pack(*(getattr(self, name) for name in self.__slots__))
@@ -133,17 +135,17 @@ def encode_request(
 
 
 def no_state(fingerprint: int = 0) -> bytes:
-    """The first part of a session's message that tells of no new state."""
+    """The first part of a session's message when there is no new state."""
     return SESSION_REPLY.pack(0, fingerprint, 0, *[0] * NUM_CELL_DESCRIPTORS)
 
 
 def question(elapsed_s: float) -> bytes:
-    """What a slot sends at the wall limit of its program."""
+    """The message that a slot sends at its program's wall limit."""
     return REPLY.pack(0, Flag.AT_LIMIT, 0, 0, 0, 0, int(elapsed_s * 1e6), 0)
 
 
 def partial(elapsed_s: float, num_stdout: int, num_stderr: int) -> bytes:
-    """What a slot sends before a piece of its running program's output."""
+    """The header before a piece of a running program's output."""
     return REPLY.pack(0, Flag.PARTIAL, num_stdout, num_stderr, 0, 0, int(elapsed_s * 1e6), 0)
 
 
@@ -152,7 +154,7 @@ def encode_more_time(more_s: float) -> bytes:
 
 
 def encode_source(code: str, *, rich: bool, files: Mapping[str, bytes], fetch_files: tuple[str, ...]) -> bytes:
-    """The code as the interpreter in the slot gets it."""
+    """Encode the code and its options for the interpreter in the slot."""
     source = code.encode("utf-8", "surrogatepass")
     if rich or files or fetch_files or source[:1] == interpreter.ASKED:
         return interpreter.with_asked(source, rich=rich, files=dict(files), fetch_files=fetch_files)
@@ -160,13 +162,13 @@ def encode_source(code: str, *, rich: bool, files: Mapping[str, bytes], fetch_fi
 
 
 def partial_output(header: bytes, body: bytes) -> tuple[bytes, bytes] | None:
-    """The new output of a running program, if this is that."""
+    """The new output in a message; None if the message is something else."""
     _, bits, out_len, *_ = REPLY.unpack(header)
     return (body[:out_len], body[out_len:]) if bits & Flag.PARTIAL else None
 
 
 def asked_after_s(header: bytes) -> float | None:
-    """How long the program has been running, if this is a slot's question and not its reply."""
+    """How long the program has been running, if the message is a slot's question; else None."""
     _, bits, *_, wall_us, _ = REPLY.unpack(header)
     return wall_us / 1e6 if bits & Flag.AT_LIMIT else None
 
@@ -180,7 +182,7 @@ def decode_reply(
     is_starved: bool = False,
     fetch_files: tuple[str, ...] = (),
 ) -> tuple[Execution, Flag]:
-    """The slot's reply as a typed result. `is_starved`: it was stopped before it had used its time."""
+    """The slot's reply as a typed result. `is_starved`: the program was stopped before it used its time."""
     wait_status, bits, out_len, err_len, value_len, max_rss_kib, wall_us, cpu_us = REPLY.unpack(header)
     flags = Flag(bits)
     stdout, stderr = body[:out_len], body[out_len : out_len + err_len]
@@ -218,7 +220,7 @@ def decode_reply(
 
 
 def _with_report(execution: Execution, found: report.Report, limits: Limits) -> Execution:
-    """What was asked for. The value has its limit here, since more than the value shares its descriptor."""
+    """Add the requested results. The value is limited here, since it shares its descriptor with other records."""
     value = execution.value
     is_cut = value is not None and len(found.value or b"") > limits.output_bytes
     if is_cut:
@@ -253,7 +255,7 @@ def decode_files(data: bytes) -> list[FileInfo]:
 def classify(
     wait_status: int, flags: Flag, limits: Limits, *, killed_for_memory: bool, cpu_s: float
 ) -> tuple[ExecutionStatus, str, int | None, int | None]:
-    """Status, message, exit code and signal. A limit that was hit explains the signal that ended the program."""
+    """Status, message, exit code and signal. A limit that was reached explains the signal that ended the program."""
     if Flag.TIMED_OUT in flags:
         return ExecutionStatus.TIMEOUT, f"stopped after its wall-clock limit of {limits.wall_s:g} s", None, None
     if flags & (Flag.STDOUT_CUT | Flag.STDERR_CUT | Flag.VALUE_CUT):

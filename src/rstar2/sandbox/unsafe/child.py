@@ -1,9 +1,9 @@
 """The child of the unsafe executor: a plain interpreter that runs cells one after another, standard library only.
 
-An empty line out on the inherited stdout when it is ready; then, per cell, one JSON line in on the inherited stdin
-and one JSON line out. The program's own three streams are files that the parent made, so no amount of output can block
-the child or reach the control channel by accident. There is no boundary here: a program that looks for the channel
-finds it.
+It writes an empty line to the inherited stdout when it is ready; then, per cell, it reads one JSON line from the
+inherited stdin and writes one JSON line. The program's own three streams are files that the parent made, so no amount
+of output can block the child or reach the control channel by accident. Nothing is isolated: a program that looks for
+the channel finds it.
 """
 
 import ast
@@ -23,7 +23,7 @@ from typing import Any
 
 
 def execute(code: str, namespace: dict[str, Any], name: str) -> object:
-    """Run the code; the value of its last statement if that is an expression, else None."""
+    """Run the code; returns the value of its last statement if that is an expression, else None."""
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
     tree = ast.parse(code, name)
     last = tree.body[-1] if tree.body else None
@@ -92,7 +92,7 @@ def redirect(descriptor: int, path: str, flags: int) -> None:
 
 
 def unbuffered(descriptor: int) -> io.TextIOWrapper:
-    """A text stream whose every write has left the process when it returns: what a killed program wrote is kept."""
+    """A text stream without buffers, so that a killed program's output is kept."""
     raw = os.fdopen(descriptor, "wb", buffering=0, closefd=False)
     return io.TextIOWrapper(raw, encoding="utf-8", errors="replace", write_through=True)
 

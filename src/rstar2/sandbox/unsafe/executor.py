@@ -1,7 +1,7 @@
-"""The executor without isolation, for machines that cannot give any (macOS), and never chosen silently.
+"""The executor without isolation, for machines that cannot isolate (macOS). It is never chosen silently.
 
-It keeps the interface and the deadlines, but isolates nothing: the code runs as the user, sees the user's files and the
-network, and its limits are those that an honest program respects.
+It keeps the interface and the deadlines, but isolates nothing: the code runs as the user, with the user's files and
+network, and only honest programs respect its limits.
 """
 
 import os
@@ -16,7 +16,7 @@ class PlainLauncher:
     """Satisfies `Launcher`: a subprocess of this interpreter."""
 
     own_memory_bytes = 1 << 60
-    """Without a bound: the memory limit is the one that the interpreter sets itself."""
+    """No bound from outside: the interpreter sets its own memory limit."""
 
     def command(self, folder: Path) -> tuple[list[str], dict[str, str]]:
         scratch = str(folder / "scratch")

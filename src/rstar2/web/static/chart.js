@@ -6,8 +6,8 @@ const HEIGHT = 210, TOP = 18, BOTTOM = 26, RIGHT = 12;
 const LETTER = 6.2; // the width of a letter of the smallest type, in pixels
 const NUM_COLOURS = 8;
 const GAP = 8; // between the names of two stages, in pixels
-const NARROWEST = 2; // letter of a stage name, in pixels
-const MIN_NAME = 40; // what is left at least of a name that makes room for the next
+const NARROWEST = 2; // the narrowest letter of a stage name, in pixels
+const MIN_NAME = 40; // the minimum width of a name that makes room for the next, in pixels
 
 /** Round numbers that cover the range, about `count` of them. */
 function ticks(low, high, count) {
@@ -19,7 +19,7 @@ function ticks(low, high, count) {
   return Array.from({ length: last - first + 1 }, (_, index) => Number(((first + index) * size).toPrecision(12)));
 }
 
-/** At most about `count` points that keep each stretch's lowest and highest. */
+/** At most about `count` points, which keep the lowest and highest of each stretch. */
 function thinned(points, count) {
   if (points.length <= count) return points;
   const size = Math.ceil((2 * points.length) / count);
@@ -122,12 +122,12 @@ export class LineChart {
     if (this.at !== null) this.#show(this.at);
   }
 
-  /** Marks and names of stages. A name that has no room is cut, or left out; the mark under the pointer says all. */
+  /** Marks and names of stages. A name without room is cut or left out; the tooltip of its mark shows all of it. */
   #stages(width) {
     const marks = this.marks.filter(({ x }) => x >= this.xs[0] && x <= this.xs[this.xs.length - 1]);
     const last = marks.length - 1;
     const sized = marks.map(({ x, label }) => ({ at: this.x(x), label, size: this.#textWidth(label) + GAP }));
-    // A stage that has just begun has its name on the other side of its mark, if the one before leaves room there.
+    // A stage that has just begun has its name left of its mark, if the previous name leaves room there.
     const isLate = last > 0 && sized[last].at + sized[last].size > width
       && sized[last].at - sized[last].size >= sized[last - 1].at + Math.min(sized[last - 1].size, MIN_NAME);
     return sized.map(({ at, label, size }, index) => {
@@ -142,7 +142,7 @@ export class LineChart {
     });
   }
 
-  /** In the type of stage names, measured: letters differ. */
+  /** The measured width of a text in the type of stage names, since letters differ. */
   #textWidth(text) {
     const probe = svg("text", { class: "stage-name" }, text);
     this.drawing.append(probe);
@@ -152,8 +152,8 @@ export class LineChart {
   }
 
   #cut(label, room) {
-    const most = Math.min(label.length - 1, Math.floor(room / NARROWEST));
-    for (let length = most; length > 0; length -= 1) {
+    const maxLength = Math.min(label.length - 1, Math.floor(room / NARROWEST));
+    for (let length = maxLength; length > 0; length -= 1) {
       const text = `${label.slice(0, length)}…`;
       if (this.#textWidth(text) <= room) return text;
     }

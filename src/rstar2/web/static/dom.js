@@ -1,5 +1,5 @@
-// The only place that makes elements. A string can only ever become text: there is no way from here to parse HTML,
-// attributes that run or fetch something are refused, and links lead into this page alone.
+// The only module that makes elements. A string can only become text: nothing here parses HTML,
+// attributes that run or fetch something are refused, and links lead only into this page.
 import { textNodes, visible } from "./text.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -30,7 +30,7 @@ export function h(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children, ATTRIBUTES);
 }
 
-/** A drawn element. */
+/** An SVG element. */
 export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children, DRAWING);
 }
@@ -48,17 +48,17 @@ export function replace(element, ...children) {
   append(element, ...children);
 }
 
-/** Something wide that a small screen moves instead of shrinking it; by keyboard, too. */
+/** A box for wide content, which small screens scroll instead of shrinking; also by keyboard. */
 export function scrolling(label, ...children) {
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, children);
 }
 
-/** What a screen reader calls an element. */
+/** Set the name that a screen reader gives an element. */
 export function setLabel(element, text) {
   element.setAttribute("aria-label", visible(text));
 }
 
-/** For screen readers: said once, politely. */
+/** Have screen readers say a message once, politely. */
 export function announce(message) {
   document.getElementById("announcer").textContent = visible(message);
 }

@@ -1,6 +1,6 @@
-// Numbers and names as people read them.
+// Formats numbers and names for people.
 
-/** Short, and with as many digits as matter. */
+/** A number as a short text, with the significant digits. */
 export function number(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);

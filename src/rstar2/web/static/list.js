@@ -1,4 +1,4 @@
-// A list of any length: only the rows in sight are elements. More data are asked for when the end comes near.
+// A list of any length: only visible rows are elements. More data are requested near the end.
 import { h, replace } from "./dom.js";
 
 const OVERSCAN = 8;
@@ -22,7 +22,7 @@ export class VirtualList {
   }
 
   #draw() {
-    // Before it is laid out it has no height: enough rows for any screen, then.
+    // Before layout the height is 0: use one that fills any screen.
     const height = this.element.clientHeight || 600;
     const first = Math.max(0, Math.floor(this.element.scrollTop / this.rowHeight) - OVERSCAN);
     const last = Math.min(this.rows.length, Math.ceil((this.element.scrollTop + height) / this.rowHeight) + OVERSCAN);

@@ -1,4 +1,4 @@
-// The shell: which run, which view, following a live run, light or dark.
+// The page's frame: chooses run and view, follows a live run, sets light or dark colours.
 import { announce, h, replace, setLabel } from "./dom.js";
 import { words } from "./format.js";
 import { link, place } from "./router.js";
@@ -110,7 +110,7 @@ function themeButton() {
   return button;
 }
 
-// The link that skips to the content is no place: it moves the focus.
+// The link that skips to the content only moves the focus, and leaves the address.
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
 window.addEventListener("hashchange", show);
 show();

@@ -51,7 +51,7 @@ function codeBox(content) {
   return h("pre", { class: "code", tabindex: "0" }, h("code", {}, content));
 }
 
-/** What somebody other than the model's own turn said: the user's reply, or a message of the prompt. */
+/** A message outside the model's turns: the user's reply, or a message of the prompt. */
 export function messageElement(role, text) {
   const label = role === "user" ? "User" : role === "assistant" ? "Assistant" : words(role);
   return h("section", { class: `cell message ${role === "user" ? "user" : ""}`, "aria-label": `Message: ${label}` },
@@ -68,13 +68,13 @@ export function resultElement(result) {
 }
 
 
-/** Pairs of a name and a value, as far as there is one. */
+/** A list of names and values, without missing values. */
 export function factList(pairs, kind = "facts") {
   return h("dl", { class: kind }, pairs.filter(([, value]) => value !== null && value !== undefined)
     .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
 
-/** The first cell of a row is its name. */
+/** A table whose rows have their name in the first cell. */
 export function table(label, head, rows) {
   return scrolling(label, h("table", {},
     h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name)))),
@@ -88,7 +88,7 @@ export function answerElement(rollout) {
   return isAsked ? h("p", { class: "answer" }, rollout.answer ?? "no answer") : null;
 }
 
-/** Why it ended as it did, where the outcome alone does not say. */
+/** The note of a rollout, which explains its outcome where needed. */
 export function noteElement(rollout) {
   return rollout.note ? h("p", { class: rollout.reward === null ? "note" : "why" }, rollout.note) : null;
 }
@@ -98,12 +98,12 @@ export function partsText(parts) {
   return parts.map(([name, value]) => `${words(name)} ${number(value)}`).join(", ");
 }
 
-/** The answer that the problem wants, where the run recorded one. */
+/** The problem's gold answer, if the run recorded one. */
 export function goldElement(rollout) {
   return rollout.gold ? h("p", { class: "gold" }, "gold ", h("b", {}, rollout.gold)) : null;
 }
 
-/** The verdict; where there is only a reward, what the reward comes to. */
+/** The verdict or, if there is only a reward, the grade by the reward. */
 export function gradeOf(row) {
   if (row.verdict !== null) return row.verdict;
   if (row.reward === null) return "ungraded";
@@ -125,7 +125,7 @@ export function badges(row) {
     row.selection && h("span", { class: `badge selection-${row.selection}` }, selection));
 }
 
-/** Where a branch of a tree begins: after a turn of its parent's, or inside one. */
+/** Where a branch of a tree begins: after or inside a turn of its parent. */
 export function forkPlace(rollout) {
   if (!rollout.num_shared_tokens) return `after turn ${rollout.num_shared_turns}`;
   return `inside turn ${rollout.num_shared_turns + 1}, after ${plural(rollout.num_shared_tokens, "token")}`;

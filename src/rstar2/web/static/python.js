@@ -1,4 +1,4 @@
-// Python, coloured: enough of its grammar to tell words, strings, numbers and comments apart.
+// Colours Python code: knows keywords, strings, numbers, comments and calls.
 import { h } from "./dom.js";
 
 const KEYWORDS =
@@ -14,7 +14,7 @@ const TOKEN = new RegExp([
 
 const MAX_CHARS = 20_000;
 
-/** Longer code, which no model writes for a reader, stays plain. */
+/** The coloured parts of the code; code above `MAX_CHARS`, which is not written for a reader, stays plain. */
 export function highlighted(code) {
   if (code.length > MAX_CHARS) return [code];
   const parts = [];

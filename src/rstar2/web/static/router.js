@@ -1,4 +1,4 @@
-// Where the page is: the part of the address after `#`, so that every view can be linked to, in a report file too.
+// Keeps the current view in the address after `#`, so that every view has a link, in a report file too.
 
 /** `#/run/tiny/step/12?show=wrong` as its decoded parts and its parameters. */
 export function place() {
@@ -13,7 +13,7 @@ export function link(parts, params = {}) {
   return `#/${path}${query.size ? "?" + query : ""}`;
 }
 
-/** Another set of parameters for the same place, without a new entry in the history. */
+/** Set the parameters of the current place, without a new entry in the history. */
 export function setParams(params) {
   history.replaceState(null, "", link(place().parts, params));
 }

@@ -1,7 +1,7 @@
-// Rows of metrics to lines of charts.
+// Turns rows of metrics into lines of charts.
 import { percent, words } from "./format.js";
 
-/** What belongs together, in the order of interest. Whatever a run logs beyond this is drawn after it. */
+/** Metrics that share a chart, in the order of interest. A run's other metrics are drawn after these. */
 const PANELS = [
   ["Reward", ["reward_mean", "reward_std"]],
   ["Accuracy", ["accuracy"], percent],
@@ -28,7 +28,7 @@ const PANELS = [
 const NUM_FIRST_PANELS = 2; // reward and accuracy, which the panels of parts and environments follow
 
 const PART = "reward/";
-/** A run that mixes environments measures these for each: `NAME/accuracy`. */
+/** Metrics that a run of several environments has for each: `NAME/accuracy`. */
 const BY_ENVIRONMENT = [
   ["Reward by environment", "reward_mean"],
   ["Accuracy by environment", "accuracy", percent],
@@ -49,12 +49,12 @@ function namedPanels(names) {
 
 const EVALUATION = "eval:";
 
-/** `eval:stage-1/aime24` is one more point of aime24, whichever stage it came after. */
+/** The benchmark of an evaluation: `eval:stage-1/aime24` is a point of aime24, after whichever stage. */
 function benchmarkOf(stage) {
   return stage.slice(EVALUATION.length).split("/").pop();
 }
 
-/** The rows of one run as they come: what a stage said of a step last. */
+/** The metrics of one run: the latest values for each stage and step. */
 export class MetricRows {
   constructor() {
     this.rows = new Map();
@@ -98,7 +98,7 @@ export class MetricRows {
   }
 }
 
-/** The lines of one metric by what measured it: training, and each evaluation for itself. */
+/** The lines of one metric: one for training, and one for each evaluation. */
 function linesOf(rows, name, measured) {
   const byStage = new Map();
   for (const { step, stage, values } of rows) {
@@ -118,7 +118,7 @@ function linesOf(rows, name, measured) {
   return [...found].sort((a, b) => isEvaluation(a) - isEvaluation(b)).map(([label, lines]) => [label, joined(lines)]);
 }
 
-/** Stages that follow one another are one line; where steps are counted anew, a line for each. */
+/** Join lines of consecutive stages; stages that count steps from the start again keep their own lines. */
 function joined(lines) {
   const whole = [];
   for (const line of lines.sort((a, b) => a[0][0] - b[0][0])) {
@@ -139,7 +139,7 @@ function smoothed(line, weight) {
   });
 }
 
-/** The charts that any of the runs has values for. With several runs, a colour is a run. */
+/** The charts for which any run has values. With several runs, each run has one colour. */
 export function panelsOf(runs, weight) {
   const preludes = [...new Set(runs.flatMap(({ rows }) => rows.preludes))];
   return [null, ...preludes].flatMap((prelude) => partPanels(runs, weight, prelude));

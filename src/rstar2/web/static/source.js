@@ -1,4 +1,4 @@
-// Where the data come from: the server that reads the run, or the sample of it inside a report file. Same answers.
+// The source of the data: the server that reads the run, or the sample in a report file. Both give the same answers.
 
 class Server {
   isReport = false;

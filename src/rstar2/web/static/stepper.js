@@ -1,4 +1,4 @@
-// Going from step to step: arrows, and a list of all steps that there are.
+// Navigates between steps: arrows, and a list of all steps.
 import { h } from "./dom.js";
 import { link } from "./router.js";
 

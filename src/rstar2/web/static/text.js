@@ -1,4 +1,4 @@
-// Text of a model, shown as what it is. Characters that would move, hide or colour other text become visible marks.
+// Shows a model's text safely: characters that would move, hide or colour other text become visible marks.
 
 const NAMES = new Map([
   [0x7f, "DEL"], [0xad, "SHY"], [0x61c, "ALM"], [0x200b, "ZWSP"], [0x200c, "ZWNJ"], [0x200d, "ZWJ"], [0x200e, "LRM"],
@@ -19,7 +19,7 @@ function markOf(character) {
   return `⟨${NAMES.get(code) ?? "U+" + code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
 }
 
-/** For attributes and titles, which hold no elements. */
+/** The text with visible marks, for attributes and titles, which hold no elements. */
 export function visible(text) {
   return String(text).replace(UNSEEN, markOf);
 }

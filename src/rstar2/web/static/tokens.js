@@ -1,4 +1,4 @@
-// Tokens one by one, coloured by how unsure the model was or by what it learnt. What was not trained on is hatched.
+// Shows single tokens, coloured by entropy, log-probability or advantage. Tokens not trained on are hatched.
 import { h, replace, svg } from "./dom.js";
 import { number, plural, words } from "./format.js";
 
@@ -32,7 +32,7 @@ function valuesOf(turn, trace, measure) {
   return advantagesOf(turn, trace);
 }
 
-/** A value to a share of full colour: up to where 98 of 100 tokens of the trace lie. */
+/** Maps a value to a share of full colour, which the 98th percentile of the trace's tokens gets. */
 function scaleOf(trace, measure) {
   if (measure === "advantage") return (value) => Math.min(1, Math.abs(value) / 2);
   const sizes = trace.turns.flatMap((turn) => valuesOf(turn, trace, measure)).map(Math.abs).sort((a, b) => a - b);
@@ -40,7 +40,7 @@ function scaleOf(trace, measure) {
   return (value) => Math.min(1, Math.abs(value) / top);
 }
 
-/** What one turn's tokens look like: a ribbon of all of them, which opens to show each. */
+/** The tokens of one turn: a ribbon of all of them, which opens to show each. */
 export function tokenStrip(trace, turn, measure) {
   const values = valuesOf(turn, trace, measure);
   const scale = scaleOf(trace, measure);

@@ -1,4 +1,4 @@
-// The rollouts of one problem side by side, right and wrong, with what GRPO-RoC made of each.
+// The rollouts of one problem side by side, right and wrong, with GRPO-RoC's selection and penalties.
 import { h, replace } from "./dom.js";
 import { number, percent, plural, words } from "./format.js";
 import { answerElement, badges, cellElement, factList, forkPlace, goldElement, gradeOf, messageElement, noteElement } from "./notebook.js";
@@ -70,7 +70,7 @@ function cut(text) {
   return text.length > MAX_ANSWER_CHARS ? `${text.slice(0, MAX_ANSWER_CHARS)}…` : text;
 }
 
-/** Rollouts that were forked from one another, each below its parent: where it forked, and what it came to. */
+/** A tree of rollouts, each below the parent that it was forked from: where it forked, and its result. */
 export function treeOutline(run, step, all) {
   const rollouts = all.filter((rollout) => rollout.outcome !== "beyond_budget");
   if (!rollouts.some((rollout) => rollout.parent)) return null;
@@ -100,7 +100,7 @@ function card(run, step, rollout) {
     h("footer", {}, h("a", { href }, "Whole trace")));
 }
 
-/** Reward with its named parts, advantage and penalties, as far as there are any. */
+/** Reward with its named parts, advantage and penalties, without missing ones. */
 export function scores(rollout) {
   const names = ["reward", "advantage", "error_penalty", "format_penalty"];
   const known = names.filter((name) => rollout[name] !== null && rollout[name] !== undefined);

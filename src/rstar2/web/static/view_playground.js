@@ -1,4 +1,4 @@
-// A problem is typed and solved while one watches: reasoning, code, results, answer as they come.
+// Solves a typed problem live: shows reasoning, code, results and answer as they come.
 import { announce, h, replace } from "./dom.js";
 import { plural, words } from "./format.js";
 import { LABELS, callElement, messageElement, resultElement } from "./notebook.js";
@@ -40,7 +40,7 @@ export async function playgroundView(context) {
   return [form, status, sheet];
 }
 
-/** Asks the agent as any client of a chat API does; takes the agent's events out of the stream. */
+/** Call the agent as any client of a chat API does; passes the agent's events in the stream to `take`. */
 async function ask(model, content, signal, take) {
   const headers = { "Content-Type": "application/json" };
   const body = JSON.stringify({ model, messages: [{ role: "user", content }], stream: true });
@@ -61,7 +61,7 @@ async function ask(model, content, signal, take) {
   }
 }
 
-/** A call as the notebook shows it: a program as code, other arguments by name. */
+/** A call as a cell of the notebook: a program as code, other arguments by name. */
 function callCell({ function: { name, arguments: text }, raw }) {
   const { code, ...others } = JSON.parse(text);
   const isPython = typeof code === "string";
@@ -122,7 +122,7 @@ class Sheet {
       this.text = "";
     }
     this.text += text;
-    // The whole text again, so that a character that came in two halves is whole in the end.
+    // Draw the whole text again, so that a character that came in two halves ends up whole.
     replace(this.prose, this.text.replace(/^\n+/, ""));
   }
 

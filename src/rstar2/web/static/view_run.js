@@ -1,4 +1,4 @@
-// A run: what it is, its curves, its events, its recipe; beside other runs if wanted.
+// The view of a run: its facts, curves, events and recipe; beside other runs if chosen.
 import { LineChart } from "./chart.js";
 import { h, replace } from "./dom.js";
 import { duration, moment, number, plural, words } from "./format.js";

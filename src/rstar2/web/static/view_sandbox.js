@@ -1,4 +1,4 @@
-// The tool calls of a step: how they ended and how long they took.
+// The view of a step's tool calls: how they ended and how long they took.
 import { h, replace, scrolling, svg } from "./dom.js";
 import { duration, number, percent, plural, words } from "./format.js";
 import { factList, table } from "./notebook.js";
@@ -85,7 +85,7 @@ function histogram(data) {
     }
     const above = { class: "axis", x: x + width / 2, y: y - 3, "text-anchor": "middle" };
     if (totals[bin]) drawn.push(svg("text", above, number(totals[bin])));
-    // Every second edge is a round number, and the others only have room beside wide bars.
+    // Every second edge is a round number; the others have room only beside wide bars.
     if (bin > first && (bin % 2 === 0 || width > WIDE_BAR)) {
       const edge = duration(Number(data.bin_edges_s[bin].toPrecision(1)));
       drawn.push(svg("text", { class: "axis", x, y: HEIGHT - 8, "text-anchor": "middle" }, edge));

@@ -1,4 +1,4 @@
-// The engines of a step over time: how busy they were, how full their caches, and what the step waited for in the end.
+// The view of a step's engines over time: how busy they were, how full their caches, and what the step waited for last.
 import { h, scrolling, svg } from "./dom.js";
 import { duration, number, percent, plural, words } from "./format.js";
 import { factList, table } from "./notebook.js";
@@ -45,7 +45,7 @@ function timeAxis(data, y) {
   });
 }
 
-/** A row an engine; empty where it was idle. */
+/** One row per engine, empty where it was idle. */
 function heatmap(data, field, unit, format, top = null) {
   const rowHeight = Math.max(3, Math.min(26, ROWS_HEIGHT / data.engines.length));
   const height = rowHeight * data.engines.length + AXIS_HEIGHT;

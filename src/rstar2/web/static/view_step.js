@@ -1,4 +1,4 @@
-// A step: its problems, and all its rollouts to be searched and filtered.
+// The view of a step: its problems, and its rollouts with search and filters.
 import { announce, h, replace } from "./dom.js";
 import { duration, number, percent, plural, words } from "./format.js";
 import { VirtualList } from "./list.js";
@@ -29,7 +29,7 @@ export async function stepView(context) {
   return [h("div", { class: "toolbar" }, stepper(run, "step", steps, step, { show: tab }), tabs), body];
 }
 
-/** Rows of a source that answers in pages, gathered as the list is scrolled; `fetch(after)` gives a page. */
+/** A list that loads pages as it is scrolled; `fetch(after)` returns a page. */
 function pagedList(context, options, fetch) {
   const { signal } = context;
   const status = h("p", { class: "quiet", role: "status" });
@@ -67,7 +67,7 @@ function pagedList(context, options, fetch) {
     [rows, next, isEnd] = [[], 0, false];
     load();
   }
-  // A live run: new rows follow the last one.
+  // In a live run, new rows follow the last one.
   context.follow(async () => { isEnd = false; await load(); });
   load();
   return { element: h("section", { class: "listing" }, status, list.element), restart };
@@ -133,7 +133,7 @@ async function rolloutList(context, step) {
     return button;
   }));
 
-  // A step may mix environments; which ones, its pages tell one after the other.
+  // A step may mix environments; each page of rollouts may name more of them.
   const chosen = () => filter.flags.find((flag) => flag.startsWith(ENVIRONMENT)) ?? "";
   const choose = (event) => {
     filter.flags = filter.flags.filter((flag) => !flag.startsWith(ENVIRONMENT)).concat(event.target.value || []);
@@ -151,7 +151,7 @@ async function rolloutList(context, step) {
   return [h("div", { class: "filters" }, search, environments, chips), paged.element];
 }
 
-/** The recipe's own environment has no name. */
+/** The label of a flag; the recipe's default environment has no name. */
 function flagLabel(flag) {
   if (flag.startsWith(ENVIRONMENT)) return flag.slice(ENVIRONMENT.length) || "default";
   return flag === "downsampled" ? "left out" : words(flag);
@@ -171,7 +171,7 @@ function rolloutRow(row) {
   ];
 }
 
-/** What a line says of how the rollout came out: why it failed, its answer, or the parts of its reward. */
+/** The result in a line of the list: why the rollout failed, its answer, or the parts of its reward. */
 function told(row) {
   if (row.note && row.reward === null) return h("span", { class: "note-line ellipsis", title: row.note }, row.note);
   const parts = row.parts.length > 0 && h("span", { class: "quiet ellipsis parts-line" }, partsText(row.parts));
