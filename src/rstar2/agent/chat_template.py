@@ -23,13 +23,13 @@ from rstar2.errors import UserError
 from rstar2.records import Turn
 
 ASSISTANT_OPENING = "<reason>"
-"""Every assistant turn starts with it; written by us, so it is no token of the model's."""
+"""The text that opens every assistant turn. We write it; the model does not sample it."""
 REASON_END = "</reason>"
 
 SYSTEM_TEXT = r"""A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The Assistant first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning process and the answer are enclosed within <reason> </reason> and <answer> </answer> tags, respectively, and the final result stands in \boxed{} inside the answer, i.e., <reason> reasoning process here </reason><answer> answer here, with \boxed{result} </answer>."""  # noqa: E501
 
 GENERAL_SYSTEM_TEXT = """A conversation between User and Assistant. The Assistant first thinks about the reasoning process in the mind, enclosed within <reason> </reason> tags, and then acts: it calls a tool, or it answers."""  # noqa: E501
-"""For tasks other than mathematics that bring no system text of their own."""
+"""The system text of tasks other than mathematics that bring none of their own."""
 
 TOOLS_HEAD = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -45,7 +45,7 @@ QWEN_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""For models that come without a template."""
+"""The template for models that come without one."""
 
 _SYSTEM_MARK, _ASSISTANT_MARK, _USER_MARK = "rstar2-system-mark", "rstar2-assistant-mark", "rstar2-user-mark"
 
@@ -55,12 +55,12 @@ class ChatTokenizer(Tokenizer, Protocol):
 
     @property
     def control_tokens(self) -> Sequence[str]:
-        """The tokens that mean structure and never content."""
+        """The tokens that mark structure, never content."""
         ...
 
     @property
     def stop_token_ids(self) -> Sequence[int]:
-        """What the model itself is known to end with, beside the end of a turn."""
+        """The tokens with which the model itself ends, besides the end of a turn."""
         ...
 
     def render(self, messages: Sequence[Message]) -> str:
@@ -71,8 +71,8 @@ class ChatTokenizer(Tokenizer, Protocol):
 def with_tools(
     system_text: str, functions: Sequence[Mapping[str, Any]], harmless: Callable[[str], str] = lambda text: text
 ) -> str:
-    """The text of a system turn, then the tools as chat templates and servers describe them. A tool may be a foreign
-    server's: `harmless` is asked about its description."""
+    """The text of a system turn, then the tools as chat templates and servers describe them. A tool may come from a
+    foreign server, so `harmless` cleans its description."""
     if not functions:
         return system_text
     lines = "".join("\n" + harmless(json.dumps(function, ensure_ascii=False)) for function in functions)
@@ -86,8 +86,8 @@ def opened(rendered: str) -> str:
 
 
 def behind_opening(said: str) -> str:
-    """What an assistant said, from the opening of its turn on, which servers do not repeat. One that shows no reasoning
-    has an empty one: the format stays, and no reasoning is taught."""
+    """The assistant's text after the opening of its turn, which servers do not repeat. A text without reasoning gets an
+    empty one, which keeps the format and teaches no reasoning."""
     if said.lstrip().startswith(ASSISTANT_OPENING):
         return said.lstrip().removeprefix(ASSISTANT_OPENING)
     return said if REASON_END in said else f"{REASON_END}\n{said}"
@@ -100,14 +100,14 @@ def tool_responses(texts: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """One model's way of writing a conversation."""
+    """The format in which one model writes a conversation."""
 
     tokenizer: ChatTokenizer
     end_of_turn: str
     end_of_turn_id: int
     stop_token_ids: tuple[int, ...]
     before_end: str
-    """What the template writes between an assistant's text and its end of turn: mostly nothing."""
+    """The template's text between an assistant's text and its end of turn, mostly empty."""
     before_user: str
     """The text from an assistant's end of turn to the user's text."""
     before_assistant: str
@@ -119,7 +119,8 @@ class ChatFormat:
 
     @classmethod
     def of(cls, tokenizer: ChatTokenizer, system_text: str = SYSTEM_TEXT) -> Self:
-        """Ask the template. UserError if it cannot be used for conversations of many turns."""
+        """Learns the format from the tokenizer's template. UserError if it cannot be used for conversations of many
+        turns."""
         user_content = tool_responses([_USER_MARK])
         rendered = tokenizer.render(
             [
@@ -197,7 +198,7 @@ class ChatFormat:
         return closing + self.before_user + self.harmless(content) + self.before_assistant
 
     def user_turn_ids(self, text: str, *, after_end_of_turn: bool) -> list[int]:
-        """The ids of a `user_turn_text`, tokenized alone. Where it follows an end of turn, it is tokenized behind one:
+        """The ids of a `user_turn_text`, tokenized alone. If it follows an end of turn, it is tokenized behind one:
         some tokenizers treat the start of a text, or the text after a control token, differently."""
         if not after_end_of_turn:
             return self.tokenizer.encode(text)
@@ -228,6 +229,6 @@ def _by_speaker(messages: Sequence[Message]) -> list[tuple[bool, str]]:
 
 
 def _any_of(tokens: Sequence[str]) -> re.Pattern[str]:
-    """Matches any of them, the longest first; nothing if there are none."""
+    """A pattern that matches any of the tokens, the longest first; nothing if there are none."""
     longest_first: list[Any] = sorted(filter(None, tokens), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")

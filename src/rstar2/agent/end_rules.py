@@ -1,4 +1,4 @@
-"""When a rollout ends. Pure.
+"""Decides when a rollout ends. Pure.
 
 A model has `max_turns` turns in which its calls are run. If it still calls in the last of them, those calls are run as
 well and one more turn is granted to answer in, within the same token budget; calls made in that one are not run.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 MAX_CALLS_IN_TURN = 4
-"""Calls of one turn that wait for one another in an environment whose object takes one call at a time."""
+"""How many calls of one turn may wait for one another, if an environment's object takes one call at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class AgentLimits:
 
     @classmethod
     def of(cls, recipe: "Recipe", within: "StageSection | EvalSection") -> Self:
-        # Above the deadlines of sandbox and environments, so that they stop what is late, and say why.
+        # The deadline is above those of sandbox and environments, so that these stop what is late, and say why.
         sandbox = recipe.sandbox
         sections = (recipe.environment, *recipe.environments.values())
         of_environments = max(MAX_CALLS_IN_TURN * section.deadline_s for section in sections)
@@ -79,7 +79,7 @@ def after_turn(
 
 
 def after_reply(num_appended: int, num_turns: int, num_tokens_left: int, limits: AgentLimits) -> End | None:
-    """Whether the rollout ends although the user has more to say. None if that is appended and the model continues."""
+    """Whether the rollout ends although the user has replied. None if the reply is appended and the model continues."""
     if num_turns > limits.max_turns:
         return End(Outcome.TURN_LIMIT, f"the user had more to say after its {limits.max_turns} turns")
     if num_appended >= num_tokens_left:

@@ -9,7 +9,7 @@ from rstar2.records import Outcome, ToolCall, ToolResult
 
 @dataclass(frozen=True, slots=True)
 class TurnStarted:
-    """The model begins to write; what it writes continues the opening of the turn."""
+    """The model begins a turn; its text continues the turn's opening."""
 
     turn: int
     opening: str
@@ -22,7 +22,7 @@ class TextGenerated:
 
 @dataclass(frozen=True, slots=True)
 class TurnRestarted:
-    """The engine failed during a turn: what it wrote in this turn is dropped, and the turn is retried."""
+    """The engine failed during a turn: the text of this turn is dropped, and the turn is retried."""
 
     turn: int
     reason: str
@@ -61,7 +61,7 @@ def ignore_event(_event: AgentEvent) -> None:
 
 
 class TextKind(StrEnum):
-    """What a piece of the model's text is part of."""
+    """The part of a turn that a piece of the model's text belongs to."""
 
     PLAIN = "plain"
     REASON = "reason"
@@ -102,6 +102,6 @@ class SpanReader:
         return [(span, piece) for span, piece in pieces if piece]
 
     def finish(self) -> list[tuple[TextKind, str]]:
-        """The rest, at the end of the turn: what was held back is text."""
+        """The rest at the end of the turn: text that was held back and is no tag."""
         held, self._held = self._held, ""
         return [(self._span, held)] if held else []

@@ -1,4 +1,4 @@
-"""One assistant turn from an engine. If the engine fails, what it wrote in the turn is dropped, and it is retried."""
+"""Generates one assistant turn. If the engine fails, the tokens of the turn are dropped, and the turn is retried."""
 
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -14,7 +14,7 @@ from rstar2.errors import InfrastructureError
 from rstar2.records import Turn
 
 Generate = Callable[[Sequence[int], Sampling, int], AsyncIterator[Chunk]]
-"""An engine's `generate` for one conversation: context, sampling, and the most tokens to make."""
+"""An engine's `generate` for one conversation: it takes the context, the sampling, and the most tokens to make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,12 @@ class TurnRequest:
     turn: int
     """The number of the turn in its conversation, from 0."""
     token_ids: Sequence[int]
-    """What the engine continues: everything before the turn, and how it begins."""
+    """The context that the engine continues: everything before the turn, and the first tokens in `begun`."""
     sampling: Sampling
     max_tokens: int
-    """The most tokens of the whole turn, with those that were begun elsewhere."""
+    """The most tokens of the whole turn, including those in `begun`."""
     begun: BegunTurn = NOT_BEGUN
-    """The first tokens of the turn, if it was begun elsewhere."""
+    """The first tokens of the turn, if another rollout sampled them."""
 
 
 async def generate_turn(
@@ -41,8 +41,8 @@ async def generate_turn(
     waited_s: Callable[[], float],
     reports_text: bool = True,
 ) -> Turn:
-    """InfrastructureError if the engine still fails after `max_retries` retries. `waited_s` says how long the turn that
-    just ended had waited for an engine."""
+    """Generates the turn. InfrastructureError if the engine still fails after `max_retries` retries. `waited_s` returns
+    how long the turn that just ended had waited for an engine."""
     observer(TurnStarted(request.turn, ASSISTANT_OPENING))
     try:
         return await with_retries(
@@ -92,13 +92,14 @@ async def _attempt(
 
 
 def sampling_of_turn(sampling: Sampling, turn: int) -> Sampling:
-    """A rollout has one seed. Each of its turns gets another seed, so that no two draw the same numbers."""
+    """The sampling of one turn. A rollout has one seed; each turn gets a seed derived from it, so that no two draw the
+    same numbers."""
     return sampling if sampling.seed is None else replace(sampling, seed=zlib.crc32(f"{sampling.seed}/{turn}".encode()))
 
 
 @asynccontextmanager
 async def left_cleanly(stream: AsyncIterator[Chunk]) -> AsyncIterator[AsyncIterator[Chunk]]:
-    """Leaving early ends the engine's side at once, and not when the generator happens to be collected."""
+    """Closes the stream on leaving, so that the engine's side ends at once and not at garbage collection."""
     try:
         yield stream
     finally:

@@ -25,13 +25,13 @@ _FILES_WITH_TOKENS = ("tokenizer_config.json", "special_tokens_map.json", "added
 
 
 def spelled_name(token_id: int) -> str:
-    """What the token of a spelled tag is called, so that its id stays taken."""
+    """The name that the token of a spelled tag gets, so that its id stays taken."""
     return f"<|spelled_{token_id}|>"
 
 
 def spell_tags(backend: Any, tags: Collection[str]) -> Any:
-    """The `tokenizers.Tokenizer` as it would be without tokens for these tags. The id of no other token changes: the
-    tags' tokens keep their ids under names that mean nothing."""
+    """The `tokenizers.Tokenizer` without tokens for these tags. No token changes its id: the tags' tokens keep theirs
+    under meaningless names."""
     from tokenizers import Tokenizer
 
     content = json.loads(backend.to_str())
@@ -93,14 +93,14 @@ class HfTokenizer:
 
     @classmethod
     def load(cls, folder: Path, template: TemplateName = "model", tool_tags: ToolTags = "token") -> Self:
-        """UserError if the folder holds no tokenizer, or one without a chat template."""
+        """Loads a folder's tokenizer. UserError if there is none, or one without a chat template."""
         try:
             make = _tokenizer_class(folder)
         except ImportError:
             raise UserError("a model's tokenizer needs transformers: run `pip install 'rstar2[train]'`") from None
         try:
             tokenizer = make.from_pretrained(folder, local_files_only=True)
-        except Exception as error:  # whatever a damaged file makes of the code that reads it
+        except Exception as error:  # reading a damaged file may raise anything
             reason = str(error).partition("\n")[0]
             raise UserError(f"{folder} holds no tokenizer that can be loaded: {reason}") from error
         stop_ids = _generation_stops(folder)
@@ -109,7 +109,8 @@ class HfTokenizer:
         )
 
     def write_spelled(self, target: Path) -> None:
-        """The tokenizer's files, if tags are spelled that it has tokens for: other programs know nothing of that."""
+        """Writes the tokenizer's files if it spells tags that the original has tokens for, so that other programs spell
+        them too."""
         if not self._spelled:
             return
         assert self._backend is not None and self._folder is not None
@@ -129,7 +130,8 @@ class HfTokenizer:
         return ids
 
     def encode_document(self, text: str) -> list[int]:
-        """As `encode`, with the tokens that the tokenizer itself puts around a text, such as one for its beginning."""
+        """Like `encode`, with the tokens that the tokenizer itself puts around a text, such as one for its
+        beginning."""
         if self._backend is not None:
             return list(self._backend.encode(text, add_special_tokens=True).ids)
         ids: list[int] = self._tokenizer(text, verbose=False)["input_ids"]
@@ -144,7 +146,8 @@ class HfTokenizer:
         return text
 
     def render(self, messages: Sequence[Message], *, opens_turn: bool = True) -> str:
-        """There is a system turn only if `messages` has one: `system_text` keeps our own templates from adding one."""
+        """The conversation as text. It has a system turn only if `messages` has one: an empty `system_text` keeps our
+        own templates from adding one."""
         from jinja2 import TemplateError
 
         conversation = [dict(message) for message in messages]
@@ -162,8 +165,8 @@ class HfTokenizer:
     def render_request(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], values: Mapping[str, Any]
     ) -> str:
-        """A conversation of a server's caller, as every server renders it: with tools, calls and their results in
-        OpenAI's form, and the template's own system text where the caller gives none. `values` are for the template."""
+        """The conversation of a server's caller, rendered as other servers do: with tools, calls and their results in
+        OpenAI's form, and the template's own system text if the caller gives none. `values` go to the template."""
         # A caller must not choose the template itself: it is a program.
         if reserved := values.keys() & inspect.signature(self._tokenizer.apply_chat_template).parameters.keys():
             raise UserError(f"chat_template_kwargs: {min(reserved)} is not a value of the template; leave it out")
@@ -172,15 +175,15 @@ class HfTokenizer:
             text: str = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages], tools=list(tools) or None, **given
             )
-        except Exception as error:  # whatever a template makes of messages that it was not written for
+        except Exception as error:  # a template may raise anything for messages that it was not written for
             reason = str(error).partition("\n")[0]
             raise UserError(f"messages: the chat template of model {self._name} refuses them ({reason})") from None
         return text
 
 
 def _tokenizer_class(folder: Path) -> Any:
-    """`AutoTokenizer`, but for a folder where it is known which class that would choose: to find out, it imports the
-    configurations of models, which takes seconds."""
+    """The tokenizer class of a folder: `AutoTokenizer`, or the class that it would choose where that is known.
+    `AutoTokenizer` imports the configurations of all models to choose, which takes seconds."""
     try:
         model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -212,7 +215,7 @@ def _plain_backend(tokenizer: Any) -> Any | None:
 
 
 def _generation_stops(folder: Path) -> list[int]:
-    """The ids that the model's own generation settings end with: often more than the tokenizer's one."""
+    """The stop ids of the model's own generation settings: often more than the tokenizer's one."""
     file = folder / "generation_config.json"
     try:
         found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None

@@ -1,8 +1,8 @@
-"""A conversation as it grows, exact in tokens.
+"""A growing conversation, exact in tokens.
 
-Invariant: ids are only ever put behind ids. The model's own stay as the engine reported them; what the environment says
-is tokenized once, alone, when it is appended. A request for the next turn sends `token_ids` to the engine. If the turn
-was begun elsewhere, they end with its first tokens, which become part of it as they were reported.
+Invariant: ids are only appended. The model's own stay as the engine reported them; the environment's text is tokenized
+once, alone, when it is appended. A request for the next turn sends `token_ids` to the engine. If another rollout
+sampled the turn's first tokens, they end with these, which become part of the turn as they were reported.
 """
 
 from collections.abc import Sequence
@@ -39,11 +39,11 @@ class Transcript:
     prompt_ids: tuple[int, ...]
     turns: tuple[Turn, ...] = ()
     begun: BegunTurn = NOT_BEGUN
-    """How the next turn begins. Empty, but in a branch that was forked inside a turn."""
+    """The first tokens of the next turn; empty except in a branch that was forked inside a turn."""
 
     @classmethod
     def start(cls, chat: ChatFormat, question: str | Sequence[Message], tools: Sequence[ToolSchema]) -> Self:
-        """From a question, or from messages of which the last is the user's."""
+        """A transcript that starts with a question, or with messages of which the last is the user's."""
         messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
         text = chat.conversation_text(messages, tools)
         return cls(text, tuple(chat.tokenizer.encode(text)))
@@ -61,7 +61,7 @@ class Transcript:
         return replace(self, turns=(*self.turns, turn), begun=NOT_BEGUN)
 
     def with_user_turn(self, chat: ChatFormat, content: str) -> Self:
-        """The user speaks after the last turn, which nothing was appended to yet."""
+        """The transcript with a user's turn after the last turn, to which nothing was appended yet."""
         last = self.turns[-1]
         assert not last.appended_ids
         return replace(self, turns=(*self.turns[:-1], with_user_text(last, chat, content.strip())))
@@ -75,7 +75,7 @@ def with_user_text(turn: Turn, chat: ChatFormat, content: str) -> Turn:
 
 
 class TextStream:
-    """Ids to text piece by piece, for display: a character comes out when the last of its tokens is there."""
+    """Decodes ids to text piece by piece, for display: a character comes out when its last token has arrived."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

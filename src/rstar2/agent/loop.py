@@ -26,7 +26,7 @@ from rstar2.records.trace import END_OF_TURN_KEY
 
 
 class World(Protocol):
-    """What the model talks to, where that is more than its tools."""
+    """The interface of a world that the model talks to besides its tools."""
 
     @property
     def is_over(self) -> bool:
@@ -40,7 +40,7 @@ class World(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _SilentWorld:
-    """The user asks one question."""
+    """A world in which the user asks one question and never replies."""
 
     is_over: bool = False
 
@@ -50,7 +50,7 @@ class _SilentWorld:
 
 SILENT: World = _SilentWorld()
 BeforeTurn = Callable[[Transcript], Awaitable[None]]
-"""Called before each turn, with everything before it: the moments at which the state of a rollout can be copied."""
+"""Called before each turn, with everything before it; at these moments the state of a rollout can be copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ class Agent:
     chat: ChatFormat
     limits: AgentLimits = field(default_factory=AgentLimits)
     sampling: Sampling = field(default_factory=Sampling)
-    """How tokens are drawn. The stop tokens are the chat format's, whatever is set here."""
+    """How tokens are sampled. The stop tokens are always the chat format's."""
     clock: Callable[[], float] = time.monotonic
     waited_s: Callable[[], float] = lambda: 0.0
     """How long the turn that just ended waited in a scheduler's queue, if there is one."""
     reports_text: bool = True
-    """Whether observers get the text as it comes, which has to be decoded for them chunk by chunk."""
+    """Whether observers get the text as it streams, which costs decoding every chunk."""
 
     async def rollout(
         self,
@@ -118,8 +118,8 @@ class Agent:
         num_before: int | None = None,
         before_turn: BeforeTurn | None = None,
     ) -> tuple[Transcript, End]:
-        """The assistant's turns from here on, until it has answered or must end. The limits count what follows the
-        first `num_before` turns; all that there are, if it is left out."""
+        """Runs the assistant's turns from here on, until it has answered or must end. The limits count what follows the
+        first `num_before` turns, by default all present turns."""
         table, end = by_name(tools), None
         num_before = len(transcript.turns) if num_before is None else num_before
         while end is None:
@@ -138,7 +138,7 @@ class Agent:
         observer: Observer,
         world: World,
     ) -> tuple[Transcript, End | None]:
-        """One turn, its calls and their results, or the user's reply. None if the model continues."""
+        """Runs one turn, its calls and their results, or the user's reply. The end is None if the model continues."""
         num_turns = len(transcript.turns) - num_before + 1
         num_tokens_left = self.limits.max_response_tokens - transcript.num_tokens_after(num_before)
         turn_number = len(transcript.turns)
@@ -178,7 +178,7 @@ class Agent:
     async def _ask(
         self, world: World, turn: Turn, answered: End, num_turns: int, num_tokens_left: int, observer: Observer
     ) -> tuple[Turn, End | None]:
-        """The turn with the user's reply to it, if there is one and room for it."""
+        """Asks the world for the user's reply, and appends it to the turn if there is one and room for it."""
         try:
             reply = await world.reply(turn.text.removesuffix(self.chat.end_of_turn))
         except InfrastructureError as error:

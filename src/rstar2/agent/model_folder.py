@@ -1,4 +1,4 @@
-"""How the model of a folder writes a conversation: its tokenizer, its template and its system text.
+"""The chat format of a model folder: its tokenizer, its template and its system text.
 
 A model that was trained here carries its environment, its system text, and whether it spells its tool tags, in a file
 of its own, so that later uses match its training. Its chat template, tokenizer and generation settings do the same for
@@ -29,16 +29,16 @@ GENERATION_FILE = "generation_config.json"
 
 @dataclass(frozen=True, slots=True)
 class AgentFormat:
-    """What a model was trained with; the defaults for one that was not trained here."""
+    """The format that a model was trained with; the defaults are for one that was not trained here."""
 
     system_text: str | None = None
     tool_tags: ToolTags = "token"
     environment: EnvironmentSection | None = None
-    """The task and the tools that it knows."""
+    """The task and the tools that the model was trained on."""
 
 
 def chat_of(recipe: "Recipe", folder: Path) -> ChatFormat:
-    """How the model of the folder holds the recipe's conversations."""
+    """The chat format of a folder's model for the recipe's conversations."""
     agent = recipe.agent
     default = SYSTEM_TEXT if recipe.environment.source == "math" else GENERAL_SYSTEM_TEXT
     return load_chat(folder, agent.template, agent.system_text, agent.tool_tags, default)
@@ -51,8 +51,8 @@ def load_chat(
     tool_tags: ToolTags | None = None,
     default_system_text: str = SYSTEM_TEXT,
 ) -> ChatFormat:
-    """`system_text`, `tool_tags` None: what the model was trained with, or else the default text and tags of one token
-    each."""
+    """The chat format of a folder's model. If `system_text` or `tool_tags` is None, it is the one that the model was
+    trained with, or else the default text and tags of one token each."""
     trained = read_format(folder)
     tokenizer = HfTokenizer.load(folder, template, trained.tool_tags if tool_tags is None else tool_tags)
     given = (text for text in (system_text, trained.system_text) if text is not None)
@@ -60,7 +60,7 @@ def load_chat(
 
 
 def write_format(folder: Path, chat: ChatFormat, environment: EnvironmentSection) -> None:
-    """Into a model folder: how the model was trained to hold a conversation, for this program and for others."""
+    """Writes into a model folder the format that the model was trained with, for this program and for others."""
     values: dict[str, Any] = {
         "system_text": chat.system_text,
         "environment": environment.model_dump(mode="json", exclude_defaults=True),
@@ -78,7 +78,7 @@ def write_format(folder: Path, chat: ChatFormat, environment: EnvironmentSection
 
 
 def _amend(file: Path, key: str, value: Any) -> None:
-    """Adapters alone have no such file: they are used with that of their base."""
+    """Sets a key of a JSON file, if that exists. A folder of adapters has no such file and uses its base's."""
     if file.is_file():
         content = json.loads(file.read_text(encoding="utf-8")) | {key: value}
         file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Tool calls out of the model's text. Pure, never raises.
+"""Parses tool calls out of the model's text. Pure, never raises.
 
 A call is `<tool_call>`, one JSON object with the fields `name` and `arguments`, `</tool_call>`. All calls of a text are
 found, in order. A wrong one comes back with a typed result whose text says to the model what to change; none is
@@ -19,11 +19,12 @@ from rstar2.records import ToolCall, ToolResult, ToolStatus
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_NESTING = 32
-"""How deep a call may nest objects and lists, itself included: ten times what tools need, below any recursion limit."""
+"""How deep a call may nest objects and lists, itself included: ten times more than tools need, and below any recursion
+limit."""
 
 FIRST_WINDOW = 4096
 EDGE = 16
-"""No token of JSON but a string or a number is longer, so an error further from a window's edge is not due to it."""
+"""Only strings and numbers are longer JSON tokens, so an error further from a window's edge is not due to the edge."""
 
 _TAG = re.compile(f"{OPEN}|{CLOSE}")
 _SPACE = re.compile(r"\s*")
@@ -34,7 +35,7 @@ _FORM = f'Write a call as {OPEN}{{"name": "<tool>", "arguments": {{...}}}}{CLOSE
 class ParsedCall:
     call: ToolCall
     error: ToolResult | None = None
-    """Why it cannot be run; None if it can."""
+    """Why the call cannot be run; None if it can."""
 
 
 def parse_calls(text: str, tools: Mapping[str, ToolSchema]) -> tuple[ParsedCall, ...]:
@@ -80,7 +81,7 @@ def _parse_at(text: str, start: int, tools: Mapping[str, ToolSchema]) -> tuple[P
 
 
 def _checked(raw: str, value: Any, tools: Mapping[str, ToolSchema]) -> ParsedCall:
-    """What JSON that was read and closed says, held against the form of a call and the tool's schema."""
+    """Checks a call's JSON, complete and closed, against the form of a call and the tool's schema."""
     if not isinstance(value, dict):
         return _unparsable(raw, f"it is a JSON {_json_type(value)} and not one object")
     for key in ("name", "arguments"):
@@ -122,7 +123,7 @@ def _unknown(name: str, tools: Mapping[str, ToolSchema]) -> str:
 
 
 class _RefusedError(Exception):
-    """JSON that Python reads and a record cannot hold, or that says two things at once."""
+    """JSON that Python accepts, but that a record cannot hold or that has a field twice."""
 
 
 def _no_constant(text: str) -> Any:
@@ -155,8 +156,8 @@ class _MalformedError(Exception):
 def _decode(text: str, start: int) -> tuple[Any, int]:
     """The JSON value at `start`, and where it ends.
 
-    Read through a window that grows as long as its edge may be what stops the reading. To say where JSON is wrong,
-    Python counts the lines of all that it was given; in a text full of broken calls that would be quadratic.
+    The text is read through a window, which grows while its edge may be the cause of an error. To locate an error,
+    Python counts the lines of its whole input; in a text full of broken calls that would be quadratic.
     """
     size = FIRST_WINDOW
     while True:

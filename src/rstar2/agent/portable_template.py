@@ -1,8 +1,8 @@
-"""The chat template that a trained model comes with, for every program but this one.
+"""The chat template that a trained model comes with, for programs other than this one.
 
-`transformers`, vLLM and other servers ask `chat_template.jinja` how a conversation is written. The template here gives
-them the text that the model was trained on: the same system text and tools, the same opening of each assistant turn,
-tool results and calls as the agent writes them. Only control tokens in what a user says are not broken up.
+`transformers`, vLLM and other servers ask `chat_template.jinja` how a conversation is written. This template gives them
+the text that the model was trained on: the same system text and tools, the same opening of each assistant turn, tool
+results and calls as the agent writes them. Only control tokens in what a user says are not broken up.
 
 Given to `ChatFormat`, it makes the same conversations, so a model can be trained further. `system_text` may be given to
 it. It replaces the default text of conversations without a system turn.
@@ -75,7 +75,8 @@ _TURNS = r"""
 
 
 def portable_template(chat: ChatFormat, tokenizer: HfTokenizer) -> str:
-    """Made of what `tokenizer`'s own template writes around the turns of a conversation."""
+    """The portable template, made of the text that `tokenizer`'s own template writes around the turns of a
+    conversation."""
     user = {"role": "user", "content": _USER_MARK}
     messages = [{"role": "system", "content": _SYSTEM_MARK}, user]
     before_system, _, rest = tokenizer.render(messages, opens_turn=False).partition(_SYSTEM_MARK)

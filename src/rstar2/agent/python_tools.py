@@ -28,7 +28,7 @@ _LIMIT_NOTES = {
 
 
 def result_of(execution: Execution) -> ToolResult:
-    """What one execution did, as the model reads it. Pure."""
+    """The tool result of one execution, as the model reads it. Pure."""
     return ToolResult(execution.tool_status, _text_of(execution), wall_s=execution.wall_s, cpu_s=execution.cpu_s)
 
 

@@ -20,9 +20,9 @@ async def with_retries(
     first_pause_s: float = FIRST_PAUSE_S,
     on_retry: Callable[[InfrastructureError], None] = lambda _error: None,
 ) -> Result:
-    """What `attempt` returns. After an InfrastructureError it is called again, at most `max_retries` times; the last
-    error is raised. An environment's own code is not called again. The pause before a retry doubles each time, unless a
-    full queue says when to come back."""
+    """Returns the result of `attempt`. After an InfrastructureError it is called again, at most `max_retries` times;
+    the last error is raised. An error of an environment's own code is not retried. The pause before a retry doubles
+    each time, unless a full queue says when to come back."""
     for number in range(max_retries):
         try:
             return await attempt()

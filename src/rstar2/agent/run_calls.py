@@ -1,7 +1,7 @@
-"""Running the calls of one turn, all at the same time.
+"""Runs the calls of one turn, all at the same time.
 
 A call that could not be parsed already has its result. A call that fails through our fault is retried; if it keeps
-failing, the status of its result says so. A mistake of the user's, such as a wrong sandbox address, is raised.
+failing, the status of its result says so. A user's mistake, such as a wrong sandbox address, is raised.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ async def run_calls(
     limits: AgentLimits,
     observer: Observer,
 ) -> list[ToolResult]:
-    """One result a call, in the order of the calls, each cut to what the model may read."""
+    """One result for each call, in their order, each cut to what the model may read."""
 
     async def run(parsed: ParsedCall) -> ToolResult:
         observer(CallStarted(parsed.call))
@@ -65,7 +65,7 @@ async def _run_with_retries(call: ToolCall, tools: Mapping[str, Tool], limits: A
 
 
 async def _run_once(tool: Tool, call: ToolCall, deadline_s: float) -> ToolResult:
-    """InfrastructureError if the call failed through our fault."""
+    """Runs a call once. InfrastructureError if it failed through our fault."""
     try:
         async with asyncio.timeout(deadline_s):
             result = await tool.call(call.arguments)
@@ -96,7 +96,7 @@ def _require_result(result: Any) -> None:
 def _readable(text: str, chat: ChatFormat, max_tokens: int) -> tuple[str, int]:
     """The text as the model reads it, and how many of its characters were cut. Of a text of 100 MB only the ends are
     looked at: the rest would be cut anyway."""
-    end = 2 * max_tokens * LONGEST_TOKEN_CHARS  # twice what `cut` reads, so that no control token is split in there
+    end = 2 * max_tokens * LONGEST_TOKEN_CHARS  # twice what `cut` reads, so that no control token is split there
     if len(text) <= 2 * end:
         return cut(chat.harmless(text), max_tokens, chat.tokenizer)
     ends = chat.harmless(text[:end]) + chat.harmless(text[-end:])
@@ -105,7 +105,7 @@ def _readable(text: str, chat: ChatFormat, max_tokens: int) -> tuple[str, int]:
 
 def cut(text: str, max_tokens: int, tokenizer: Tokenizer, num_left_out: int = 0) -> tuple[str, int]:
     """The text in at most `max_tokens` tokens, and how many of its characters were cut. Head and tail stay, and a line
-    between them says how much is missing. So many characters were left out in the middle already."""
+    between them says how much is missing. `num_left_out` characters were left out of the middle before."""
     if len(text) < max_tokens and text.isascii():  # no character is more than one token
         return text, 0
     window = max_tokens * LONGEST_TOKEN_CHARS
@@ -126,7 +126,7 @@ def cut(text: str, max_tokens: int, tokenizer: Tokenizer, num_left_out: int = 0)
 
 
 def _starting(text: str, piece: str) -> str:
-    """As much of `piece` as `text` starts with: a cut between tokens may go through a character."""
+    """The longest start of `piece` that `text` starts with: a cut between tokens may split a character."""
     while not text.startswith(piece):
         piece = piece[:-1]
     return piece

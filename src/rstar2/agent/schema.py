@@ -1,4 +1,4 @@
-"""The arguments of a call, checked against the JSON Schema (draft 2020-12) that the tool describes them with.
+"""Checks the arguments of a call against the JSON Schema (draft 2020-12) with which the tool describes them.
 
 `jsonschema` does the checking. Schemas come from servers that we did not write and arguments from a model, so four
 things are added. No `$ref` leaves the schema. A check never raises. Its time is linear in the arguments: a `$ref` is
@@ -34,18 +34,18 @@ _IN_PLACE = ("allOf", "anyOf", "oneOf", "if", "then", "else", "$ref")
 """Keywords whose schemas describe the same value as the schema around them."""
 
 _TYPES = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list,)}
-"""The types of Python whose values are of a type of JSON Schema for certain. A value of another may be as well: 1.0 is
+"""For each type of JSON Schema, Python types all of whose values have it. Values of other types may have it too: 1.0 is
 an integer."""
 _NO_RULE = {"type", "title", "description", "default"}
-"""Beside the type, keywords that refuse nothing."""
+"""The type, which is checked apart, and keywords that refuse nothing."""
 
 _Errors = Iterator[ValidationError]
 _checked: ContextVar[dict[tuple[str, int], bool]] = ContextVar("checked")
-"""Which references hold for which values, in the check that runs."""
+"""Whether a reference holds for a value, in the present check."""
 
 
 class ArgumentsCheck:
-    """A tool's schema, compiled once. UserError if it cannot be used."""
+    """The check of a tool's arguments, compiled once. UserError if the schema cannot be used."""
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         try:
@@ -79,15 +79,15 @@ class ArgumentsCheck:
 
 @dataclass(frozen=True, slots=True)
 class _PlainSchema:
-    """A schema that names arguments and their types, and nothing else: that of most tools. Right arguments, asked about
-    in each call of each rollout, need no validator."""
+    """A schema that names arguments and their types, and nothing else, as most tools have it. Right arguments, which
+    each call of each rollout has to check, need no validator."""
 
     types: dict[str, tuple[type, ...]]
     required: frozenset[str]
 
     @classmethod
     def of(cls, schema: Any) -> Self | None:
-        """None if the schema has other rules. It was checked already."""
+        """The plain form of a schema that was checked already; None if it has other rules."""
         if not isinstance(schema, dict) or schema.keys() - _NO_RULE - {"properties", "required"}:
             return None
         properties = schema.get("properties", {})
@@ -156,7 +156,7 @@ def _unique_items(_validator: Any, unique: bool, instance: Any, _schema: Any) ->
 
 
 def _with_integers(value: Any) -> Any:
-    """1.0 as 1, which JSON Schema calls equal."""
+    """The value with 1.0 as 1, which JSON Schema calls equal."""
     if isinstance(value, dict):
         return {name: _with_integers(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -166,8 +166,8 @@ def _with_integers(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _finder(pattern: str) -> SchemaValidator | None:
-    """Rust's regular expressions take linear time. None for what they cannot say (look-around, back references): such a
-    pattern is shown to the model, and left to the tool to check."""
+    """Compiles a pattern to Rust's regular expressions, which take linear time. None if they cannot express it
+    (look-around, back references): such a pattern is shown to the model, and left to the tool to check."""
     try:
         return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
     except PatternError:
@@ -192,7 +192,7 @@ _CHECKER: Any = extend(
 
 
 def _without_names(schema: Any) -> Any:
-    """A copy in which `$ref` can only mean the schema itself, and `$schema` asks for no other draft."""
+    """A copy of the schema in which `$ref` can only mean the schema itself, and `$schema` asks for no other draft."""
     if isinstance(schema, Mapping):
         return {
             key: value if key in _PLAIN_VALUES else _without_names(value)
@@ -203,7 +203,7 @@ def _without_names(schema: Any) -> Any:
 
 
 def _require_usable(schema: Any) -> None:
-    """UserError for a reference that leads nowhere, and for the rules whose check could take too long."""
+    """Raises UserError for a reference that leads nowhere, and for rules whose check could take too long."""
     resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
     keys: set[str] = set()
     for inner in _schemas_in(schema):
@@ -228,7 +228,7 @@ def _schemas_in(schema: Any) -> Iterator[dict[str, Any]]:
 
 def _known_names(schema: Any) -> dict[str, None] | None:
     """The names that the arguments may have, in order, by all schemas that describe them. None if one of the schemas
-    says itself what it allows."""
+    itself says which other names it allows."""
     resolver = Registry().resolver_with_root(DRAFT202012.create_resource(schema))
     names: dict[str, None] = {}
     pending, seen = [schema], set[int]()

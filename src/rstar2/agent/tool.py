@@ -1,8 +1,8 @@
 """The interface of tools that the agent may call: a schema for the model, an async call that returns a typed result.
 
 A tool object serves one rollout, and may keep state for it; its maker closes it. The arguments of a call have been
-checked against the schema. A failure that is not the call's fault is raised, as InfrastructureError or whatever it is:
-it is retried, and if it stays ends the rollout without a score; the model never sees it.
+checked against the schema. A failure that is not the call's fault is raised, as an InfrastructureError or any other
+exception. It is retried; if it persists, the rollout ends without a score. The model never sees it.
 """
 
 import asyncio
@@ -38,10 +38,10 @@ class ToolSchema:
             raise UserError(f"tool {self.name}: {error}") from None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.name, self.description, self.parameters)  # the other process compiles it itself
+        return type(self), (self.name, self.description, self.parameters)  # the other process compiles its own check
 
     def mismatch(self, arguments: dict[str, Any]) -> str | None:
-        """What the schema refuses about the arguments, as a clause; None if nothing."""
+        """What is wrong with the arguments by the schema, as a clause; None if nothing is."""
         return self._check.mismatch(arguments)
 
     def as_function(self) -> dict[str, Any]:
@@ -55,17 +55,18 @@ class Tool(Protocol):
     def schema(self) -> ToolSchema: ...
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
-        """May be called again before an earlier call has returned: the calls of one turn run at the same time."""
+        """Run one call. It may be called again before an earlier call has returned: the calls of a turn run
+        concurrently."""
         ...
 
     async def close(self) -> None:
-        """The rollout is over."""
+        """Close the tool, because the rollout is over."""
         ...
 
 
 @runtime_checkable
 class ForkableTool(Tool, Protocol):
-    """A tool whose state can be copied. One that has no `fork` says that it cannot be."""
+    """A tool whose state can be copied. A tool without `fork` cannot be copied."""
 
     async def fork(self) -> Tool:
         """A second tool with this one's state, which its caller closes. The two share nothing from here on."""
@@ -73,7 +74,7 @@ class ForkableTool(Tool, Protocol):
 
 
 async def fork_all(tools: Sequence[Tool]) -> tuple[Tool, ...] | None:
-    """A copy of each; None if one of them cannot be forked."""
+    """A copy of each tool; None if one of them cannot be forked."""
     if not all(isinstance(tool, ForkableTool) for tool in tools):
         return None
     forked = list[Tool]()
@@ -95,7 +96,7 @@ def by_name(tools: Sequence[Tool]) -> dict[str, Tool]:
 
 
 async def close_all(tools: Sequence[Tool]) -> None:
-    """The rollout is over. All are closed, whatever one of them raises, and also when this is cancelled."""
+    """Closes all tools of a rollout, whatever one of them raises, and even if this call is cancelled."""
     failed, cancelled = "", None
     for tool in tools:
         try:

@@ -4,9 +4,9 @@ Promise: arrays in, arrays out, no trainer object; each random choice draws from
 numpy alone, except that `policy_loss` takes torch tensors and imports torch when it is called.
 May import: records, config.
 
-In the order that data flows: `rollout_reward`, the penalties, `resample` and `group_advantages`, which
-`choose_rollouts` puts together for arrays and `decide_group` for traces; what a batch still lacks; `policy_loss` on the
-tokens that were kept.
+Data flows through `rollout_reward`, the penalties, `resample` and `group_advantages`, which `choose_rollouts` combines
+for arrays and `decide_group` for traces; `num_missing_groups` says what a batch still lacks; `policy_loss` gets the
+kept tokens.
 """
 
 from rstar2.algo.advantage import group_advantages, rewards_are_equal

@@ -1,7 +1,7 @@
-"""Advantages: how much better than its group a rollout was; one value for all of its tokens.
+"""Advantages: how much better a rollout was than its group; one value for all of its tokens.
 
-An estimator takes the rewards of the kept rollouts of one problem and returns one advantage for each. It is not asked
-where all rewards are equal: those advantages are 0 by definition.
+An estimator takes the rewards of the kept rollouts of one problem and returns one advantage for each. It is not called
+if all rewards are equal: the advantages are 0 then by definition.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ def rewards_are_equal(rewards: ArrayLike) -> bool:
 
 
 def group_advantages(rewards: ArrayLike, estimator: str = "grpo") -> NDArray[np.float64]:
-    """The advantage of each rollout among these, which are the kept ones of one problem."""
+    """The advantage of each of these rollouts, which are the kept ones of one problem."""
     values = np.asarray(rewards, dtype=np.float64)
     if rewards_are_equal(values):
         return np.zeros_like(values)
@@ -32,7 +32,8 @@ def grpo(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def dr_grpo(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-    """`r - mean`, as in Dr. GRPO: a group in which few rollouts differ does not weigh more than others."""
+    """`r - mean`, as in Dr. GRPO: without the division by std, a group in which few rollouts differ does not weigh
+    more."""
     advantages: NDArray[np.float64] = rewards - rewards.mean()
     return advantages
 

@@ -1,4 +1,4 @@
-"""One problem's rollouts to a decision: who is kept, and with which advantage; from arrays, or from traces.
+"""Decides which of one problem's rollouts are kept, and with which advantage; from arrays, or from traces.
 
 Invariant: a group is trained on or dropped as one. In a dropped group no rollout has an advantage.
 """
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class RocSettings:
     group_size: int = 16
-    """Rollouts kept, G. Twice as many are sampled."""
+    """How many rollouts are kept, G. Twice as many are sampled."""
     selection: str = "paper"
     advantage: str = "grpo"
     penalty: Penalty = Penalty.BOTH
-    """Which penalties of a trace count. Arrays come with those that count already."""
+    """Which penalties of a trace count. With arrays, the caller has already combined those that count."""
     penalty_epsilon: float = DEFAULT_EPSILON
     drop_equal_groups: bool = True
-    """If not, a group of equal rewards stays, with advantages of 0."""
+    """Whether a group of equal rewards is dropped; otherwise it stays, with advantages of 0."""
     tree_advantage: str | None = None
     """How the turns that leaves of a tree share get advantages. None: rollouts share no turns."""
 
@@ -54,7 +54,7 @@ class RocSettings:
 @dataclass(frozen=True, slots=True)
 class Choice:
     kept: NDArray[np.bool_]
-    """What resampling chose."""
+    """The rollouts that resampling kept."""
     advantages: NDArray[np.float64]
     """NaN for each rollout that is not trained on: it was not kept, or the group was dropped."""
 
@@ -93,8 +93,8 @@ def decide_group(
     group_id: str,
     step: int,
 ) -> Group:
-    """A trace that has no reward, was lost or not sampled, or has an undecided verdict is left out, and has neither
-    reward nor penalties in the group; its number of answer blocks is not read."""
+    """Decides a group of traces. A trace that has no reward, was lost or not sampled, or has an undecided verdict is
+    left out, and gets neither reward nor penalties in the group; its number of answer blocks is not read."""
     problem_ids = {trace.problem_id for trace in traces}
     if len(problem_ids) != 1:
         raise UserError(f"group {group_id} holds rollouts of {len(problem_ids)} problems: give those of exactly one")

@@ -1,4 +1,5 @@
-"""The policy loss: PPO's clip, higher above than below, as one mean over all kept tokens of an optimizer step.
+"""The policy loss: PPO's clipped objective, with a higher bound above than below, as one mean over all kept tokens of
+an optimizer step.
 
 Invariant: the loss of a micro-batch is a sum over its own tokens divided by the number of tokens of the complete step,
 which the caller passes in. So the losses of all micro-batches and ranks add up to the same mean, and their gradients to
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from rstar2.config import Recipe
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are held within this: e^20 is far beyond any clip, and e^89 would overflow float32 into a NaN gradient."""
+"""Log-ratios are clamped to this magnitude: e^20 is far beyond any clip, and e^89 would overflow float32 into a NaN
+gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +30,9 @@ class LossSettings:
     clip_low: float = 0.2
     clip_high: float = 0.28
     kl_coef: float = 0.0
-    """Weight of the KL term against the reference policy. 0: no such term."""
+    """Weight of the KL term against the reference policy; 0 means no such term."""
     tis_cap: float | None = None
-    """Cap of the importance weight that corrects for engine and trainer disagreeing. None: no correction."""
+    """Cap of the importance weight that corrects the mismatch between engine and trainer (TIS). None: no correction."""
     clip_dual: float | None = None
     """The ratio beyond which a token of negative advantage loses its gradient too. None: it never does."""
 
@@ -41,7 +43,7 @@ class LossSettings:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What a term of the loss may read: one value for each kept token, in float32 or better."""
+    """The values that a loss term may read: one for each kept token, in float32 or better."""
 
     ratio: Tensor
     """New probability over old, with gradient."""
@@ -58,7 +60,7 @@ class Tokens:
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
     loss: Tensor
-    """Call `backward` on this. It is this micro-batch's share of the step's loss, times `num_averaged_ranks`."""
+    """This micro-batch's share of the step's loss, times `num_averaged_ranks`; call `backward` on it."""
     metrics: dict[str, Tensor]
     """Scalars without gradient. Summed over micro-batches and ranks, each is a mean over the step's tokens."""
 
@@ -81,11 +83,11 @@ def policy_loss(
     Tensors have one entry a token, all in the same layout: packed `(tokens,)` or padded `(rows, columns)`. Advantages
     may be one a row, as `(rows, 1)`. `log_probs` carry the gradient. `old_log_probs` are the trainer's own, from before
     the first optimizer step on these rollouts; `engine_log_probs` are those that the engine sampled with. `mask` is
-    True on the tokens that the model sampled in kept rollouts; other values, NaN included, are never read.
-    Without a mask every token counts, and a GPU is never waited for.
+    True on the tokens that the model sampled in kept rollouts; other values, NaN included, are never read. Without a
+    mask every token counts, and no call waits for the GPU.
 
-    `num_tokens` is how many such tokens the step has, over all micro-batches and ranks. `num_averaged_ranks` is
-    the number of ranks whose gradients are averaged, as DDP and FSDP do; 1 where gradients are summed.
+    `num_tokens` is the number of such tokens in the step, over all micro-batches and ranks. `num_averaged_ranks` is the
+    number of ranks whose gradients are averaged, as DDP and FSDP do; 1 where gradients are summed.
     """
     import torch
 
@@ -124,8 +126,8 @@ def policy_loss(
     return PolicyLoss(loss * num_averaged_ranks, {"loss": loss.detach(), **metrics})
 
 
-# The terms: each takes the losses of all tokens and returns them with its own part in them. What it saw of each token
-# goes into `seen`, and from there into the metrics.
+# The loss terms. Each takes the losses of all tokens and returns them with its own part added. The values that it puts
+# into `seen`, one for each token, become metrics.
 
 
 def dual_clip(losses: Tensor, tokens: Tokens, settings: LossSettings, seen: dict[str, Tensor]) -> Tensor:
@@ -137,7 +139,8 @@ def dual_clip(losses: Tensor, tokens: Tokens, settings: LossSettings, seen: dict
 
 
 def truncated_importance(losses: Tensor, tokens: Tokens, settings: LossSettings, seen: dict[str, Tensor]) -> Tensor:
-    """Reports how far engine and trainer disagree, also where nothing is corrected."""
+    """Truncated importance sampling (TIS). It reports the mismatch of engine and trainer even if nothing is
+    corrected."""
     if tokens.engine is None:
         return losses
     log_mismatch = _bounded(tokens.old - tokens.engine)

@@ -1,7 +1,7 @@
-"""How unclean a trace is: `p_err` from its tool calls, `p_format` from its answer blocks. Their sum is the penalty.
+"""The penalties of a trace: `p_err` from its tool calls, `p_format` from its answer blocks. Their sum is the penalty.
 
-Invariant: both are in [0, 1] and come from counts alone. `ToolStatus` says what failed, never by a word in the
-text; turns are the assistant's own.
+Invariant: both are in [0, 1] and come from counts alone. `ToolStatus` says what failed, never a word in the text; turns
+are the assistant's own.
 """
 
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ def trace_penalty(trace: Trace, num_answer_blocks: int) -> TracePenalty:
     """Both penalties of a trace, whose answer blocks `rstar2.grading.count_answer_blocks(*trace.turn_texts)` counts. An
     environment may have computed the second.
 
-    Only calls that came back are counted: one that was pending when the rollout ended says nothing about its code.
+    Only calls that returned are counted: one that was pending when the rollout ended says nothing about its code.
     """
     num_calls, num_failed = trace.own_calls
     return TracePenalty(
@@ -75,7 +75,7 @@ def trace_penalty(trace: Trace, num_answer_blocks: int) -> TracePenalty:
 
 
 def _format_penalty(trace: Trace, num_answer_blocks: int) -> float:
-    """What the environment says of the form; without a word of it, by the answer blocks."""
+    """The format penalty that the environment computed, or else the one from the answer blocks."""
     if trace.format_penalty is not None:
         return trace.format_penalty
     return float(format_penalties(num_answer_blocks, len(trace.turns)))

@@ -1,4 +1,4 @@
-"""How much a batch still lacks, so that the caller can sample until it is full. Groups are never split."""
+"""Counts what a batch still lacks, so that the caller can sample until it is full. Groups are never split."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ from rstar2.records import Group, Selection
 
 
 def is_trainable(group: Group) -> bool:
-    """True if something of the group is trained on: not all was lost, and it was not dropped for equal rewards."""
+    """True if a rollout of the group is trained on: not all were lost, and it was not dropped for equal rewards."""
     return Selection.KEPT in group.selections
 
 

@@ -1,8 +1,8 @@
-"""Which of the sampled rollouts of one problem are kept.
+"""Resampling: selects which of the sampled rollouts of one problem are kept.
 
 Invariants: of N scored rollouts exactly `min(num_kept, N)` are kept (`off`: all N); a rollout without a reward never
-is. In every selection but `release`, which failures are kept does not depend on any penalty, and the order in
-which rollouts are given does not matter: each keeps its chance at any place.
+is. In every selection but `release`, which failures are kept does not depend on any penalty, and the order in which
+rollouts are given does not change any rollout's chance.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from rstar2.extensions import SELECTIONS
 from rstar2.records.trace import FULL_REWARD
 
 MIN_OF_A_CLASS = 2
-"""At least this many successes and this many failures are kept, if there are: the release's floor, so that a rare
-class is seen."""
+"""At least this many successes and this many failures are kept, if there are that many: the release's floor, so that a
+rare class is seen."""
 
 DEFAULT_EPSILON = 0.1
 """Added to a penalty before it is inverted: a clean trace weighs 10, one whose every second call fails 1.67."""
@@ -34,7 +34,7 @@ class Candidates:
     epsilon: float
     """Added to a penalty before it is inverted."""
     is_success: NDArray[np.bool_]
-    """Not read for a rollout without a reward."""
+    """Which rollouts are successes; not read for a rollout without a reward."""
 
     @property
     def successes(self) -> NDArray[np.intp]:
@@ -47,12 +47,12 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class SelectionRule:
-    """One way to choose. It is asked only where there is more to keep than may be kept."""
+    """A selection rule. `choose` is called only if more rollouts have a reward than may be kept."""
 
     choose: Callable[[Candidates, np.random.Generator], NDArray[np.intp]]
     """The indices of the rollouts that are kept."""
     keeps_all: bool = False
-    """Keep every rollout that has a reward; `choose` is not asked."""
+    """Whether every rollout that has a reward is kept; `choose` is not called then."""
     reads_failures: bool = False
     """Whether the penalties of failures count, too."""
     balanced_blocks: bool = False
@@ -62,8 +62,8 @@ class SelectionRule:
 def quotas(num_successes: int, num_failures: int, num_kept: int) -> tuple[int, int]:
     """How many successes and how many failures are kept, `min(num_kept, all)` together.
 
-    In proportion; a half goes to the rarer class, and to the successes if neither is. At least `min(2, n)` of a class
-    with n members, or `min(1, n)` where `num_kept` is 2 or 3 and cannot hold two of each.
+    Both classes are kept in proportion; a half goes to the rarer class, and to the successes if neither is rarer. At
+    least `min(2, n)` of a class with n members, or `min(1, n)` where `num_kept` is 2 or 3 and cannot hold two of each.
     """
     num_all = num_successes + num_failures
     if num_all <= num_kept:
@@ -79,8 +79,9 @@ def quotas(num_successes: int, num_failures: int, num_kept: int) -> tuple[int, i
 
 
 def release_quotas(num_successes: int, num_failures: int, num_kept: int) -> tuple[int, int]:
-    """The release's: each class in proportion, a half rounded to the even number, at least `MIN_OF_A_CLASS` of a class
-    that has as many. Where the release would fail, because its two numbers do not add up, successes take the rest."""
+    """The release's quotas: each class in proportion, a half rounded to the even number, at least `MIN_OF_A_CLASS` of a
+    class that has that many. Where the release would fail, because its two numbers do not add up, successes take the
+    rest."""
     num_all = num_successes + num_failures
     if num_all <= num_kept:
         return num_successes, num_failures
@@ -104,12 +105,12 @@ def resample(
     epsilon: float = DEFAULT_EPSILON,
     is_success: ArrayLike | None = None,
 ) -> NDArray[np.bool_]:
-    """True for each rollout that is kept. NaN is no reward. A full reward is a success, unless `is_success` says which
-    are.
+    """Returns True for each rollout that is kept. A reward of NaN means none. A full reward is a success, unless
+    `is_success` says which are.
 
-    With faults and undecided verdicts fewer than planned are scored. Then still `num_kept` are kept as long as there
-    are that many, so that the group weighs the same in its batch, and all of them if there are fewer.
-    Penalties of rollouts without a reward are not read and may be NaN; those of failures only `release` reads.
+    Faults and undecided verdicts leave fewer rollouts scored than planned. Still `num_kept` are kept if there are that
+    many, so that the group weighs the same in its batch, and otherwise all. Penalties of rollouts without a reward are
+    not read and may be NaN; those of failures only `release` reads.
     """
     rule: SelectionRule = SELECTIONS.load(selection)
     scores = np.asarray(rewards, dtype=np.float64)
@@ -128,12 +129,14 @@ def resample(
 
 
 def _paper(candidates: Candidates, rng: np.random.Generator) -> NDArray[np.intp]:
-    """By class, in proportion. Failures uniformly; successes without replacement, weight 1 / (penalty + epsilon)."""
+    """Keeps both classes in proportion: failures uniformly, successes without replacement, weight 1 / (penalty +
+    epsilon)."""
     return _by_class(candidates, candidates.penalties[candidates.successes] + candidates.epsilon, rng)
 
 
 def _quotas(candidates: Candidates, rng: np.random.Generator) -> NDArray[np.intp]:
-    """By class, in proportion, each class uniformly: `paper` without its weights, the control for its class balance."""
+    """Keeps both classes in proportion, each uniformly: `paper` without its weights, the control for its class
+    balance."""
     return _by_class(candidates, 1.0, rng)
 
 
@@ -151,7 +154,7 @@ def _by_class(
 
 
 def _release(candidates: Candidates, _rng: np.random.Generator) -> NDArray[np.intp]:
-    """As the released `roc.py`, without a draw: by class, the lowest penalty first, equals in the order given."""
+    """Does as the released `roc.py`, without random draws: by class, the lowest penalty first, equal ones as given."""
     classes = (candidates.successes, candidates.failures)
     numbers = release_quotas(len(classes[0]), len(classes[1]), candidates.num_kept)
     return np.concatenate(
@@ -163,7 +166,7 @@ def _release(candidates: Candidates, _rng: np.random.Generator) -> NDArray[np.in
 
 
 def _random(candidates: Candidates, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Uniformly, blind to reward and penalty: the control that costs as many sampled rollouts."""
+    """Draws uniformly, blind to reward and penalty: the control that costs the same number of sampled rollouts."""
     scored = np.flatnonzero(~np.isnan(candidates.rewards))
     return rng.choice(scored, candidates.num_kept, replace=False)
 

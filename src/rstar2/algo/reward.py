@@ -1,6 +1,6 @@
 """The reward: 1 for a right final answer, 0 for any other, nothing for format, tools, steps or length.
 
-Invariant: what could not be judged has no reward. It is None, never a silent 0.
+Invariant: a rollout that could not be judged has no reward: None, never a silent 0.
 """
 
 from rstar2.errors import UserError
@@ -8,7 +8,8 @@ from rstar2.records import Outcome, Verdict
 
 
 def rollout_reward(outcome: Outcome, verdict: Verdict | None) -> float | None:
-    """None for what was lost or not sampled, and for an undecided verdict. A truncated rollout is 0, graded or not."""
+    """The reward of a rollout. None if it was lost or not sampled, or its verdict is undecided; 0 if it was truncated,
+    graded or not."""
     if not outcome.is_scored:
         return None
     if outcome is Outcome.TRUNCATED:

@@ -1,6 +1,6 @@
 """Advantages on trees: rollouts of one problem that share their first turns. Pure.
 
-A leaf is a rollout, from the prompt to its end. A segment is one turn of the model's, or a part of one that was forked
+A leaf is a rollout, from the prompt to its end. A segment is one turn of the model, or a part of a turn that was forked
 inside: the leaves that came from a fork share the segments before it. A leaf's path is its segments in order. An
 estimator gives each segment on the path of a kept leaf one advantage.
 
@@ -22,13 +22,13 @@ from rstar2.records import Trace
 
 
 class Segment(NamedTuple):
-    """Sampled tokens that all leaves have in common which have one of them."""
+    """Consecutive sampled tokens of a turn. A leaf that has one of them has all of them."""
 
     leaf: int
     """The index of the rollout that sampled it."""
     turn: int
     start: int
-    """Its first token in the turn: 0, but after a fork inside the turn."""
+    """The segment's first token in the turn: 0, except after a fork inside the turn."""
     end: int
 
     @property
@@ -38,11 +38,11 @@ class Segment(NamedTuple):
 
 Path: TypeAlias = tuple[Segment, ...]
 Estimate: TypeAlias = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""Advantages of values among one another: an entry of `ADVANTAGES`."""
+"""An entry of `ADVANTAGES`: it returns the advantage of each value among all."""
 
 
 def paths_of(traces: Sequence[Trace]) -> list[Path]:
-    """The path of each rollout. A parent that is not among the rollouts is as good as none."""
+    """The path of each rollout. A parent that is not among the rollouts counts as none."""
     index_of = {trace.id: index for index, trace in enumerate(traces)}
     paths: dict[int, Path] = {}
 
@@ -63,14 +63,14 @@ def paths_of(traces: Sequence[Trace]) -> list[Path]:
 
 
 def _before(path: Path, num_turns: int, num_tokens: int) -> Path:
-    """What a branch shares that begins after `num_turns` turns and `num_tokens` tokens of the next."""
+    """The shared path of a branch that begins after `num_turns` turns and `num_tokens` tokens of the next."""
     whole = [segment for segment in path if segment.turn < num_turns]
     of_turn = [segment for segment in path if segment.turn == num_turns and segment.start < num_tokens]
     return (*whole, *(segment._replace(end=min(segment.end, num_tokens)) for segment in of_turn))
 
 
 def _cut_at_forks(paths: Sequence[Path]) -> list[Path]:
-    """The paths, with each turn cut into segments at the forks inside it."""
+    """The paths, with each turn split into segments at the forks inside it."""
     edges = defaultdict[tuple[int, int], set[int]](set)
     for path in paths:
         for leaf, turn, start, end in path:
@@ -86,7 +86,7 @@ def _pieces(segment: Segment, edges: Mapping[tuple[int, int], set[int]]) -> Iter
 
 
 def over_leaves(paths: Sequence[Path], rewards: NDArray[np.float64], estimate: Estimate) -> dict[Segment, float]:
-    """Each leaf against all leaves of the problem; a segment has the mean advantage of the leaves below it."""
+    """Compares each leaf with all leaves of the problem; a segment gets the mean advantage of the leaves below it."""
     below = defaultdict[Segment, list[float]](list)
     for path, advantage in zip(paths, _among(rewards, estimate), strict=True):
         for segment in path:
@@ -95,8 +95,9 @@ def over_leaves(paths: Sequence[Path], rewards: NDArray[np.float64], estimate: E
 
 
 def among_siblings(paths: Sequence[Path], rewards: NDArray[np.float64], estimate: Estimate) -> dict[Segment, float]:
-    """Each branch against the other branches of its fork, by the mean rewards of the leaves below them; up to the next
-    fork all segments have the advantage of their branch. Rollouts that begin at the prompt are branches of one fork."""
+    """Compares each branch with the other branches of its fork, by the mean rewards of the leaves below them; up to the
+    next fork all segments have the advantage of their branch. Rollouts that begin at the prompt are branches of one
+    fork."""
     found: dict[Segment, float] = {}
     open_forks = [(list(range(len(paths))), 0, 0.0)]
     while open_forks:

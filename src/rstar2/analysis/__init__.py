@@ -1,8 +1,9 @@
-"""How a model thinks, read from its traces: where it is unsure, what it does with tool results, how it meets errors.
+"""Analyses how a model thinks, from its traces: where it is unsure, what it does with tool results, how it reacts to
+errors.
 
 Promise: traces in, frozen dataclasses out; every number is defined in docs/analysis.md and tested on traces made by
-hand; a run of any size is read as a stream and a bounded sample; what a run does not hold is left out and said in a
-sentence, never guessed. No torch.
+hand; a run of any size is read as a stream and a bounded sample; values that a run does not hold are left out, which a
+sentence says, and never guessed. No torch.
 May import: records.
 """
 

@@ -1,4 +1,5 @@
-"""What the model does after a failed tool call. Pure; from typed results, never from words in the model's text.
+"""Classifies what the model does after a failed tool call. Pure; from typed results, never from words in the model's
+text.
 
 An error is a turn of which at least one call failed through the model's fault; the calls of one turn are written before
 any of their results are seen, so they are one attempt. The reaction is read from the next turn that calls again.
@@ -15,7 +16,7 @@ from rstar2.records import Fault, Outcome, ToolCall, ToolResult, ToolStatus, Tra
 NEARLY_SAME = 0.9
 """Two codes are nearly the same from this similarity on: 2 M / (A + B), for M of their A and B tokens in common."""
 MAX_COMPARED_TOKENS = 2000
-"""The compared part of each code. Comparing is quadratic, and 2,000 tokens are some 200 lines."""
+"""How many tokens of each code are compared. Comparing is quadratic, and 2,000 tokens are some 200 lines."""
 
 
 class Reaction(StrEnum):
@@ -28,7 +29,7 @@ class Reaction(StrEnum):
     GAVE_UP = "gave_up"
     """The model ended its turn without another call."""
     CUT_OFF = "cut_off"
-    """A limit or a fault of ours ended the rollout before it could be seen."""
+    """A limit or our own fault ended the rollout before its reaction could be seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class ReactionCounts:
     num_errors: int
     counts: dict[Reaction, int]
     by_status: dict[ToolStatus, dict[Reaction, int]]
-    """Statuses that occur."""
+    """The counts for each status that occurs."""
 
     def share(self, reaction: Reaction) -> float:
         return self.counts[reaction] / self.num_errors if self.num_errors else 0.0
@@ -98,19 +99,19 @@ _CODE_TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 def error_signature(result: ToolResult) -> tuple[ToolStatus, str]:
-    """Status and last line of the message, where Python names the exception; numbers in it are all the same."""
+    """The status and the last line of the message, where Python names the exception, with all numbers made equal."""
     lines = result.text.strip().splitlines()
     return result.status, _NUMBER.sub("0", lines[-1].strip()) if lines else ""
 
 
 def code_of(call: ToolCall) -> str:
-    """The program of a call: its argument `code`; of another tool all that was written."""
+    """The program of a call: its argument `code`, or for other tools the whole call."""
     code = call.arguments.get("code")
     return code if isinstance(code, str) else call.raw
 
 
 def are_nearly_same(first: str, second: str) -> bool:
-    """Compares names, numbers and signs; spaces and line breaks do not count."""
+    """Whether two codes are nearly the same in names, numbers and signs; spaces and line breaks do not count."""
     old, new = (_CODE_TOKEN.findall(code)[:MAX_COMPARED_TOKENS] for code in (first, second))
     matcher = difflib.SequenceMatcher[str](None, old, new, autojunk=False)
     # The first two are cheap upper bounds of the third: most pairs are far apart.

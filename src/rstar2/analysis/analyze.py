@@ -1,4 +1,4 @@
-"""A sample of traces to all numbers of the analysis. Pure: one pass, one trace in memory at a time."""
+"""Computes all numbers of the analysis from a sample of traces. Pure: one pass, one trace in memory at a time."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from rstar2.records import Trace
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """One trace: enough to find each of its classed tokens beside the entropies in the trace itself."""
+    """The summary of one trace: enough to find each of its classed tokens, given the entropies in the trace itself."""
 
     id: str
     step: int
@@ -54,15 +54,15 @@ class Analysis:
     measure: Measure
     num_traces: int
     num_measured_traces: int
-    """Traces that hold the measure for each of their tokens. Figures of tokens are about these."""
+    """How many traces hold the measure for each of their tokens. Figures of tokens are about these."""
     has_texts: bool
     entropy: EntropySummary | None
     """The summary of the measure; None if no trace holds it."""
     kinds: dict[TokenKind, KindWords]
-    """Empty without texts or measure."""
+    """The words of each kind of token; empty without texts or measure."""
     around_responses: tuple[ResponseCurve, ...]
     calls: CallCount
-    """Tool calls of all sampled traces. The viewer counts those of all traces of a step."""
+    """The tool calls of all sampled traces. The viewer counts those of all traces of a step."""
     after_errors: ReactionCounts
     reactions: tuple[ErrorReaction, ...]
     over_training: tuple[StepErrors, ...]
@@ -70,14 +70,15 @@ class Analysis:
     notes: tuple[str, ...]
     """Sentences that say what could not be computed, and what would help."""
     looked_at: LookedAt | None = None
-    """What everything but `over_training` is a sample of; None where the traces do not come from a run."""
+    """The source of the sample that everything except `over_training` is about; None if the traces do not come from a
+    run."""
 
 
 def analyze(
     traces: Iterable[Trace], token_texts: TokenTexts | None = None, measure: Measure = Measure.ENTROPY
 ) -> Analysis:
-    """`token_texts` must be of the tokenizer that the traces were sampled with; UserError if most turns read otherwise.
-    Without it there are no classes, kinds and words."""
+    """Analyses traces. `token_texts` must be of the tokenizer that they were sampled with; UserError if most turns
+    decode to other texts. Without it there are no classes, kinds and words."""
     entropy, around, kinds, errors = EntropyCollector(), ResponseCollector(), KindCollector(), ErrorCollector()
     reactions, summaries = list[ErrorReaction](), list[TraceSummary]()
     num_measured = num_turns = num_misread = 0

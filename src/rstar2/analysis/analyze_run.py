@@ -1,4 +1,4 @@
-"""From a run directory to its analysis: which traces are read, and for what.
+"""Analyses a run directory, and decides which traces are read for what.
 
 Tokens are read in the newest of the chosen steps, because a sample over hundreds of steps would describe no policy that
 ever existed. Tool errors over training are read in up to 100 steps, spread evenly.
@@ -24,22 +24,22 @@ from rstar2.records.jsonl import Line, read_lines
 from rstar2.records.run_layout import segment
 
 _SEED = 0
-"""One run, one sample: looking twice shows the same."""
+"""The seed of samples, so that analysing a run twice shows the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """Some traces of a step, decoded as they are asked for."""
+    """A sample of a step's traces, decoded lazily."""
 
     step: int
     num_held: int
-    """Traces that the step has."""
+    """How many traces the step has."""
     num_traces: int
     traces: Iterable[Trace]
 
 
 def sample_step(run: RunView, step: int, max_traces: int) -> StepSample:
-    """At most `max_traces` of the step, each subset equally likely, in the order of the file."""
+    """Draws at most `max_traces` of the step, each subset equally likely, in the order of the file."""
     path = segment(run.layout.traces, step)
     draw = random.Random(f"{_SEED}:{step}")
     drawn: list[tuple[int, Line]] = []
@@ -63,7 +63,7 @@ def _decoded(path: Path, lines: Sequence[tuple[int, Line]]) -> Iterator[Trace]:
 
 
 def sample_newest(run: RunView, steps: Sequence[int], max_traces: int) -> list[StepSample]:
-    """At most `max_traces` of the last of these steps; if it has fewer, of the steps before it as well."""
+    """Draws at most `max_traces` of the last of these steps and, if it has fewer, of the steps before it."""
     samples, num_left = list[StepSample](), max_traces
     for step in sorted(steps, reverse=True):
         if num_left == 0:
@@ -74,7 +74,7 @@ def sample_newest(run: RunView, steps: Sequence[int], max_traces: int) -> list[S
 
 
 def spread(steps: Sequence[int], max_steps: int) -> list[int]:
-    """At most `max_steps` of the steps, evenly spread, with the first and the last."""
+    """Chooses at most `max_steps` of the steps, evenly spread, with the first and the last."""
     if len(steps) <= max_steps:
         return list(steps)
     return [steps[round(index * (len(steps) - 1) / (max_steps - 1))] for index in range(max_steps)]
@@ -86,7 +86,7 @@ MAX_CURVE_STEPS = 100
 
 
 def ignore_progress(num_done: int, num_parts: int) -> None:
-    """Progress that is not shown."""
+    """Shows no progress."""
 
 
 def analyze_run(
@@ -98,8 +98,8 @@ def analyze_run(
     max_traces: int = MAX_TRACES,
     on_progress: Callable[[int, int], None] = ignore_progress,
 ) -> Analysis:
-    """`max_traces` bounds the traces whose tokens are looked at, and those of each step for the errors over training.
-    `on_progress` gets the number of parts done and of all parts."""
+    """Analyses a run. `max_traces` bounds the traces whose tokens are examined, and those of each step for the errors
+    over training. `on_progress` gets the number of parts done and of all parts."""
     curve_steps = spread(steps, MAX_CURVE_STEPS)
     on_progress(0, len(curve_steps) + 1)
     samples = sample_newest(run, steps, max_traces)

@@ -1,4 +1,4 @@
-"""What each token of a turn is part of: reasoning, a tool call, the answer. Pure, total, linear in the text.
+"""Classifies each token of a turn: reasoning, a tool call, the answer. Pure, total, linear in the text.
 
 Invariant: every token has exactly one class, which is that of its first character that is no space. Calls are where
 the agent's parser found them (`ToolCall.raw`); a call that was cut off reaches to the end of the turn.
@@ -13,7 +13,7 @@ from itertools import groupby
 from rstar2.records import ANSWER_CLOSE, ANSWER_OPEN, StopReason, Turn, answer_blocks
 
 NUM_FIRST_TOKENS = 16
-"""How many tokens at the start of a turn count as the first after a tool response: a sentence, more or less."""
+"""How many tokens at the start of a turn count as the first after a tool response: about a sentence."""
 
 
 class TokenClass(StrEnum):
@@ -74,7 +74,7 @@ def classify(turn: Turn, pieces: Sequence[str], *, follows_response: bool) -> tu
 
 
 def class_spans(turn: int, classes: Sequence[TokenClass]) -> tuple[ClassSpan, ...]:
-    """The same as stretches: they follow each other without a gap, and neighbours differ."""
+    """The classes as spans, which follow each other without a gap; neighbouring spans differ."""
     spans, start = list[ClassSpan](), 0
     for found, same in groupby(classes):
         end = start + len(list(same))
@@ -125,8 +125,8 @@ def _calls(text: str, raw_calls: Sequence[str]) -> Iterator[tuple[int, int, int,
 
 
 def _argument_texts(content: str) -> Iterator[tuple[int, int]]:
-    """The string values of a call's arguments, without their quotes. Reads JSON that is broken or cut off as far as
-    it goes: the call's own fields are one level deep, its arguments deeper."""
+    """The string values of a call's arguments, without their quotes. It reads broken or truncated JSON as far as
+    possible: the call's own fields are one level deep, its arguments deeper."""
     depth, key = 0, ""
     for part in _JSON_PART.finditer(content):
         if part["text"] is None:
@@ -138,7 +138,7 @@ def _argument_texts(content: str) -> Iterator[tuple[int, int]]:
 
 
 def _answers(text: str) -> Iterator[tuple[int, int]]:
-    """Answer blocks with their tags, as the grader reads them; one that was never closed reaches to the end."""
+    """The answer blocks with their tags, as the grader reads them; one that was never closed reaches to the end."""
     closed_end = 0
     for start, end in answer_blocks(text):
         closed_end = end + len(ANSWER_CLOSE)

@@ -33,7 +33,7 @@ class ValueSummary:
 class EntropySummary:
     all_tokens: ValueSummary
     by_class: dict[TokenClass, ValueSummary]
-    """Classes that occur; none without the tokens' texts."""
+    """The summaries of the classes that occur; empty without the tokens' texts."""
 
 
 class EntropyCollector:
@@ -77,7 +77,7 @@ class CurvePoint:
     mean: float
     low: float
     high: float
-    """`low` to `high`: the 95% interval of the mean, mean ± 1.96 s/√n; of one response the mean itself."""
+    """`low` to `high`: the 95% interval of the mean, mean ± 1.96 s/√n; for a single response both are the mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class ResponseCurve:
     response: Response
     num_responses: int
     points: tuple[CurvePoint, ...]
-    """Offsets that at least one response has a token at, in order."""
+    """The points of all offsets at which at least one response has a token, in order."""
 
 
 class ResponseCollector:
@@ -102,7 +102,7 @@ class ResponseCollector:
 
 
 def _aligned(before: Floats, after: Floats) -> Floats:
-    """One entry for each offset; NaN where a turn is shorter than the window."""
+    """The values around a response, one for each offset; NaN where a turn is shorter than the window."""
     row = np.full(NUM_BEFORE + NUM_AFTER, np.nan)
     tail, head = before[-NUM_BEFORE:], after[:NUM_AFTER]
     row[NUM_BEFORE - len(tail) : NUM_BEFORE] = tail

@@ -1,4 +1,5 @@
-"""One trace, token by token: how unsure the model was, whether that is high, the text, the class and the kind."""
+"""Examines one trace token by token: how unsure the model was, whether that is high, the text, the class and the
+kind."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,17 +22,17 @@ HIGH_SHARE = 0.2
 
 
 class Measure(StrEnum):
-    """What the number is, in nats."""
+    """The measure of a token's uncertainty, in nats."""
 
     ENTROPY = "entropy"
     """The entropy of the distribution that the token was drawn from."""
     SURPRISAL = "surprisal"
-    """Minus the log-probability of the token that was drawn. Its mean is the entropy, a single value is not: it
-    says that an unlikely token came, not that many were likely. Only for runs that recorded no entropies."""
+    """Minus the log-probability of the token that was drawn. Its mean is the entropy, but a single value says that an
+    unlikely token was drawn, not that many were likely. Only for runs that recorded no entropies."""
 
 
 def turn_values(turn: Turn, measure: Measure) -> Floats | None:
-    """One value a token; None if the turn has tokens and the run did not record this of them."""
+    """One value for each token; None if the run did not record the measure for the turn's tokens."""
     values = turn.entropies if measure is Measure.ENTROPY else turn.log_probs
     if len(values) != len(turn.token_ids):
         return None
@@ -40,7 +41,7 @@ def turn_values(turn: Turn, measure: Measure) -> Floats | None:
 
 
 def trace_values(trace: Trace, measure: Measure) -> tuple[Floats, ...] | None:
-    """Turn by turn. None unless every token of the trace has a value: a share of a trace needs all of it."""
+    """The values of a trace, turn by turn. None unless every token has one: a share of a trace needs all of it."""
     turns = [turn_values(turn, measure) for turn in trace.turns]
     known = tuple(values for values in turns if values is not None)
     return known if len(known) == len(turns) and sum(map(len, known)) > 0 else None
@@ -55,29 +56,29 @@ def find_high(values: Floats) -> Bools:
 
 
 class Response(StrEnum):
-    """What a turn's calls brought."""
+    """The kind of tool response to a turn's calls."""
 
     SUCCESSFUL = "successful"
     FAILED = "failed"
-    """At least one of them failed through the model's fault."""
+    """At least one of the calls failed through the model's fault."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnTokens:
-    """One entry for each sampled token in every tuple and array, but `words`."""
+    """The tokens of a turn. Every tuple and array except `words` has one entry for each sampled token."""
 
     values: Floats
     is_high: Bools
-    """Among the highest fifth of its trace."""
+    """Whether each token is among the highest fifth of its trace."""
     follows: Response | None
     """The tool response right before the turn."""
     pieces: tuple[str, ...] = ()
-    """Empty, like all below, without the tokens' texts."""
+    """The text of each token. This and the fields below are empty without the tokens' texts."""
     classes: tuple[TokenClass, ...] = ()
     kinds: tuple[TokenKind | None, ...] = ()
     words: tuple[Word, ...] = ()
     touched: tuple[tuple[int, ...], ...] = ()
-    """The words, by index, that the token has a character of."""
+    """For each token, the indices of the words of which it has a character."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +86,7 @@ class TraceTokens:
     trace: Trace
     turns: tuple[TurnTokens, ...]
     num_misread_turns: int = 0
-    """Turns that read otherwise in these token texts than in the trace: a sign of another tokenizer."""
+    """How many turns decode to another text than the trace has: a sign of another tokenizer."""
 
     @property
     def values(self) -> Floats:
@@ -130,5 +131,6 @@ def _read(turn: Turn, pieces: Sequence[str], values: Floats, is_high: Bools, fol
 
 
 def _same(first: str, second: str) -> bool:
-    """Up to spaces at the ends and bytes that are no text, which decoders treat differently."""
+    """Whether two texts are the same, up to spaces at the ends and bytes that are no text, which decoders treat
+    differently."""
     return first.replace("\ufffd", "").strip() == second.replace("\ufffd", "").strip()

@@ -1,4 +1,4 @@
-"""The figures of an analysis, as SVG texts by file name. What there is nothing to show of is left out. Pure."""
+"""Draws the figures of an analysis, as SVG texts by file name. Figures without data are left out. Pure."""
 
 from collections.abc import Iterable
 
@@ -32,12 +32,12 @@ REACTION_LABELS = {
 }
 _REACTION_COLOURS = dict(zip(Reaction, "ebcdf", strict=True))
 _BAR_OPACITY = 0.45
-"""The colour is light enough for text on it."""
+"""The opacity of bars: light enough for text on them."""
 _RESPONSE_COLOURS = {Response.SUCCESSFUL: "a", Response.FAILED: "b"}
 
 
 def draw_figures(analysis: Analysis, source: str) -> dict[str, str]:
-    """`source`: what the traces are of, for the captions."""
+    """The figures by file name. `source` says where the traces are from, for the captions."""
     figures: dict[str, str] = {}
     measure, caption = str(analysis.measure), f"{source} · {analysis.num_measured_traces} traces"
     if analysis.entropy is not None and analysis.entropy.by_class:
@@ -58,8 +58,8 @@ def _by_class(entropy: EntropySummary, measure: str, caption: str) -> str:
     rows = list(entropy.by_class.items())
     top, row_height = 104, 36
     height = top + row_height * len(rows) + 64
-    most = max(max(summary.quantiles[-1], summary.mean) for _, summary in rows) or 1.0
-    values = Plot(190, top, 330, row_height * len(rows), (0, most * 1.05), (0, 1))
+    highest = max(max(summary.quantiles[-1], summary.mean) for _, summary in rows) or 1.0
+    values = Plot(190, top, 330, row_height * len(rows), (0, highest * 1.05), (0, 1))
     shares = Plot(580, top, 190, row_height * len(rows), (0, 1), (0, 1))
     parts = [
         label_at(values.left, 80, f"{measure.capitalize()} (nats): 10–90%, quartiles, mean", weight=600),
@@ -88,8 +88,8 @@ def _by_class(entropy: EntropySummary, measure: str, caption: str) -> str:
 
 def _around(curves: Iterable[ResponseCurve], measure: str, caption: str) -> str:
     curves = list(curves)
-    most = max(max(point.high for point in curve.points) for curve in curves if curve.points) or 1.0
-    plot = Plot(80, 92, 750, 270, (-NUM_BEFORE, NUM_AFTER), (0, most * 1.05))
+    highest = max(max(point.high for point in curve.points) for curve in curves if curve.points) or 1.0
+    plot = Plot(80, 92, 750, 270, (-NUM_BEFORE, NUM_AFTER), (0, highest * 1.05))
     parts = plot.axes("tokens before and after the response", f"{measure} (nats)")
     parts.append(line(plot.x(-0.5), plot.top, plot.x(-0.5), plot.top + plot.height, "axis", dashed=True))
     parts.append(label_at(plot.x(-0.5) + 6, plot.top + 12, "tool response", name="faint"))
@@ -152,8 +152,8 @@ def _over_training(rows: Iterable[StepErrors], source: str) -> str:
         ("b", "wrong traces", [(row.step, row.wrong) for row in rows if row.wrong.num_calls]),
     ]
     shares = [count.error_share or 0.0 for _, _, counts in shown for _, count in counts]
-    most = min(1.0, max(0.05, *shares) * 1.1)
-    plot = Plot(80, 92, 750, 270, (rows[0].step, rows[-1].step), (0, most))
+    highest = min(1.0, max(0.05, *shares) * 1.1)
+    plot = Plot(80, 92, 750, 270, (rows[0].step, rows[-1].step), (0, highest))
     parts = plot.axes("training step", "failed tool calls", "{:.0%}".format)
     for colour, _, counts in shown:
         points = [(plot.x(step), plot.y(count.error_share or 0.0)) for step, count in counts]

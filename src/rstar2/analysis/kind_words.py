@@ -14,11 +14,11 @@ MAX_LISTED_WORDS = 200
 class WordCount:
     text: str
     count: int
-    """How often it occurs with a token of the list's kind."""
+    """How often the word occurs with a token of the list's kind."""
     num_occurrences: int | None
-    """How often it occurs in all prose of the sample; None for phrases."""
+    """How often the word occurs in all prose of the sample; None for phrases."""
     mean_value: float
-    """Over the counted occurrences, of the highest value among such tokens of each."""
+    """The mean, over the counted occurrences, of the highest value among the occurrence's tokens of that kind."""
 
 
 class WordCounter:
@@ -31,7 +31,8 @@ class WordCounter:
         self._values.setdefault(text, []).append(value)
 
     def most_common(self, limit: int, occurrences: Iterable[tuple[str, int]] = ()) -> tuple[WordCount, ...]:
-        """By count, then by mean value, then by the alphabet; single letters are names of variables and left out."""
+        """The first words by count, then by mean value, then by the alphabet; single letters are variables' names and
+        left out."""
         known = dict(occurrences)
         rows = [
             WordCount(text, len(values), known.get(text), sum(values) / len(values))
@@ -48,7 +49,7 @@ class KindWords:
     num_tokens: int
     words: tuple[WordCount, ...]
     phrases: tuple[WordCount, ...]
-    """The same words, each with the word behind it."""
+    """The phrases that these words start: each word with the one after it."""
 
 
 class KindCollector:

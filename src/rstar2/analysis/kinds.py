@@ -17,7 +17,8 @@ from rstar2.analysis.words import Word
 
 WINDOW_TOKENS = 8
 MIN_HIGH_IN_WINDOW = 4
-"""A run is dense while half of every window is high. By chance, with a fifth of all tokens high, 6% of windows are."""
+"""A run is dense while at least half of every window is high. With a fifth of all tokens high, 6% of windows are so by
+chance."""
 
 
 class TokenKind(StrEnum):
@@ -33,8 +34,8 @@ def find_kinds(
     *,
     follows_response: bool,
 ) -> tuple[TokenKind | None, ...]:
-    """The kind of each token of a turn. `touched`: for each token, the indices of the words that it has a character
-    of."""
+    """The kind of each token of a turn. `touched` has for each token the indices of the words of which it has a
+    character."""
     start, end = _reflection_run(classes, is_high) if follows_response else (0, 0)
     kinds: list[TokenKind | None] = []
     for place, found in enumerate(classes):
@@ -49,7 +50,7 @@ def find_kinds(
 
 
 def _reflection_run(classes: Sequence[TokenClass], is_high: NDArray[np.bool_]) -> tuple[int, int]:
-    """The tokens of the turn's opening prose up to where a window is not dense any more."""
+    """The bounds of the dense run at the start of the turn's opening prose."""
     start = 0
     while start < len(classes) and classes[start] is TokenClass.MARKUP:
         start += 1
@@ -60,7 +61,8 @@ def _reflection_run(classes: Sequence[TokenClass], is_high: NDArray[np.bool_]) -
 
 
 def dense_length(is_high: NDArray[np.bool_]) -> int:
-    """The longest beginning of which every window of 8 tokens holds at least 4 high ones, up to the last high one."""
+    """The length of the longest beginning in which every window of 8 tokens has at least 4 high ones, up to the last
+    high one."""
     if len(is_high) < WINDOW_TOKENS:
         return 0
     counts = np.convolve(is_high.astype(np.int64), np.ones(WINDOW_TOKENS, dtype=np.int64), mode="valid")

@@ -10,7 +10,7 @@ from rstar2.records import Trace
 class CallCount:
     num_traces: int = 0
     num_calls: int = 0
-    """That came back; one that was pending when the rollout ended, or failed through our fault, is not counted."""
+    """Calls that returned; one that was pending when the rollout ended, or failed through our fault, is not counted."""
     num_errors: int = 0
 
     @property
@@ -34,11 +34,11 @@ class StepErrors:
     right: CallCount
     wrong: CallCount
     num_unscored: int
-    """Traces that are neither: not graded, undecided, or ended by a fault of ours."""
+    """Traces that are neither right nor wrong: not graded, undecided, or ended by our own fault."""
 
 
 class ErrorCollector:
-    """Adds up traces, of any steps in any order."""
+    """Adds up the calls of traces, of any steps in any order."""
 
     def __init__(self) -> None:
         self._rows: dict[int, StepErrors] = {}

@@ -1,6 +1,6 @@
-"""The analysis as one JSON document. Its fields are those of `Analysis`; shares are added to the counts they are of.
+"""The analysis as one JSON document. Its fields are those of `Analysis`, with shares added beside the counts.
 
-Invariant: every text in it can be written as UTF-8, whatever a model wrote.
+Invariant: every text in the document can be written as UTF-8, whatever a model wrote.
 """
 
 from dataclasses import asdict

@@ -1,7 +1,7 @@
-"""The SVG elements that all figures are made of: of the analysis, the simulator and the benchmarks.
+"""The SVG elements of all figures: those of the analysis, the simulator and the benchmarks.
 
-Invariant: what these functions return is well-formed XML whatever the texts hold. It needs no library, runs no script
-and fetches nothing. Colours are classes with a light and a dark form, so a figure is readable on either background.
+Invariant: these functions return well-formed XML whatever the texts hold. A figure needs no library, runs no script and
+fetches nothing. Colours are classes with a light and a dark form, so a figure is readable on either background.
 """
 
 import math
@@ -18,7 +18,8 @@ PALETTE = {
     "e": ("#3b7d4f", "#7cc893"),
     "f": ("#6b7280", "#9aa3af"),
 }
-"""Name: on light, on dark. Each has a contrast of 4.5 or more to its background, so it may colour text."""
+"""For each name, the colour on a light and on a dark background. Each has a contrast of 4.5 or more, so it may colour
+text."""
 _TEXT, _FAINT, _GRID, _PAPER = (
     ("#1f2328", "#e6e8eb"),
     ("#5f6670", "#9aa3af"),
@@ -27,8 +28,8 @@ _TEXT, _FAINT, _GRID, _PAPER = (
 )
 
 _TICK_DIGITS = 12
-"""Digits after the point. Limits that are closer to each other count as equal."""
-# Everything that XML 1.0 does not allow in a document, and the marks that reverse the direction of text.
+"""Digits of a tick after the point. Limits that are closer to each other count as equal."""
+# Characters that XML 1.0 does not allow in a document, and marks that reverse the direction of text.
 _UNWRITABLE = re.compile(
     "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
@@ -71,7 +72,7 @@ def _style(form: int) -> str:
 def label_at(
     x: float, y: float, text: str, *, name: str = "", size: int = 12, weight: int = 400, anchor: str = "start"
 ) -> str:
-    """`name`: a colour's class, or `faint`."""
+    """A text at a point. `name` is a colour's class, or `faint`."""
     style = (f' class="{name}"' if name else "") + (f' font-weight="{weight}"' if weight != 400 else "")
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"{style}>{safe(text)}</text>'
 
@@ -109,7 +110,7 @@ def dot(x: float, y: float, name: str, radius: float = 3) -> str:
 
 
 def legend(x: float, y: float, items: Iterable[tuple[str, str]], opacity: float = 1.0) -> list[str]:
-    """Colour and label, from left to right."""
+    """A legend of colours and labels, from left to right."""
     parts = []
     for name, label in items:
         parts += [rect(x, y - 10, 12, 12, name, opacity), label_at(x + 18, y, label)]

@@ -1,5 +1,5 @@
-"""The text of each token. Traces hold ids, and the text of each turn; which token is which word only the tokenizer of
-the model can say.
+"""The text of each token. Traces hold ids and the text of each turn; only the model's tokenizer can say which token is
+which word.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from rstar2.errors import UserError
 
 class TokenTexts(Protocol):
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        """One piece of text for each id; joined, they are the text of all. A token that ends inside a character has
-        an empty piece, and the character belongs to the token that completes it."""
+        """One piece of text for each id; joined, they are the text of all ids. A token that ends inside a character may
+        have an empty piece; the character belongs to the token that completes it."""
         ...
 
 
@@ -40,7 +40,7 @@ class TokenizerFile:
         stream = DecodeStream(skip_special_tokens=False)
         pieces = [stream.step(self._tokenizer, token_id) or "" for token_id in token_ids]
         if pieces:
-            # A turn may be cut inside a character; what the stream still holds back belongs to the last token.
+            # A turn may be cut inside a character; the text that the stream still holds back belongs to the last token.
             text = self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
             shown = "".join(pieces)
             pieces[-1] += text[len(shown) :] if text.startswith(shown) else ""

@@ -1,4 +1,4 @@
-"""Words in a turn's text, and which of them open a sentence or a new line of thought.
+"""Finds the words in a turn's text, and which of them open a sentence or a new line of thought.
 
 A word is a run of letters of any script, with apostrophes and hyphens inside; LaTeX commands are no words, and tags
 count as line breaks. Words are compared without case.
@@ -17,8 +17,8 @@ _CUE_LINES = """
     another approach, another way, different approach, re-run, rerun, retry, start over, try again, try another
 """
 FORKING_CUES = frozenset(tuple(phrase.split()) for phrase in _CUE_LINES.split(","))
-"""Phrases that open self-reflection or another branch. Beside the report's own ("but before", "double-check",
-"rerun") their plain variants; nothing in a trace is forking by them unless its entropy is high as well."""
+"""Phrases that open self-reflection or another branch. They are the report's own ("but before", "double-check",
+"rerun") and their plain variants. A token in one of them is forking only if its entropy is high as well."""
 MAX_CUE_WORDS = max(map(len, FORKING_CUES))
 
 _WORD = re.compile(r"\\?[^\W\d_]+(?:['’‑-][^\W\d_]+)*")
@@ -28,14 +28,14 @@ _SENTENCE_END = re.compile(r"[.!?:;…](?=\s|$)|[\n。！？；：]")
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """Characters `start` to `end` (not included) of a turn."""
+    """A word: characters `start` to `end` (not included) of a turn."""
 
     start: int
     end: int
     text: str
     opens_sentence: bool
     is_cue: bool
-    """Part of one of `FORKING_CUES`."""
+    """Whether the word is part of one of `FORKING_CUES`."""
 
 
 def find_words(text: str) -> tuple[Word, ...]:
@@ -53,7 +53,7 @@ def find_words(text: str) -> tuple[Word, ...]:
 
 
 def words_of_tokens(pieces: Sequence[str], words: Sequence[Word]) -> list[list[int]]:
-    """For each token the words that it has a character of, by their index."""
+    """For each token, the indices of the words of which it has a character."""
     result: list[list[int]] = []
     start, first = 0, 0
     for piece in pieces:

@@ -5,5 +5,5 @@ or the driver that is killed costs time, but no finished rollout and no training
 May import: records, sandbox, engine, grading, config, agent, environments, rollout, train. Needs the `cluster` extra;
 vLLM engines need the `vllm` extra too.
 
-Nothing is imported here: Ray reads its settings when it is imported, and `connect` makes them before.
+Nothing is imported here: Ray reads its settings when it is imported, so `connect` must set them first.
 """

@@ -1,7 +1,7 @@
-"""The little that this project uses of Ray: an actor at a place, its calls, and whether it is alive.
+"""The part of Ray that this project uses: starting an actor at a place, calling it, and noticing its death.
 
-Invariant: what an actor's method raises is raised here unchanged, if it is one of our errors; a dead actor, and
-any other failure of Ray, is `ActorLost`.
+Invariant: an error of ours that an actor's method raises is raised here unchanged; a dead actor, and any other failure
+of Ray, is `ActorLost`.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from rstar2.errors import InfrastructureError, UserError
 
 MAX_CONCURRENT_CALLS = 10_000
-"""The limit of one actor: a long poll must never block another call."""
+"""The limit of concurrent calls to one actor: a long poll must never block another call."""
 
 
 class ActorLost(InfrastructureError):  # noqa: N818
@@ -36,13 +36,13 @@ class ActorFailed(InfrastructureError):  # noqa: N818
 def start_in_bundle(
     kind: type, arguments: tuple[Any, ...], group: PlacementGroup, bundle: int, *, num_gpus: float, is_concurrent: bool
 ) -> Any:
-    """An actor in one bundle of a placement group."""
+    """Starts an actor in one bundle of a placement group."""
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
     return _start(kind, arguments, strategy, num_gpus=num_gpus, is_concurrent=is_concurrent)
 
 
 def start_on_node(kind: type, arguments: tuple[Any, ...], node_id: str) -> Any:
-    """An actor on one machine, which reserves no resources of it."""
+    """Starts an actor on one machine, without reserving resources there."""
     return _start(kind, arguments, NodeAffinitySchedulingStrategy(node_id, soft=False), num_gpus=0, is_concurrent=True)
 
 
@@ -54,8 +54,8 @@ def _start(kind: type, arguments: tuple[Any, ...], strategy: Any, *, num_gpus: f
 
 
 def settled(call: Any) -> "asyncio.Future[Any]":
-    """The result of a call, to be awaited. Cancelling the wait does not cancel the call: when a cancelled call is
-    answered, the thread of Ray's client (`ray://`) dies, and with it everything else that is awaited."""
+    """The result of a call, as a future. Cancelling it does not cancel the call: when a cancelled call is answered, the
+    thread of Ray's client (`ray://`) dies, and with it everything else that is awaited."""
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[Any] = loop.create_future()
 
@@ -78,7 +78,7 @@ def _hand_over(done: "Future[Any]", waiter: "asyncio.Future[Any]") -> None:
 
 
 async def answer(call: Any) -> Any:
-    """What a call returns."""
+    """Awaits a call's result."""
     try:
         return await settled(call)
     except RayTaskError as error:
@@ -91,7 +91,7 @@ async def answer(call: Any) -> Any:
 
 
 async def ask_each(actors: Mapping[str, Any], method: str, *arguments: Any, deadline_s: float) -> dict[str, str]:
-    """Call all of them at once. Returns those that failed, by name, and why."""
+    """Calls a method of all actors at once. Returns the names of those that failed, and why."""
     failures: dict[str, str] = {}
 
     async def ask(name: str, actor: Any) -> None:
@@ -136,8 +136,8 @@ class Process:
 
 
 def kill(actor: Any, process: Process | None = None) -> None:
-    """Idempotent. Ray asks the process to exit, which one that hangs does not do: given the process, a task on its
-    machine kills it."""
+    """Kills an actor. Idempotent. Ray only asks its process to exit, which a hanging one does not do: if `process` is
+    given, a task on its machine kills it."""
     ray.kill(actor, no_restart=True)
     if process is not None and process.machine in living_machines():
         strategy = NodeAffinitySchedulingStrategy(process.machine, soft=False)

@@ -1,7 +1,7 @@
-"""From the value of `--cluster` to a connected Ray.
+"""Connects to the Ray that the value of `--cluster` names.
 
-Invariant: a Ray that is started here listens on the loopback address alone and requires a token that only this
-process and its children have. Ray reads its settings from the environment when it is imported, so they are made first.
+Invariant: a Ray that is started here listens on the loopback address alone and requires a token that only this process
+and its children have. Ray reads its settings from the environment when it is imported, so they are set before.
 """
 
 import os
@@ -19,7 +19,7 @@ AUTO = "auto"
 ANSWER_S = 10.0
 _PRIVATE = {
     "RAY_AUTH_MODE": "token",
-    # On Linux, too, this is what makes Ray use the loopback address throughout.
+    # On Linux, too, this setting makes Ray use the loopback address throughout.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
@@ -27,8 +27,8 @@ _PRIVATE = {
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """`local` starts a Ray on this machine, `auto` finds the one that runs here or that RAY_ADDRESS names; anything
-    else is an address, `HOST:PORT` or `ray://HOST:PORT`."""
+    """Connects inside it. `local` starts a Ray on this machine, `auto` finds the one that runs here or that RAY_ADDRESS
+    names; anything else is an address, `HOST:PORT` or `ray://HOST:PORT`."""
     if address == LOCAL:
         make_private()
     else:
@@ -55,7 +55,7 @@ def connected(address: str) -> Iterator[None]:
 
 
 def make_private() -> None:
-    """The settings of a Ray of this machine alone. Call it before anything imports `ray`."""
+    """Makes the settings of a Ray for this machine alone. Call it before anything imports `ray`."""
     if "ray" in sys.modules and "RAY_AUTH_TOKEN" not in os.environ:
         raise UserError("`ray` was imported before the cluster was made private: call this first")
     os.environ |= _PRIVATE
@@ -63,7 +63,8 @@ def make_private() -> None:
 
 
 def _require_listener(address: str) -> None:
-    """UserError if nothing listens there, which Ray itself reports after minutes. `auto` leaves the search to Ray."""
+    """Raises UserError if nothing listens at the address, which Ray itself reports only after minutes. `auto` leaves
+    the search to Ray."""
     named, said = (os.environ.get("RAY_ADDRESS", AUTO), "RAY_ADDRESS") if address == AUTO else (address, "--cluster")
     if named in (AUTO, LOCAL):
         return

@@ -21,17 +21,17 @@ from rstar2.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """What every engine of a run is started with."""
+    """The settings with which every engine of a run is started."""
 
     folder: Path
-    """The model, under the same path on every machine."""
+    """The model's folder, under the same path on every machine."""
     options: EmbeddedOptions | VllmOptions
     device: str
     num_threads: int
 
 
 class EngineActor:
-    """Made remote by the fleet. Its methods run concurrently in one event loop."""
+    """An engine as an actor, which the fleet makes remote. Its methods run concurrently in one event loop."""
 
     def __init__(self, plan: EnginePlan) -> None:
         self._plan = plan
@@ -52,7 +52,8 @@ class EngineActor:
         assert self._host is not None
         return await self._host.next_frame()
 
-    # Engines that share their GPU with a rank. An embedded one keeps its weights and its cache there: it never sleeps.
+    # For engines that share their GPU with a rank. An embedded one keeps its weights and its cache there: it never
+    # sleeps.
 
     async def sleep(self) -> None:
         if isinstance(self._engine, VllmInProcessEngine):
@@ -69,14 +70,14 @@ class EngineActor:
     # New weights of an embedded engine.
 
     async def load_weights(self, references: Sequence[Any], version: int) -> None:
-        """Receives references to parcels, so that Ray passes them as shared memory."""
+        """Loads new weights from parcels, whose references make Ray pass them as shared memory."""
         assert isinstance(self._engine, EmbeddedEngine)
         await asyncio.to_thread(_copy, self._engine, [await reference for reference in references], version)
 
     # New weights of vLLM, called by the first rank.
 
     async def is_there(self) -> None:
-        """Answers if it is alive."""
+        """Returns if the actor is alive."""
 
     async def open_transfer(self, init_info: dict[str, Any]) -> None:
         await self._vllm.open_transfer(init_info)

@@ -1,7 +1,7 @@
-"""The engines of a run: started, given new weights, and replaced when they die or hang.
+"""Starts the engines of a run, delivers new weights to them, and replaces those that die or hang.
 
-Invariant: an engine that the driver knows has the weights that were delivered last. One that is lost is replaced by one
-of another name, which joins when it has them; its rollouts continue elsewhere.
+Invariant: an engine that the driver knows has the weights that were delivered last. A lost engine is replaced by one of
+another name, which joins when it has those weights; its rollouts continue elsewhere.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from rstar2.rollout import EngineSpeed
 from rstar2.rollout.driver import Driver
 
 START_S = 1800.0
-"""vLLM compiles and measures for minutes, and a large model comes from a shared disk."""
+"""Timeout of a start: vLLM compiles and measures for minutes, and a large model is read from a shared disk."""
 TURN_S = 600.0
 """Timeout for an engine to sleep or to wake."""
 REPLACE_PAUSE_S = 1.0
@@ -67,17 +67,17 @@ class EngineFleet:
         self._version: int | None = None
         """The version that was delivered last; None if engines have the weights that they were started with."""
         self._is_changing = asyncio.Lock()
-        """Held while the ranks learn, until all engines have the new weights, and while an engine joins: none joins
-        with weights that differ from the others'."""
+        """A lock that is held while the ranks learn, until all engines have the new weights, and while an engine joins:
+        so none joins with weights that differ from the others'."""
         self._may_start = asyncio.Event()
-        """Cleared while the ranks have the GPUs: no engine is started on one meanwhile."""
+        """Cleared while the ranks have the GPUs, so that no engine is started on one meanwhile."""
         self._may_start.set()
         self._starting: set[str] = set()
         self._none_starts = asyncio.Event()
         self._none_starts.set()
 
     async def start(self) -> None:
-        """Start all engines; raises the error of one that cannot be started after all retries."""
+        """Starts all engines; raises the error of one that cannot be started after all retries."""
         joined = [asyncio.get_running_loop().create_future() for _ in self._placement.engine_bundles]
         self._supervisors = [
             asyncio.create_task(self._keep(bundle, future))
@@ -87,8 +87,8 @@ class EngineFleet:
 
     @asynccontextmanager
     async def paused_for_weight_sync(self, version: int) -> AsyncIterator[None]:
-        """Inside it the ranks learn, with the GPUs to themselves where they share them. After it all engines have the
-        new weights. One that cannot take them is killed and replaced."""
+        """Inside it the ranks learn, and shared GPUs are theirs alone. After it all engines have the new weights. An
+        engine that cannot take them is killed and replaced."""
         if self._in_turns:
             self._may_start.clear()
             await self._none_starts.wait()
@@ -120,7 +120,8 @@ class EngineFleet:
         self._give_up(await ask_each(self._joined(), method, deadline_s=TURN_S))
 
     def _give_up(self, failures: Mapping[str, str]) -> None:
-        """Their supervisor tasks notice that they are lost and start others, or have done so already."""
+        """Kills engines that failed. Their supervisor tasks notice the loss and start others, or have done so
+        already."""
         for name, why in failures.items():
             actor = self._actors.get(name)
             if actor is None:
@@ -224,4 +225,4 @@ class _RayChannel:
         return frame
 
     async def close(self) -> None:
-        """Nothing to do: the fleet ends the actor."""
+        """Does nothing: the fleet ends the actor."""

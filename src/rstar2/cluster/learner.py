@@ -1,4 +1,4 @@
-"""The learner as ranks on many machines, all called alike.
+"""The learner as ranks on many machines, all of which get the same calls.
 
 Invariant: a call returns when every rank has returned. If a rank dies, its shard of the weights is lost: the others are
 killed too, since they would wait for it, and every caller gets `LearnerLost`.
@@ -24,9 +24,10 @@ from rstar2.train.learning.sft_examples import Example
 from rstar2.train.learning.update import Rollout, UpdateSettings
 
 START_S = 1800.0
-"""A large model comes from a shared disk."""
+"""Timeout of the ranks' start: a large model is read from a shared disk."""
 SEND_S = 1500.0
-"""Longer than the steps of a transfer, each of which has its own timeout: beyond this, a rank hangs."""
+"""Timeout of sending weights: longer than the steps of a transfer, each of which has its own; beyond it, a rank
+hangs."""
 
 
 class RankedLearner:
@@ -100,14 +101,14 @@ class RankedLearner:
         await self._all("export", _absolute(folder))
 
     async def pack_weights(self) -> list[Any]:
-        """References to the weights that engines are to serve, in Ray's shared memory."""
+        """Packs the weights that engines serve, and returns references to them in Ray's shared memory."""
         references: list[Any] = await self._all("pack_weights")
         return references
 
     async def send_weights(
         self, engines: Mapping[str, Any], version: int, backend: Backend, num_workers_each: int
     ) -> str | None:
-        """Sends to the workers of these vLLM engines. Returns why one of them failed, if so."""
+        """Sends the weights to the workers of these vLLM engines. Returns why one of them failed, if one did."""
         try:
             async with asyncio.timeout(SEND_S):
                 failure: str | None = await self._all("send_weights", dict(engines), version, backend, num_workers_each)
@@ -125,7 +126,7 @@ class RankedLearner:
             kill(actor)
 
     async def _all(self, method: str, *arguments: Any) -> Any:
-        """Every rank's answer is awaited; the first rank's is returned."""
+        """Calls a method of every rank, awaits all answers, and returns that of the first rank."""
         calls = [
             asyncio.ensure_future(self._answer(getattr(actor, method).remote(*arguments))) for actor in self._actors
         ]
@@ -155,5 +156,5 @@ class RankedLearner:
 
 
 def _absolute(path: Path) -> Path:
-    """Ranks have other working directories, so they get absolute paths."""
+    """The absolute path, because ranks have other working directories."""
     return path.absolute()

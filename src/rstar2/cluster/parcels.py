@@ -1,7 +1,7 @@
 """Weights in transit from the ranks to the engines, through Ray's shared memory.
 
-Each parcel is some hundred megabytes of named tensors as plain bytes. Engines on the same machine read it where the
-rank wrote it, without a copy; to other machines Ray sends it once.
+Each parcel is some hundred megabytes of named tensors as plain bytes. Engines on the same machine read it in place,
+without a copy; Ray sends it to other machines once.
 """
 
 import warnings
@@ -21,14 +21,14 @@ class PackedTensor:
     dtype: torch.dtype
     shape: tuple[int, ...]
     data: Any
-    """A numpy array of bytes: what Ray passes on without a copy."""
+    """A numpy array of bytes, which Ray passes on without a copy."""
 
 
 Parcel = tuple[PackedTensor, ...]
 
 
 def parcels(state: Iterable[tuple[str, Tensor]]) -> Iterator[Parcel]:
-    """Iterates over all of `state`."""
+    """Packs all tensors of `state` into parcels."""
     packed: list[PackedTensor] = []
     for name, tensor in state:
         flat = tensor.detach().cpu().contiguous().reshape(-1)
@@ -41,7 +41,7 @@ def parcels(state: Iterable[tuple[str, Tensor]]) -> Iterator[Parcel]:
 
 
 def unpack(parcel: Parcel) -> Iterator[tuple[str, Tensor]]:
-    """Tensors that share the parcel's memory, which is not to be written to."""
+    """The tensors of a parcel. They share its memory, which must not be written to."""
     for item in parcel:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

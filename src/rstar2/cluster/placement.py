@@ -1,4 +1,4 @@
-"""Where actors run: from a recipe to Ray's placement groups. Pure.
+"""Decides where actors run: makes Ray's placement groups from a recipe. Pure.
 
 Invariant: in the colocated layout engine i and rank i hold the same GPU, in turns; in the separated layout, and on
 CPUs, each has its own place.
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 Bundle = dict[str, float]
 
 RANK_GPU_SHARE = 0.5
-"""For Ray's accounting alone: a rank and an engine that share a GPU are two actors in one bundle."""
+"""A rank's share of a GPU, for Ray's accounting only: a rank and an engine that share a GPU are two actors in one
+bundle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def place(cluster: ClusterSection) -> Placement:
 
 
 def transfer_backend(cluster: ClusterSection) -> "Backend":
-    """How weights travel to vLLM engines: NCCL cannot join two processes on one GPU, and no GPU is no NCCL."""
+    """How weights travel to vLLM engines. NCCL cannot join two processes on one GPU, and needs GPUs."""
     if cluster.num_gpus == 0:
         return "gloo"
     if cluster.layout == "separated":
@@ -67,7 +68,7 @@ def transfer_backend(cluster: ClusterSection) -> "Backend":
 
 
 def require_room(recipe: Recipe, available: Bundle, num_nodes: int) -> None:
-    """UserError says what the cluster lacks, before anything waits for it in vain."""
+    """Raises UserError that says what the cluster lacks, before anything waits for it in vain."""
     cluster = recipe.cluster
     assert cluster is not None
     if num_nodes < cluster.num_nodes:

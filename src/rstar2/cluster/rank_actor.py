@@ -1,4 +1,4 @@
-"""One rank of the learner on one machine of the cluster, as a Ray actor: one call after the other."""
+"""One rank of the learner on one machine of the cluster, as a Ray actor that runs one call after the other."""
 
 import socket
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from rstar2.train.sharding.ranks import joined
 
 
 class RankActor:
-    """Made remote by `RankedLearner`, which calls every rank alike."""
+    """A rank as an actor. `RankedLearner` makes it remote, and calls every rank alike."""
 
     def __init__(self, number: int, size: int, num_threads: int) -> None:
         import torch
@@ -51,39 +51,39 @@ class RankActor:
         self._rank = LearnerRank(policy, recipe.train.weight_decay, ranks)
 
     def take_examples(self, examples: Sequence[Example]) -> None:
-        """The examples of the warm-up: sent once, and not with every step."""
+        """Keeps the examples of the warm-up, which are sent once and not with every step."""
         self._examples = examples
 
     def warm_up_step(self, step: int, settings: SftSettings, seed: int) -> dict[str, float]:
-        return self._it.warm_up_step(self._examples, step, settings, seed)
+        return self._learner.warm_up_step(self._examples, step, settings, seed)
 
     def update(
         self, groups: Sequence[Sequence[Rollout]], settings: UpdateSettings, lr: float, seed: int
     ) -> dict[str, float]:
-        return self._it.update(groups, settings, lr, seed)
+        return self._learner.update(groups, settings, lr, seed)
 
     def reset_optimizer(self) -> None:
-        self._it.reset_optimizer()
+        self._learner.reset_optimizer()
 
     def weights_id(self) -> str:
-        return self._it.weights_id()
+        return self._learner.weights_id()
 
     def save(self, folder: Path) -> None:
-        self._it.save(folder)
+        self._learner.save(folder)
 
     def load(self, folder: Path) -> None:
-        self._it.load(folder)
+        self._learner.load(folder)
 
     def hold_reference(self, file: Path) -> None:
-        self._it.hold_reference(file)
+        self._learner.hold_reference(file)
 
     def export(self, folder: Path) -> None:
-        self._it.export(folder)
+        self._learner.export(folder)
 
     def pack_weights(self) -> list[Any]:
         """References to the weights, as parcels; empty except on the first rank."""
         found = []
-        for parcel in parcels(self._it.served_state()):
+        for parcel in parcels(self._learner.served_state()):
             if self._number == 0:
                 found.append(ray.put(parcel))
         return found
@@ -91,10 +91,10 @@ class RankActor:
     def send_weights(
         self, engines: Mapping[str, Any], version: int, backend: Backend, num_workers_each: int
     ) -> str | None:
-        """See `RankTransfer.send`."""
+        """Sends the weights to vLLM engines: see `RankTransfer.send`."""
         if self._transfer is None:
-            policy = self._it.policy
-            weights = ServedWeights(served_shapes(policy.network), policy.dtype, self._it.served_state)
+            policy = self._learner.policy
+            weights = ServedWeights(served_shapes(policy.network), policy.dtype, self._learner.served_state)
             self._transfer = RankTransfer(backend, self._number, weights, num_workers_each, open_sender, _free_address)
         try:
             return self._transfer.send(engines, version)
@@ -109,7 +109,7 @@ class RankActor:
             torch.cuda.empty_cache()
 
     @property
-    def _it(self) -> LearnerRank:
+    def _learner(self) -> LearnerRank:
         assert self._rank is not None, "`start` comes first"
         return self._rank
 

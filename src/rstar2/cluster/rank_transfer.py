@@ -1,8 +1,8 @@
 """One rank's part in sending weights to vLLM engines.
 
 Invariants: the rank iterates over all weights whether the engines take them or not, since the other ranks do. An
-engine's failure is returned; a rank's is raised. The first rank asks all engines at once, and an engine that fails,
-dies or is late is known by name, at once or at the deadline, whatever the others do.
+engine's failure is returned; a rank's is raised. The first rank calls all engines at once; an engine that fails, dies
+or is late is reported by name, at once or at the deadline, whatever the others do.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from rstar2.engine.vllm.transfer import (
 )
 
 SENDER = 1
-"""The rank that sends, which is counted before the workers."""
+"""The number of ranks that send, counted before the workers in vLLM's world."""
 
 
 class EngineLink:
@@ -67,7 +67,8 @@ class EngineLink:
 
 
 def worker_init_info(init_info: dict[str, Any], engine: int, num_workers_each: int) -> dict[str, Any]:
-    """For the workers of one engine. vLLM counts them from `rank_offset` on, as if there were no other engine."""
+    """The init info for the workers of one engine. vLLM counts them from `rank_offset` on, as if there were no other
+    engine."""
     if "rank_offset" not in init_info:
         return init_info
     return {**init_info, "rank_offset": SENDER + engine * num_workers_each}
@@ -77,7 +78,7 @@ OpenSender = Callable[[Backend, int, ServedWeights, Link, Rendezvous], Sender]
 
 
 class RankTransfer:
-    """`meet` finds a free host and port for the first rank and the workers."""
+    """One rank's transfers. `meet` finds a free host and port for the first rank and the workers."""
 
     def __init__(
         self,
@@ -99,7 +100,8 @@ class RankTransfer:
         self._sender: Sender | None = None
 
     def send(self, engines: Mapping[str, Any], version: int) -> str | None:
-        """Sends to these engines. Returns why one of them failed, if so, which only the first rank can know."""
+        """Sends the weights to these engines. Returns why one of them failed, if one did, which only the first rank can
+        know."""
         running = WeightStream(self._weights)
         try:
             link, sender = self._opened(engines)
@@ -119,7 +121,8 @@ class RankTransfer:
             sender.close()
 
     def _opened(self, engines: Mapping[str, Any]) -> tuple[EngineLink, Sender]:
-        """Reused while the engines are the same: connecting takes seconds."""
+        """The link and the sender, which are reused while the engines are the same, because connecting takes
+        seconds."""
         if self._sender is None or self._link is None or self._names != tuple(engines):
             self.close()
             self._link = EngineLink(engines, self._num_workers_each)

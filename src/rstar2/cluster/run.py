@@ -21,9 +21,9 @@ from rstar2.train.run import check_cluster
 from rstar2.train.workbench import Workbench
 
 MAX_LOSSES_WITHOUT_PROGRESS = 5
-"""Ranks that are lost repeatedly before a checkpoint is saved have a cause that a retry does not fix."""
+"""If ranks are lost this often before a checkpoint is saved, the cause is one that a retry does not fix."""
 PAUSE_S = 15.0
-"""Between two losses without progress: it takes Ray a while to see that a machine is lost."""
+"""The pause after repeated losses without progress: Ray needs a while to see that a machine is lost."""
 REPLACEMENT_S = 1800.0
 """How long a run waits for a machine that takes the place of a lost one."""
 
@@ -31,7 +31,7 @@ REPLACEMENT_S = 1800.0
 async def train_on_cluster(
     prepared: Prepared, observer: Observer, argv: Sequence[str] | None = None, silence_s: float = SILENCE_S
 ) -> None:
-    """Train to the end of the recipe, on the Ray that this process is connected to."""
+    """Trains to the end of the recipe, on the Ray that this process is connected to."""
     num_losses, last_seen = 0, -1
 
     def open_workbench(recipe: Recipe, folder: Path, chat: ChatFormat) -> AbstractAsyncContextManager[Workbench]:

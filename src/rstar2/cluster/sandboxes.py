@@ -1,6 +1,6 @@
-"""Every machine's cores as one sandbox: a node on each, and a pool over them.
+"""Makes one sandbox of all machines' cores: a node on each, and a pool over them.
 
-Invariant: a node listens on its machine's private address alone, and requires the run's token. One that dies is
+Invariant: a node listens on its machine's private address alone, and requires the run's token. A node that dies is
 restarted; its calls are rerun elsewhere meanwhile.
 """
 
@@ -30,7 +30,7 @@ WATCH_PERIOD_S = 5.0
 
 
 class SandboxActor:
-    """Made remote by `SandboxCluster`: the execution service on one machine."""
+    """The execution service on one machine, as an actor that `SandboxCluster` makes remote."""
 
     def __init__(self, token: str, num_slots: int | None) -> None:
         self._token = token
@@ -39,7 +39,7 @@ class SandboxActor:
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> tuple[str, int]:
-        """Returns its address, and how many calls it can run at a time."""
+        """Starts the service; returns its address, and how many calls it can run at a time."""
         self._executor = await LocalExecutor(self._config).__aenter__()
         host = machine_address()
         table = [asdict(guarantee) for guarantee in self._executor.guarantees]
@@ -60,7 +60,7 @@ class SandboxActor:
 
 
 class SandboxCluster:
-    """Keeps a node on each of some machines, in a pool."""
+    """Keeps a sandbox node on each machine, in a pool."""
 
     def __init__(self, pool: PoolExecutor, num_slots: int | None, report: Callable[[str], None]) -> None:
         self.pool = pool
@@ -77,7 +77,7 @@ class SandboxCluster:
         return dict(self._actors)
 
     async def start(self) -> None:
-        """A node on each machine that is there now, and then on each that joins. InfrastructureError if none starts."""
+        """Starts a node on each present machine, and later on each that joins. InfrastructureError if none starts."""
         errors = await asyncio.gather(*self._keep_new_machines(), return_exceptions=True)
         if all(errors):
             raise InfrastructureError(f"no sandbox could be started: {errors[0]}")

@@ -1,7 +1,7 @@
-"""A driver that is killed is restarted, and resumes its run.
+"""Restarts a driver that was killed, which then resumes its run.
 
 The driver is a child of this process, which does nothing but wait for it. If the driver exits by itself, with success
-or an error, that is the end; only a signal from outside is a reason to restart it.
+or an error, this process ends too; only after a signal from outside is the driver restarted.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from rstar2.records.run_layout import RunLayout
 
 
 def num_checkpoints(run: Path) -> int:
-    """How many were ever saved, also those before a resume; 0 for a folder that is no run yet."""
+    """How many checkpoints were ever saved, including those before a resume; 0 for a folder that is no run yet."""
     if not RunLayout(run).info.is_file():
         return 0
     return sum(1 for event in RunView(run).events() if event.kind == "checkpoint")
@@ -29,7 +29,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def supervise(begin: Sequence[str], resume: Sequence[str], run: Path, report: Callable[[str], None]) -> int:
-    """The exit code of the driver that exited by itself. `begin` and `resume` are arguments of `rstar2`."""
+    """Runs the driver until it exits by itself, and returns its exit code. `begin` and `resume` are arguments of
+    `rstar2`."""
     arguments, num_deaths, last_seen = begin, 0, 0
     while True:
         code = _run(arguments)
@@ -48,7 +49,8 @@ def supervise(begin: Sequence[str], resume: Sequence[str], run: Path, report: Ca
 
 
 def _run(arguments: Sequence[str]) -> int:
-    """Ctrl-C reaches every process of the terminal: the driver decides what it means, and this process waits."""
+    """Runs one driver. Ctrl-C reaches every process of the terminal: the driver decides what it means, and this one
+    waits."""
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with subprocess.Popen([*_COMMAND, *arguments], preexec_fn=_as_child) as process:

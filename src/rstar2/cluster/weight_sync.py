@@ -1,7 +1,7 @@
-"""How new weights get from the ranks to the engines. Two ways, one interface.
+"""Syncs new weights from the ranks to the engines, in two ways with one interface.
 
 Invariant: the ranks' current weights are delivered, so nothing is delivered while they learn. An engine that is not
-named as failed has all of them, and every token carries their version.
+reported as failed has all of them, and every token carries their version.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ from rstar2.cluster.learner import RankedLearner
 from rstar2.engine.vllm.transfer import Backend
 
 LOAD_S = 600.0
-"""Parcels of a large model come over the network in minutes."""
+"""Timeout of loading parcels: those of a large model take minutes over the network."""
 
 
 class WeightSync(Protocol):
     def weights_changed(self) -> None:
-        """The ranks have newer weights than those that were delivered last."""
+        """Tells the sync that the ranks have newer weights than those delivered last."""
         ...
 
     async def deliver(self, engines: Mapping[str, Any], version: int) -> dict[str, str]:
@@ -26,12 +26,13 @@ class WeightSync(Protocol):
 
 
 class ObjectStoreSync:
-    """Through Ray's shared memory, for embedded engines: each tensor is gathered once, each machine gets it once."""
+    """Syncs through Ray's shared memory, for embedded engines: each tensor is gathered once, and each machine gets it
+    once."""
 
     def __init__(self, learner: RankedLearner) -> None:
         self._learner = learner
         self._parcels: Sequence[Any] | None = None
-        """References to what was packed last, for engines that join later."""
+        """References to the parcels packed last, for engines that join later."""
 
     def weights_changed(self) -> None:
         self._parcels = None
@@ -43,7 +44,7 @@ class ObjectStoreSync:
 
 
 class VllmTransferSync:
-    """From the ranks to vLLM's workers, through vLLM's transfer interface: nothing is kept in between.
+    """Syncs from the ranks to vLLM's workers, through vLLM's transfer interface; nothing is stored in between.
 
     A transfer that fails leaves all engines that took part with weights of no known version.
     """
@@ -54,7 +55,7 @@ class VllmTransferSync:
         self._num_workers_each = num_workers_each
 
     def weights_changed(self) -> None:
-        """The ranks send what they have."""
+        """Does nothing: the ranks always send their current weights."""
 
     async def deliver(self, engines: Mapping[str, Any], version: int) -> dict[str, str]:
         if not engines:

@@ -1,4 +1,4 @@
-"""The parts of a run on a cluster, opened together and closed together."""
+"""The parts of a run on a cluster, opened and closed together."""
 
 import asyncio
 import time
@@ -49,11 +49,11 @@ class ClusterWorkbench:
         self._fleet = fleet
 
     def gpu_use(self) -> dict[str, float]:
-        """Not measured: Ray's dashboard shows each GPU."""
+        """Nothing is measured here: Ray's dashboard shows each GPU."""
         return {}
 
     def collecting(self) -> AbstractAsyncContextManager[None]:
-        """No lock: new weights reach the engines while rollouts run, since a long rollout would delay them."""
+        """Takes no lock: new weights reach the engines while rollouts run, since a long rollout would delay them."""
         return nullcontext()
 
     @asynccontextmanager
@@ -62,7 +62,7 @@ class ClusterWorkbench:
             yield
             weights = await self.learner.weights_id()
             await self.learner.release_memory()
-            self.weights = ""  # rollouts may run while one engine after the other gets them
+            self.weights = ""  # rollouts may run while one engine after the other gets its weights
         self.weights = weights
 
 
@@ -76,8 +76,8 @@ async def open_cluster_workbench(
     silence_s: float = SILENCE_S,
     grow_timeout_s: float = 0.0,
 ) -> AsyncIterator[Workbench]:
-    """`report` is called for everything that is lost and replaced. `grow_timeout_s`: how long to wait for a cluster
-    that is too small to grow."""
+    """Opens the workbench. `report` is called for everything that is lost and replaced. `grow_timeout_s`: how long to
+    wait until a cluster that is too small has grown."""
     cluster = recipe.cluster
     assert cluster is not None
     await _await_room(recipe, grow_timeout_s, report)
@@ -169,7 +169,7 @@ def _make_weight_sync(plan: EnginePlan, learner: RankedLearner) -> WeightSync:
 
 
 def _speed(recipe: Recipe) -> EngineSpeed:
-    """Prices moves between engines; what counts is the proportion of prefill to a decode step."""
+    """A rough speed to price moves between engines by; only the proportion of prefill to a decode step matters."""
     assert recipe.cluster is not None
     if recipe.cluster.num_gpus == 0:
         return EngineSpeed(prefill_token_s=1e-4, step_s=1e-2, cached_token_s=1e-8)

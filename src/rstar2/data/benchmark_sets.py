@@ -1,4 +1,4 @@
-"""The benchmarks that recipes and `rstar2 eval` know by name, one value each: `extensions.BENCHMARKS` names them."""
+"""The benchmarks that recipes and `rstar2 eval` know by name, one value each; `extensions.BENCHMARKS` lists them."""
 
 from rstar2.data.benchmarks import (
     choice_problems,

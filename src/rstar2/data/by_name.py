@@ -1,4 +1,4 @@
-"""What a person means on a command line: a source as in a recipe, a name of the catalog, or a file."""
+"""Resolves what a user names on a command line: a source as in a recipe, a name of the catalog, or a file."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ NUM_GENERATED = 100
 
 
 def source_of(name: str) -> str:
-    """The recipe's form of what was named; a UserError that says what could be meant if it is nothing."""
+    """The named data as a recipe's source. If there is no such data, a UserError says what could be meant."""
     if name.partition(":")[0] in SOURCE_KINDS and ":" in name:
         return name
     if name in CATALOG:
@@ -43,7 +43,7 @@ def grading_of(name: str) -> Grading:
 
 
 def local_files_of(name: str, data_dir: Path | None = None) -> tuple[Path, ...]:
-    """The user's files that it names; none for generated sets and for those in the hub's cache."""
+    """The user's own files of the named set; none for generated sets and for those in the hub's cache."""
     kind, _, rest = source_of(name).partition(":")
     if kind == "file":
         return (Path(rest).expanduser(),)
@@ -63,7 +63,7 @@ def load_any_problems(
 def load_any(
     name: str, data_dir: Path | None = None, num_generated: int = NUM_GENERATED, seed: int = 0
 ) -> tuple[Problem, ...] | tuple[Conversation, ...]:
-    """Problems or conversations, whichever it holds."""
+    """The problems or conversations of the named set, whichever it holds."""
     source = source_of(name)
     kind, _, rest = source.partition(":")
     if not holds_conversations(source):

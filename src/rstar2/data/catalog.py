@@ -1,7 +1,7 @@
-"""The data sets that have a name here: where on the hub, at which commit, under what licence, and how they are read.
+"""The catalog of named data sets: where on the hub, at which commit, under what licence, and how they are read.
 
-A commit pins the bytes; where the SHA-256 of a file is known as well it is checked too. A set whose commit is not known
-here (`revision` is None) is taken as the hub has it at the first download, and that commit is written down and kept.
+A commit pins the bytes; if the SHA-256 of a file is known as well, it is checked too. A set whose commit is not known
+here (`revision` is None) is taken at the hub's commit of the first download, which is recorded and kept.
 """
 
 import difflib

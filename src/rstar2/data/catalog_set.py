@@ -1,4 +1,4 @@
-"""What the catalog knows of a data set: what it is for, where its files are, how they are read and graded."""
+"""The catalog's entry of a data set: what it is for, where its files are, how they are read and graded."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -12,36 +12,36 @@ ProblemReader = Callable[[Iterable[Row], str], Iterable[Problem]]
 
 
 class Kind(StrEnum):
-    """What a set is for."""
+    """The use of a data set."""
 
     BENCHMARK = "benchmark"
-    """Measured on. Never trained on, and what training sets are decontaminated against."""
+    """A benchmark is measured on and never trained on; training sets are decontaminated against it."""
     PROBLEMS = "problems"
     CONVERSATIONS = "conversations"
 
 
 class Grading(StrEnum):
-    """What decides whether a response to a problem of the set is right."""
+    """How a response to a problem of the set is graded."""
 
     ANSWER = "answer"
-    """The answer in the box against the gold, by `rstar2.grading`."""
+    """`rstar2.grading` compares the boxed answer with the gold."""
     INSTRUCTIONS = "instructions"
-    """IFEval's checks of the full response."""
+    """IFEval's checks are applied to the full response."""
     CALLS = "calls"
-    """BFCL's comparison of the calls that were made."""
+    """BFCL's rules compare the calls that were made with the right ones."""
     MULTI_TURN_CALLS = "multi_turn_calls"
-    """BFCL's comparison of what the calls of a conversation did to simulated services."""
+    """BFCL's checker compares what the calls of a conversation did to simulated services."""
     JUDGE = "judge"
-    """A judge model of the user's."""
+    """A judge model that the user names decides."""
     ENVIRONMENT = "environment"
-    """The environment of a recipe's own set."""
+    """The environment of a recipe's own set decides."""
     NOTHING = "nothing"
-    """Conversations are learnt from, not graded."""
+    """Nothing is graded: conversations are learnt from."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """Files of a data set on the hub. `files` are names, all of which are needed, or patterns, of which the first that
+    """Files of a data set on the hub. `files` are names, all of which are needed, and patterns, of which the first that
     matches any file counts."""
 
     repo: str
@@ -49,7 +49,7 @@ class HubSource:
     files: tuple[str, ...]
     sha256: dict[str, str] = field(default_factory=dict)
     is_gated: bool = False
-    """The hub gives it only to accounts that accepted its terms; `HF_TOKEN` must be such an account's."""
+    """Whether the hub serves the set only to accounts that accepted its terms; `HF_TOKEN` must be such an account's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class CatalogSet:
 
     kind: Kind
     stems: tuple[str, ...]
-    """The names that its file may have in a data folder, without the ending."""
+    """The names that the set's file may have in a data folder, without the ending."""
     hub: HubSource | None
-    """None if a user must put the file into a data folder."""
+    """Where the set is on the hub; None if a user must put its file into a data folder."""
     num_rows: int
     licence: str
     name: str = ""
-    """A benchmark leaves it and its summary out: both are in its line of `extensions.BENCHMARKS`."""
+    """The set's name. A benchmark leaves name and summary out: both are in its line of `extensions.BENCHMARKS`."""
     summary: str = ""
     grading: Grading = Grading.ANSWER
     read: ProblemReader = problems_of

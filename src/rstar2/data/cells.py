@@ -1,4 +1,4 @@
-"""One row's cells by the names that data sets use for them. Pure.
+"""Finds the cells of a row by the names that data sets use for them. Pure.
 
 Names are matched without regard to case; `reward_model.ground_truth` is a cell inside a cell. A cell that is missing,
 null or blank counts as not there. An error names the row and the columns that were seen.
@@ -37,7 +37,7 @@ def require(row: Row, names: Sequence[str], what: str) -> tuple[str, Any]:
 
 
 def as_text(value: Any, row: Row, what: str) -> str:
-    """A text or number as text; anything else is the user's mistake."""
+    """A text or number as text; anything else raises UserError."""
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
@@ -46,7 +46,8 @@ def as_text(value: Any, row: Row, what: str) -> str:
 
 
 def optional_text(row: Row, names: Sequence[str]) -> str | None:
-    """A label for people; lists and objects are written as JSON."""
+    """The first filled cell as text, as a label for people; lists and objects are written as JSON. None if there is
+    none."""
     found = find(row, names)
     if found is None:
         return None
@@ -54,7 +55,7 @@ def optional_text(row: Row, names: Sequence[str]) -> str | None:
 
 
 def ordered_json(value: Any) -> str:
-    """With the fields in the order of the data, for display."""
+    """The value as JSON with its fields in the order of the data, for display."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

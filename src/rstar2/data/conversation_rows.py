@@ -1,5 +1,5 @@
-"""Rows to conversations in OpenAI's form, from that form, ShareGPT's (`from`, `value`) or Alpaca's (`instruction`,
-`input`, `output`). Pure.
+"""Converts rows to conversations in OpenAI's form, from that form, ShareGPT's (`from`, `value`) or Alpaca's
+(`instruction`, `input`, `output`). Pure.
 
 Invariant: every message has a known role; arguments of tool calls are objects, never JSON in a string; at least one
 message is the assistant's, or there would be nothing to learn.
@@ -32,7 +32,8 @@ _SHAREGPT_CALL = "function_call"
 
 
 def conversations_of(rows: Iterable[Row], source: str, on_mistake: OnMistake = raise_it) -> Iterator[Conversation]:
-    """One conversation a row; a row without an id gets one from its place. `on_mistake` gets each row that is none."""
+    """One conversation for each row; a row without an id gets one from its place. `on_mistake` gets each unusable
+    row."""
     seen: dict[str, str] = {}
     for number, row in enumerate(rows):
         found_id = find(row, ID_COLUMNS)
@@ -76,12 +77,12 @@ def _tools(row: Row) -> tuple[dict[str, Any], ...]:
     tools = () if found is None else tuple(_list(found[1], row, "tools"))
     if not all(isinstance(tool, dict) for tool in tools):
         raise UserError(f"{row.where}: tools must be objects in OpenAI's form")
-    # Some sets list a function as such and not inside {"type": "function", "function": …}.
+    # Some sets list a function itself, not inside {"type": "function", "function": …}.
     return tuple(tool if "function" in tool else {"type": "function", "function": tool} for tool in tools)
 
 
 def _list(value: Any, row: Row, what: str) -> list[Any]:
-    """A list, or one as JSON in a string, which is how Parquet files keep lists of unlike objects."""
+    """The value as a list. It may be JSON in a string, which is how Parquet files keep lists of unlike objects."""
     if isinstance(value, str):
         value = _loaded(value, row, what)
     if not isinstance(value, list):

@@ -1,8 +1,8 @@
-"""Which problems of a set are fit for reinforcement learning, and why the others are not. Pure.
+"""Curates problems: selects those that are fit for reinforcement learning, and says why the others are not. Pure.
 
-The report's curation: integer answers alone, nothing that occurs in a benchmark, nothing that is already solved; and
-what any set needs before its golds can be trusted: no two golds for one text, no text twice, no figure that is not
-there. Every problem is either kept or rejected for one reason, the first of `Reason` that holds.
+The rules are the report's (only integer answers, nothing that occurs in a benchmark, nothing that is already solved)
+and those that any set needs before its golds can be trusted (no two golds for one text, no text twice, no missing
+figure). Every problem is either kept or rejected for one reason, the first of `Reason` that holds.
 """
 
 import re
@@ -23,32 +23,33 @@ _SPACING = re.compile(r"\s+|\$|\\[,;:! ]|\\[()\[\]]|\\(?:left|right|displaystyle
 
 
 class Reason(StrEnum):
-    """Why a problem is not kept, in the order in which it is asked."""
+    """Why a problem is rejected, in the order in which the reasons are checked."""
 
     COMPOSITE = "composite"
     """The gold has several parts, or the text asks several questions."""
     NOT_INTEGER = "not_integer"
     NOT_POSITIVE = "not_positive"
     FIGURE = "figure"
-    """It speaks of a figure that the text does not have."""
+    """The text refers to a figure that it does not have."""
     NOT_ENGLISH = "not_english"
     DISPUTED = "disputed"
     """The same text has another gold elsewhere in the input; none of them can be trusted."""
     DUPLICATE = "duplicate"
-    """The same text came before."""
+    """The same text occurred before."""
     CONTAMINATED = "contaminated"
     SOLVED = "solved"
-    """The run solved it every time."""
+    """The run solved the problem every time."""
     UNSOLVED = "unsolved"
-    """The run never solved it."""
+    """The run never solved the problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurationRules:
     min_overlap_share: float = 0.0
-    """The share of a benchmark problem's runs of words that must occur; 0 means that one is enough."""
+    """The share of a benchmark problem's word runs (n-grams) that must occur in a problem; 0 means that one is
+    enough."""
     min_samples: int = 8
-    """A pass rate over fewer scored rollouts decides nothing. The report's 8."""
+    """A pass rate over fewer scored rollouts than this decides nothing. The default is the report's."""
     drops_unsolved: bool = False
     needs_positive: bool = False
     """Whether an answer must be at least 1, as the report has it."""
@@ -78,7 +79,8 @@ def curate(
     pass_rates: Mapping[str, PassRate] | None = None,
     rules: CurationRules | None = None,
 ) -> Curated:
-    """Keeps the order. Give all sets that will be trained on together, so that duplicates between them are found."""
+    """Curates problems, and keeps their order. Give all sets that will be trained on together, so that duplicates
+    between them are found."""
     rules = rules or CurationRules()
     texts = [text_key(problem.problem) for problem in problems]
     golds = _golds_by_text(problems, texts)
@@ -102,13 +104,13 @@ def curate(
 
 
 def text_key(text: str) -> str:
-    """The same for texts that differ in spaces, case, dollars and LaTeX's ways of spacing alone; signs and operators
-    count, for `3+4` and `3-4` are two problems."""
+    """A key that is equal for texts that differ only in spaces, case, dollars and LaTeX's spacing; signs and operators
+    count, because `3+4` and `3-4` are two problems."""
     return _SPACING.sub("", text.casefold())
 
 
 def _golds_by_text(problems: Sequence[Problem], texts: Sequence[str]) -> dict[str, set[str]]:
-    """Different integers for one text are a dispute; a gold that is no integer is rejected on its own account."""
+    """The integer golds of each text; several are a dispute. A gold that is no integer is rejected for that alone."""
     golds: dict[str, set[str]] = {}
     for problem, text in zip(problems, texts, strict=True):
         integer = parse_integer(last_box(problem.answer) or problem.answer)

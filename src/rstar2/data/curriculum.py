@@ -1,7 +1,7 @@
-"""The sets of a recipe, loaded before anything runs, so that a mistake in the data costs no GPU time.
+"""Loads the sets of a recipe before anything runs, so that a mistake in the data costs no GPU time.
 
-Invariant: no problem that is evaluated on is trained on, and no conversation of the warm-up asks it; what shares its
-text with one is left out and counted.
+Invariant: no problem that is evaluated on is trained on, and no conversation of the warm-up asks it; problems and
+conversations with the text of one are left out and counted.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -35,8 +35,8 @@ class Curriculum:
 
 
 def load_curriculum(recipe: Recipe, check: Callable[[str, Sequence[Problem]], None] = lambda *_: None) -> Curriculum:
-    """UserError names every mistake of every set that the recipe uses. `check` gets the name and the problems of each
-    set, and raises UserError as well."""
+    """Loads all sets that the recipe uses. UserError names every mistake of every set. `check` gets the name and the
+    problems of each set, and may raise UserError as well."""
     mistakes = Mistakes()
     with mistakes.noted():
         if not recipe.trains:
@@ -79,15 +79,15 @@ def load_curriculum(recipe: Recipe, check: Callable[[str, Sequence[Problem]], No
 @dataclass(frozen=True, slots=True)
 class DataReading:
     curriculum: Curriculum | None
-    """None if there are mistakes."""
+    """The recipe's data; None if there are mistakes."""
     mistakes: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    """What was not checked."""
+    """Notes on what was not checked."""
 
 
 def examine_data(reading: RecipeReading) -> DataReading:
-    """Everything that is wrong with the sets of a recipe, also where the recipe itself cannot be used: then each set
-    that is declared well is read alone. Environments are asked whether they can use each row."""
+    """Finds everything that is wrong with the sets of a recipe, even if the recipe itself cannot be used: then each
+    well-declared set is read alone. Environments are asked whether they can use each row."""
     mistakes = Mistakes()
     if reading.recipe is not None:
         curriculum, checker = None, RowChecker(reading.recipe)
@@ -118,8 +118,8 @@ def _problems(name: str, recipe: Recipe) -> tuple[Problem, ...]:
 
 
 def mixed(sets: Sequence[Sequence[Problem]], shares: Sequence[float | None]) -> tuple[Problem, ...]:
-    """All problems of the sets. With shares their total number is the same, and each set has its share of it: problems
-    of a set that is too small are repeated, and the last ones of a set that is too large are left out."""
+    """All problems of the sets. With shares, the total number stays the same, and each set gets its share of it:
+    problems of a set that is too small are repeated, and the last ones of a set that is too large are left out."""
     weights = [share for problems, share in zip(sets, shares, strict=True) if share is not None and problems]
     if not weights:
         return tuple(problem for problems in sets for problem in problems)
@@ -134,7 +134,7 @@ def mixed(sets: Sequence[Sequence[Problem]], shares: Sequence[float | None]) -> 
 
 
 def _key(problem: Problem) -> str:
-    """What makes two problems the same: the question, or the row where an environment reads more than that."""
+    """The key by which two problems are the same: the question, or the row if an environment reads more than that."""
     row = {column: value for column, value in problem.row.items() if column not in ID_COLUMNS}
     return compact_json(row) if row else problem.problem
 
@@ -154,7 +154,7 @@ def _require_unique(problems: Iterable[Problem], stage: str) -> None:
 
 
 def require_short_prompts(problems: Sequence[Problem], lengths: Sequence[int], max_prompt_tokens: int) -> None:
-    """UserError names the first problem whose prompt is longer than a rollout may have it."""
+    """Raises UserError for the first problem whose prompt is longer than `max_prompt_tokens`."""
     for problem, length in zip(problems, lengths, strict=True):
         if length > max_prompt_tokens:
             raise UserError(

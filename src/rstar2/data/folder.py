@@ -1,4 +1,4 @@
-"""A user's folder of data files: `RSTAR2_DATA`, or one that is named. A set is found by its file's stem.
+"""A user's folder of data files: `RSTAR2_DATA`, or one named by an option. A set is found by its file's stem.
 
 The file may be at any depth below the folder.
 """
@@ -14,7 +14,7 @@ DATA_FOLDER_ENV = "RSTAR2_DATA"
 
 
 def data_folder(named: Path | None = None) -> Path | None:
-    """The folder that is meant, if any; one that is meant and not there is a mistake."""
+    """The folder that is named, if any; UserError if it does not exist."""
     given = named or (Path(value) if (value := os.environ.get(DATA_FOLDER_ENV)) else None)
     if given is None:
         return None
@@ -25,7 +25,8 @@ def data_folder(named: Path | None = None) -> Path | None:
 
 
 def find_in_folder(folder: Path, stems: Sequence[str]) -> Path | None:
-    """The file whose stem comes first in `stems`; two files of the same stem are a mistake, for nothing tells which."""
+    """The file whose stem comes first in `stems`; UserError for two files of the same stem, because nothing says which
+    is meant."""
     found: dict[str, list[Path]] = {}
     for path in sorted(folder.rglob("*")):
         if is_data_file(path.name) and path.is_file():

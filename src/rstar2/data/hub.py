@@ -1,4 +1,4 @@
-"""Data files of a hub repository, kept in the data home: complete, at one commit, and never changed afterwards.
+"""Downloads data files of a hub repository into the data home: complete, at one commit, and never changed afterwards.
 
 Invariant: a repository's folder holds a lock file (`rstar2-lock.json`) that says the commit and the SHA-256 of every
 file it lists; it is written after the files are complete and checked. Files that differ from the lock are refused,
@@ -49,7 +49,8 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """What was downloaded. `requested` is the revision that was asked for, `commit` what that was at the time."""
+    """The lock file's content. `requested` is the revision that was asked for, `commit` the commit that it was at the
+    time."""
 
     repo: str
     requested: str
@@ -65,7 +66,7 @@ def repo_folder(source: HubSource) -> Path:
 
 
 def cached_files(source: HubSource) -> tuple[Path, ...] | None:
-    """The source's files, if they were downloaded; None if not. Changed ones are refused."""
+    """The source's files if they were downloaded, else None. UserError if a file was changed."""
     folder = repo_folder(source)
     lock = _read_lock(folder)
     if lock is None:
@@ -79,7 +80,7 @@ def cached_files(source: HubSource) -> tuple[Path, ...] | None:
 
 
 def locked_commit(source: HubSource) -> str | None:
-    """The commit that the source's files are of; None before the first download."""
+    """The commit of the source's downloaded files; None before the first download."""
     lock = _read_lock(repo_folder(source))
     return None if lock is None else lock.commit
 
@@ -98,7 +99,7 @@ def fetch_files(source: HubSource, progress: FetchProgress | None = None) -> tup
 
 
 def repo_paths(repo: str, revision: str | None) -> tuple[str, ...]:
-    """Every file of the repository, as it was at the first download, or as the hub lists it if there was none."""
+    """The paths of all files of the repository at the first download, or in the hub's listing if there was none."""
     lock = _read_lock(repo_folder(HubSource(repo, revision, ())))
     if lock is not None:
         return tuple(lock.listed)
@@ -110,7 +111,7 @@ def repo_paths(repo: str, revision: str | None) -> tuple[str, ...]:
 
 
 def list_files(repo: str, revision: str) -> Listing:
-    """What the repository holds at the revision."""
+    """The files that the repository holds at the revision."""
 
     def ask() -> Listing:
         from huggingface_hub import HfApi
@@ -126,8 +127,8 @@ def list_files(repo: str, revision: str) -> Listing:
 
 
 def choose_files(paths: Sequence[str], wanted: Sequence[str]) -> list[str] | None:
-    """All the files that are named outright, and those of the first pattern that matches any; None if one is not
-    there, or no pattern matches."""
+    """All files that are named exactly, and those of the first pattern that matches any; None if a named file is
+    missing, or no pattern matches."""
     data_files = [path for path in paths if is_data_file(path)]
     names = [each for each in wanted if "*" not in each]
     patterns = [each for each in wanted if "*" in each]
@@ -146,7 +147,8 @@ def _matches(path: str, pattern: str) -> bool:
 
 
 def _download(source: HubSource, folder: Path, progress: FetchProgress) -> tuple[Path, ...]:
-    """Under the folder's lock. The commit of an earlier download holds on, whatever the branch points to by now."""
+    """Downloads under the folder's lock. The commit of an earlier download is kept, whatever the branch points to by
+    now."""
     lock = _read_lock(folder) or Lock(source.repo, source.revision or MOVING_REVISION, commit="")
     try:
         listing = list_files(source.repo, lock.commit or lock.requested)
@@ -182,7 +184,7 @@ def _wanted(source: HubSource, listing: Listing) -> list[HubFile]:
 def _transfer_all(
     source: HubSource, commit: str, files: Sequence[HubFile], folder: Path, advance: Advance
 ) -> dict[str, str]:
-    """Every file to its place; the SHA-256 of each."""
+    """Transfers every file to its place. Returns the SHA-256 of each."""
     num_done_bytes = 0
     hashes: dict[str, str] = {}
     for file in files:
@@ -200,12 +202,12 @@ def _beyond(num_done_bytes: int, advance: Advance) -> Advance:
 
 
 def _transfer(repo: str, commit: str, file: HubFile, place: Path, scratch: Path, advance: Advance) -> None:
-    """Bytes that an earlier attempt left are not asked for again."""
+    """Transfers one file; bytes that an earlier attempt left are not requested again."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    # Named by the commit: a partial file of another version must not be resumed.
+    # The name has the commit: a partial file of another version must not be resumed.
     partial = scratch / f"{commit[:12]}-{file.path.replace('/', '--')}"
     scratch.mkdir(exist_ok=True)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -234,7 +236,8 @@ def _transfer(repo: str, commit: str, file: HubFile, place: Path, scratch: Path,
 
 
 def _refuse_other_bytes(source: HubSource, file: HubFile, found: str, locked: str | None) -> None:
-    """The catalog, the lock and the hub's own listing, each where it knows the file, must all agree."""
+    """Refuses a file whose SHA-256 differs from that of the catalog, the lock or the hub's listing, if they have
+    one."""
     expectations = {"the catalog": source.sha256.get(file.path), "the lock": locked, "the hub's listing": file.sha256}
     for who, expected in expectations.items():
         if expected is not None and expected != found:

@@ -1,8 +1,8 @@
-"""Which files of a hub repository are the split that was asked for.
+"""Finds the files of a hub repository that are the requested split.
 
-The hub's own habit: a split's name is a word of the path (`data/train-00000-of-00001.parquet`, `test.jsonl`), and files
-that name no split are the train split. Where several folders have the split, it is the usual one (`data`, `default`,
-`main`, or none) or an error: a recipe does not say which.
+By the hub's convention a split's name is a word of the path (`data/train-00000-of-00001.parquet`, `test.jsonl`), and
+files that name no split are the train split. If several folders have the split, the usual one (`data`, `default`,
+`main`, or none) is taken, or else an error is raised: a recipe does not say which is meant.
 """
 
 import re
@@ -27,7 +27,7 @@ def split_files(repo: str, revision: str | None, split: str) -> tuple[Path, ...]
 
 
 def choose_split(paths: Sequence[str], split: str) -> list[str]:
-    """The data files of that split, in order; a UserError that names what there is otherwise."""
+    """The data files of the split, in order. If there are none, a UserError lists the files that there are."""
     candidates = sorted(path for path in paths if is_data_file(path))
     words_in = {path: {word.lower() for word in _WORD.split(path)} for path in candidates}
     chosen = [path for path in candidates if split.lower() in words_in[path]]

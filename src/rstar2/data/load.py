@@ -1,8 +1,8 @@
-"""From a recipe's `[data.NAME]` to problems or conversations.
+"""Loads a recipe's `[data.NAME]` as problems or conversations.
 
 Invariant: the same set, name and seed give the same rows in the same order on every machine. Only `hub:` sets that are
-not here yet are downloaded; a `catalog:` set that is not here says how to get it. An error about a file or a hub set
-names all of its mistakes.
+not here yet are downloaded; for a missing `catalog:` set an error says how to get it. An error about a file or a hub
+set names all of its mistakes.
 """
 
 import random
@@ -36,7 +36,7 @@ Item = TypeVar("Item", Problem, Conversation)
 
 MATH = EnvironmentSection()
 ANY_ROWS = EnvironmentSection(source="code")
-"""Stands for each environment that takes rows of any shape."""
+"""A stand-in for any environment that takes rows of any shape."""
 
 
 def load_problems(name: str, spec: DataSet, seed: int, environment: EnvironmentSection = MATH) -> tuple[Problem, ...]:
@@ -67,12 +67,12 @@ def load_problems(name: str, spec: DataSet, seed: int, environment: EnvironmentS
         problems = _read(name, _uncatalogued_files(spec), problems_of)
     if spec.environment is not None:
         problems = tuple(replace(problem, environment=spec.environment) for problem in problems)
-    return problems if spec.kind == "procedural" else _drawn(name, problems, spec.num_problems, seed)
+    return problems if spec.kind == "procedural" else _draw_some(name, problems, spec.num_problems, seed)
 
 
 def row_places(name: str, spec: DataSet) -> dict[str, str]:
-    """Where each row of a file or a hub set is, by the id of its problem; as an environment that reads rows of any
-    shape has them. Other sets have no such places."""
+    """The place of each row of a file or a hub set, by the id of its problem as environments that read rows of any
+    shape have it. Other sets have no such places."""
     if spec.kind in ("procedural", "environment"):
         return {}
     paths = local_files(find_set(_rest(spec))) if spec.kind == "catalog" else _uncatalogued_files(spec)
@@ -90,11 +90,11 @@ def row_places(name: str, spec: DataSet) -> dict[str, str]:
 
 
 def load_conversations(name: str, spec: DataSet, seed: int, recipe: Recipe | None = None) -> tuple[Conversation, ...]:
-    """The set's conversations, at most `num_problems` of them if that is given. Those of an environment need the recipe
-    that names it."""
+    """The set's conversations, at most `num_problems` of them if that is given. A set that an environment generates
+    needs the recipe that names the environment."""
     if spec.kind == "environment":
         assert recipe is not None
-        return _played(name, spec, seed, recipe)
+        return _generate_conversations(name, spec, seed, recipe)
     if spec.kind == "procedural":
         tasks = _rest(spec).split(",")
         if len(tasks) != 1:
@@ -107,10 +107,10 @@ def load_conversations(name: str, spec: DataSet, seed: int, recipe: Recipe | Non
         paths = local_files(entry)
     else:
         paths = _uncatalogued_files(spec)
-    return _drawn(name, _read(name, paths, conversations_of), spec.num_problems, seed)
+    return _draw_some(name, _read(name, paths, conversations_of), spec.num_problems, seed)
 
 
-def _played(name: str, spec: DataSet, seed: int, recipe: Recipe) -> tuple[Conversation, ...]:
+def _generate_conversations(name: str, spec: DataSet, seed: int, recipe: Recipe) -> tuple[Conversation, ...]:
     """Conversations that the set's environment writes, in the format of its episodes."""
     from rstar2.environments.warm_up import warm_up_conversations
 
@@ -144,7 +144,8 @@ def load_catalog_problems(name: str, data_dir: Path | None = None) -> tuple[Prob
 
 
 def local_files(entry: CatalogSet, data_dir: Path | None = None) -> tuple[Path, ...]:
-    """The set's files on this machine: from the data folder, else from the hub's cache; how to get them otherwise."""
+    """The set's files on this machine: from the data folder, else from the hub's cache. If they are not here, a
+    UserError says how to get them."""
     paths = find_files(entry, data_dir)
     if paths is None:
         ways = [f"put {entry.stems[0]}.jsonl into a folder and name that with {DATA_FOLDER_ENV} or --data-dir"]
@@ -174,7 +175,8 @@ def get_set(entry: CatalogSet, progress: FetchProgress | None = None) -> tuple[P
 
 
 def _generate_problems(name: str, spec: DataSet, seed: int) -> tuple[Problem, ...]:
-    """Every task gets its share of the number, the first ones one more where it does not divide."""
+    """Generates problems. Every task gets an equal share of the number; if it does not divide, the first ones get one
+    more."""
     tasks, num_problems, stream = _rest(spec).split(","), _num_to_generate(name, spec), _stream(name, seed)
     own = [task for task in tasks if not task.startswith(REASONING_GYM_PREFIX)]
     foreign = [task for task in tasks if task.startswith(REASONING_GYM_PREFIX)]
@@ -219,7 +221,7 @@ def rows_of(paths: Iterable[Path], on_mistake: OnMistake = raise_it) -> Iterator
 def _read(
     name: str, paths: Iterable[Path], read: Callable[[Iterable[Row], str, OnMistake], Iterable[Item]]
 ) -> tuple[Item, ...]:
-    """Every row, or one error with all that is wrong with them."""
+    """Reads every row, or raises one error with all mistakes."""
     mistakes = Mistakes()
     items: tuple[Item, ...] = ()
     with mistakes.noted():
@@ -228,8 +230,8 @@ def _read(
     return items
 
 
-def _drawn(name: str, items: tuple[Item, ...], num_wanted: int | None, seed: int) -> tuple[Item, ...]:
-    """All, or `num_wanted` of them, drawn by the set's own random stream and left in their order."""
+def _draw_some(name: str, items: tuple[Item, ...], num_wanted: int | None, seed: int) -> tuple[Item, ...]:
+    """All items, or `num_wanted` of them, drawn by the set's own random stream and kept in their order."""
     if not items:
         raise UserError(f"data set {name} is empty: its file has no rows")
     if num_wanted is None or num_wanted >= len(items):

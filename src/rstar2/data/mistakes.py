@@ -1,4 +1,5 @@
-"""All mistakes in some data, reported together: a user corrects them all at once, not one at each attempt."""
+"""Collects all mistakes in some data into one report, so that a user corrects them at once and not one at each
+attempt."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -6,10 +7,10 @@ from contextlib import contextmanager
 from rstar2.errors import UserError
 
 MAX_SHOWN = 20
-"""Mistakes of one set that are listed one by one. Many more have one cause, and the first show which."""
+"""How many mistakes of one set are listed. If there are many more, they have one cause, which the first ones show."""
 
 OnMistake = Callable[[UserError], None]
-"""What a reader does about a row that cannot be used. It raises, or it notes the error and the row is left out."""
+"""Called by a reader for a row that cannot be used. It raises, or notes the error, and then the row is left out."""
 
 
 def raise_it(error: UserError) -> None:
@@ -17,7 +18,7 @@ def raise_it(error: UserError) -> None:
 
 
 class DataMistakesError(UserError):
-    """One sentence for each mistake."""
+    """An error with one sentence for each mistake."""
 
     def __init__(self, sentences: Sequence[str]) -> None:
         self.sentences = tuple(dict.fromkeys(sentences))
@@ -39,14 +40,15 @@ class Mistakes:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """A UserError inside ends the block and is noted."""
+        """Catches and notes a UserError that ends the block."""
         try:
             yield
         except UserError as error:
             self.note(error)
 
     def raise_any(self, set_name: str | None = None) -> None:
-        """One error for all that was noted. Of a single set only the first are listed, and the others counted."""
+        """Raises one error for all noted mistakes, if any. Of a single set only the first are listed, and the others
+        counted."""
         if not self._sentences:
             return
         num_more = len(self._sentences) - MAX_SHOWN
@@ -57,7 +59,7 @@ class Mistakes:
 
 
 def listed(where: str, sentences: Sequence[str]) -> str:
-    """A single mistake as it is; several under a heading, one a line."""
+    """The text of the mistakes: a single one as it is, several under a heading, one on each line."""
     if len(sentences) == 1:
         return sentences[0]
     return f"{where} has {len(sentences)} mistakes:\n" + "\n".join(f"  {sentence}" for sentence in sentences)

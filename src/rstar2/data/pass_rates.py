@@ -1,7 +1,7 @@
-"""How often a run solved each problem, when it last tried it: what is too easy to learn from, and what too hard.
+"""How often a run solved each problem when it last tried it, which shows which problems are too easy or too hard.
 
-A training run says it in its groups, an evaluation in its traces. Rollouts without a reward or a verdict (faults of
-ours, undecided verdicts) do not count at all.
+The numbers come from the groups of a training run, or from the traces of an evaluation. Rollouts without a reward or a
+verdict (faults of ours, undecided verdicts) do not count at all.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ class PassRate:
 
 
 def read_pass_rates(run: Path) -> dict[str, PassRate]:
-    """By problem id; of several steps that tried a problem the last one counts, as it is the strongest policy's."""
+    """The pass rates by problem id. If several steps tried a problem, the last one counts, because its policy is the
+    strongest."""
     view = RunView(run)
     rates = _from_groups(view) if view.group_steps() else _from_traces(view)
     if not rates:

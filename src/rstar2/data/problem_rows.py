@@ -1,8 +1,7 @@
-r"""Rows to problems, whatever the set calls its columns. Pure.
+r"""Converts rows to problems, whatever the set calls its columns. Pure.
 
 Invariant: every problem has a text and a gold, ids are unique, the same rows give the same ids. Known forms of a gold:
-a separate column; `reward_model.ground_truth` (verl); GSM8K's `…#### 18`; a worked solution whose last `\boxed{}` it
-is.
+a separate column; `reward_model.ground_truth` (verl); GSM8K's `…#### 18`; the last `\boxed{}` of a worked solution.
 """
 
 import hashlib
@@ -47,8 +46,8 @@ _DAPO_CLOSING = '\n\nRemember to put your answer on its own line after "Answer:"
 
 
 def problems_of(rows: Iterable[Row], source: str, on_mistake: OnMistake = raise_it) -> Iterator[Problem]:
-    """One problem a row. `source` is what a row without its own is said to come from. `on_mistake` gets each row that
-    is no problem."""
+    """One problem for each row. `source` is the source of rows that do not name their own. `on_mistake` gets each row
+    that is no problem."""
     seen: dict[str, str] = {}
     num_same: Counter[str] = Counter()
     for row in rows:
@@ -68,7 +67,8 @@ def problems_of(rows: Iterable[Row], source: str, on_mistake: OnMistake = raise_
 
 
 def require_new_id(row_id: str, row: Row, seen: dict[str, str]) -> None:
-    """`seen` says where each id was first; a row without an id has an empty one."""
+    """Raises UserError for an id that was seen before. `seen` maps each id to its first place; a row without an id has
+    an empty one."""
     if row_id in seen:
         raise UserError(f"{row.where}: the id {row_id!r} is also that of {seen[row_id]}; give each row its own")
     if row_id:
@@ -76,7 +76,7 @@ def require_new_id(row_id: str, row: Row, seen: dict[str, str]) -> None:
 
 
 def answered_problems_of(rows: Iterable[Row], source: str) -> Iterator[Problem]:
-    """As `problems_of`, for published sets that users cannot correct: rows without a gold are left out."""
+    """Like `problems_of`, for published sets that users cannot correct: rows without a gold are left out."""
     return problems_of((row for row in rows if _has_gold(row)), source)
 
 
@@ -101,8 +101,8 @@ def _problem_of(row: Row, source: str) -> Problem:
 
 
 def _question(asked: Any, row: Row) -> str:
-    """A text, or the one user message of a chat prompt. Instructions that DAPO wraps around its problems contradict
-    our own answer format and are taken off."""
+    """The question: a text, or the one user message of a chat prompt. DAPO's instructions around its problems
+    contradict our own answer format and are removed."""
     if isinstance(asked, (list, tuple)):
         messages = [message for message in asked if isinstance(message, dict)]
         contents = [message.get("content") for message in messages if message.get("role") == "user"]
@@ -134,7 +134,7 @@ def _has_gold(row: Row) -> bool:
 
 
 def _conclusion(solution: str) -> str | None:
-    """What a worked solution ends in: its last box, or all of it where it is short enough to be the gold itself."""
+    """The answer of a worked solution: its last box, or the whole text if it is short enough to be the gold itself."""
     boxed = last_box(solution.replace(r"\fbox{", r"\boxed{"))
     if boxed is not None:
         return boxed

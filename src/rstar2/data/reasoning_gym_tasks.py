@@ -1,8 +1,8 @@
-"""Problems of reasoning-gym, as `rg_TASK`: only those whose gold can be compared with an answer as such.
+"""Problems of reasoning-gym, as `rg_TASK`: only those whose gold can be compared directly with an answer.
 
 Many of its tasks have several right answers and their own scorer, which gives partial credit and which our graders do
-not call. So a problem is taken if its gold is an integer, or if its task is scored by equality with the gold alone; and
-only if the task's own scorer gives the gold full marks. Tasks that have no such problem are refused.
+not call. So a problem is taken if its gold is an integer, or if its task is scored only by equality with the gold, and
+in either case only if the task's own scorer gives the gold full marks. Tasks that have no such problem are refused.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ NUM_PROBED = 200
 one: among 16, one seed in six found none."""
 MIN_PROBLEMS_DRAWN = 16
 MAX_DRAWS_PER_PROBLEM = 50
-"""Small tasks run out of different problems; this is when to say so."""
+"""After this many draws for each wanted problem, a small task counts as out of different problems."""
 
 _FULL_MARKS = 1.0
 

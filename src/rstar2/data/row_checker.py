@@ -1,4 +1,4 @@
-"""The rows that a run would use, shown to their environment before the run, so that every bad one is named at once."""
+"""Shows the rows that a run would use to their environment before the run, so that every bad one is named at once."""
 
 from collections.abc import Sequence
 
@@ -16,10 +16,10 @@ class RowChecker:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self.notes: list[str] = []
-        """One for each set of which not all rows were checked."""
+        """One note for each set of which not all rows were checked."""
 
     def check(self, name: str, problems: Sequence[Problem]) -> None:
-        """UserError names the file and the line of each row of the set that its environment cannot use."""
+        """Checks a set. UserError names the file and the line of each row that its environment cannot use."""
         if name not in self._recipe.data:
             return  # a benchmark of the catalog: its rows were read when it was loaded
         section = self._recipe.environment_of(name)
@@ -34,8 +34,8 @@ class RowChecker:
 def require_usable_rows(
     name: str, spec: DataSet, problems: Sequence[Problem], section: EnvironmentSection, recipe: Recipe
 ) -> int:
-    """How many were checked; time may run out. UserError names the file and the line of each row that the environment
-    cannot use."""
+    """Checks rows until time runs out, and returns how many were checked. UserError names the file and the line of each
+    row that the environment cannot use."""
     if not problems or not problems[0].row:
         return len(problems)  # mathematics: the row was read when it was loaded
     found = check_rows(section, recipe, problems)

@@ -1,7 +1,7 @@
-"""Rows of a data file in order, each with a text that says where it is.
+"""Reads the rows of a data file in order, each with a text that says where it is.
 
 JSON Lines, a JSON array, CSV (each of them plain or gzipped) and Parquet. A file that is not what its name says, and a
-line that is not a row, are user errors that name the file and the line. No line is skipped without one.
+line that is not a row, are user errors that name the file and the line. No line is skipped without an error.
 """
 
 import csv
@@ -34,14 +34,14 @@ def is_data_file(name: str) -> bool:
 
 
 def stem(name: str) -> str:
-    """The file's name without what says its format: `aime24` for `aime24.jsonl.gz`."""
+    """The file's name without its format's ending: `aime24` for `aime24.jsonl.gz`."""
     ending = max((suffix for suffix in SUFFIXES if name.lower().endswith(suffix)), key=len, default="")
     return name[: len(name) - len(ending)]
 
 
 def read_rows(path: Path, on_mistake: OnMistake = raise_it, columns: Sequence[str] | None = None) -> Iterator[Row]:
-    """All rows of one file, in its order. `on_mistake` gets each line that is no row; a file that cannot be read on
-    raises. Only `columns` of a Parquet file are read where they are given."""
+    """All rows of one file, in its order. `on_mistake` gets each line that is no row; a file that cannot be read
+    further raises. If `columns` are given, only these are read of a Parquet file."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "is not there"
         raise UserError(f"data file {path} {what}: give the path of a {', '.join(SUFFIXES)} file")
@@ -75,8 +75,8 @@ def _open_bytes(path: Path) -> BinaryIO:
 
 
 def _undecodable(path: Path) -> str:
-    """The first place that is not UTF-8. Decoding goes by blocks, which are no place that a person could look at; a
-    newline is part of no longer sign, so lines can be decoded one by one."""
+    """The first place that is not UTF-8, by line and byte: the decoder reads in blocks, whose offsets help nobody. A
+    newline byte is part of no longer character, so lines can be decoded one by one."""
     with _open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -87,7 +87,7 @@ def _undecodable(path: Path) -> str:
 
 
 def _starts_an_array(file: TextIO) -> bool:
-    """Some sets call JSON Lines `.json`; the first sign tells."""
+    """Whether a `.json` file holds an array: some sets call JSON Lines `.json`, so the first character decides."""
     start = file.read(1)
     while start and start.isspace():
         start = file.read(1)
@@ -96,7 +96,7 @@ def _starts_an_array(file: TextIO) -> bool:
 
 
 def _json_lines(path: Path, file: TextIO, on_mistake: OnMistake) -> Iterator[Row]:
-    # Split at newlines alone: a JSON text may hold other line separators of Unicode as they are.
+    # Lines are split only at newlines: a JSON text may hold other Unicode line separators unescaped.
     for number, line in enumerate(file, start=1):
         if line.strip():
             where = f"{path}, line {number}"

@@ -1,6 +1,6 @@
-"""Rows of any shape to problems, for environments that read the row themselves. Pure.
+"""Converts rows of any shape to problems, for environments that read the row themselves. Pure.
 
-Invariant: ids are unique, the same rows give the same ids, and a row is kept as it is, as JSON. The text and the gold
+Invariant: ids are unique, the same rows give the same ids, and a row is kept unchanged, as JSON. The text and the gold
 of a problem are for people and for decontamination; they may be empty.
 """
 
@@ -26,11 +26,11 @@ from rstar2.errors import UserError
 from rstar2.records import Problem
 
 TEXT_COLUMNS = (*PROBLEM_COLUMNS, "text", "question_content", "instruction", "messages")
-"""Where a person would look for what is asked."""
+"""Columns that may hold the question, for display."""
 
 
 def task_problems_of(rows: Iterable[Row], source: str, on_mistake: OnMistake = raise_it) -> Iterator[Problem]:
-    """One problem a row. `on_mistake` gets each row that JSON cannot hold, and each id that comes twice."""
+    """One problem for each row. `on_mistake` gets each row that JSON cannot hold, and each repeated id."""
     seen: dict[str, str] = {}
     num_same: Counter[str] = Counter()
     for row in rows:
@@ -65,7 +65,7 @@ def _as_json(row: Row) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Parquet holds dates, bytes and arrays."""
+    """The JSON form of a value that Parquet may hold, such as a date or an array."""
     if hasattr(value, "isoformat"):
         return value.isoformat()
     if hasattr(value, "tolist"):

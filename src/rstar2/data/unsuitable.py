@@ -1,7 +1,7 @@
-r"""Rules for a problem that cannot be trained on as it is. Pure; each looks at one problem alone.
+r"""Rules that find problems that cannot be trained on. Pure; each looks at one problem alone.
 
-They are rules of thumb over text, chosen to drop a few good problems rather than to keep bad ones: a wrong gold teaches
-the opposite of what is right.
+They are heuristics over text, chosen to drop a few good problems rather than to keep bad ones: a wrong gold teaches
+wrong answers.
 """
 
 import re
@@ -30,11 +30,11 @@ _OTHER_SCRIPT = re.compile(
 )
 """Cyrillic, Hebrew, Arabic, Indian scripts, Thai, Japanese, Chinese, Korean."""
 NUM_FOREIGN_LETTERS = 3
-"""A single such letter may be a name for something."""
+"""This many letters of another script make a text foreign; a single one may be a variable's name."""
 
 
 def is_integer(gold: str) -> bool:
-    """Whether the gold, boxed or not, is one integer and nothing but that."""
+    """Whether the gold, boxed or not, is one integer and nothing else."""
     return parse_integer(last_box(gold) or gold) is not None
 
 
@@ -59,5 +59,5 @@ def needs_figure(text: str) -> bool:
 
 
 def is_foreign(text: str) -> bool:
-    """Whether it is written in another script than English is; Greek letters are mathematics."""
+    """Whether the text is written in another script than English; Greek letters count as mathematics."""
     return len(_OTHER_SCRIPT.findall(text)) >= NUM_FOREIGN_LETTERS

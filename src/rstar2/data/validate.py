@@ -1,9 +1,9 @@
-r"""Whether the gold answers of a set score as right under the set's own grader, and whether conversations can be
+r"""Checks that the gold answers of a set score as right under the set's own grader, and that conversations can be
 learnt from.
 
-A gold is put where a model would put it, into `<answer>\boxed{…}</answer>`, and graded like any response. What has no
-gold answer is checked for what its grader will need: IFEval's checks and their arguments, BFCL's right calls among the
-functions on offer, a prompt for the judge. A conversation is checked for its form: something to learn, every tool
+A gold is put where a model would put it, into `<answer>\boxed{…}</answer>`, and graded like any response. A problem
+without a gold is checked for what its grader will need: IFEval's checks and their arguments, BFCL's right calls among
+the functions on offer, a prompt for the judge. A conversation is checked for its form: something to learn, every tool
 result after a call, every call of a tool that it declares.
 """
 
@@ -37,7 +37,7 @@ async def validate(
     grader: Grader,
     on_done: Callable[[], None] = lambda: None,
 ) -> list[Failure]:
-    """What fails, in the set's order."""
+    """The problems whose gold fails, in the set's order."""
     places = asyncio.Semaphore(NUM_AT_ONCE)
 
     async def check(problem: Problem) -> Failure | None:
@@ -50,7 +50,7 @@ async def validate(
 
 
 def validate_conversations(conversations: Sequence[Conversation]) -> list[Failure]:
-    """What fails, in the set's order."""
+    """The conversations that cannot be learnt from, in the set's order."""
     faults = ((conversation, _conversation_fault(conversation)) for conversation in conversations)
     return [Failure(conversation.id, "", reason) for conversation, reason in faults if reason is not None]
 

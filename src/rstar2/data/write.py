@@ -1,4 +1,4 @@
-"""Problems to a file that `file:PATH` reads back: JSON Lines, gzipped if the name says so, in one step."""
+"""Writes problems to a file that `file:PATH` reads back: JSON Lines, gzipped if the name says so, in one step."""
 
 import gzip
 import json
@@ -22,14 +22,14 @@ def require_writable_name(path: Path) -> None:
 
 
 def require_other_file(path: Path, inputs: Iterable[Path]) -> None:
-    """UserError if `path` is one of the inputs, by whatever name."""
+    """Raises UserError if `path` is one of the inputs, by whatever name."""
     for source in inputs:
         if path.resolve() == source.resolve() or (path.exists() and source.exists() and path.samefile(source)):
             raise UserError(f"{path} is an input, {source}, and would be overwritten: give -o another name")
 
 
 def rejects_path(path: Path) -> Path:
-    """Beside the file: `rl.rejects.jsonl` for `rl.jsonl`."""
+    """The path of the rejects, beside the file: `rl.rejects.jsonl` for `rl.jsonl`."""
     ending = next(suffix for suffix in WRITTEN_SUFFIXES[::-1] if path.name.endswith(suffix))
     return path.with_name(f"{path.name.removesuffix(ending)}.rejects{ending}")
 
@@ -39,7 +39,7 @@ def write_problems(path: Path, problems: Iterable[Problem]) -> None:
 
 
 def write_rejects(path: Path, rejected: Iterable[Rejected]) -> None:
-    """Each problem with the reason, so that a person can look, and the file is data like any other."""
+    """Writes each rejected problem with its reason, so that people can look, in a file that is data like any other."""
     write_lines(path, (_with_reason(each) for each in rejected))
 
 
@@ -51,7 +51,7 @@ def _with_reason(rejected: Rejected) -> bytes:
 
 
 def write_lines(path: Path, lines: Iterable[bytes]) -> None:
-    """In one step, so that the file is there in full or not at all."""
+    """Writes the lines in one step, so that the file is complete or unchanged."""
     content = b"".join(line + b"\n" for line in lines)
-    # Without a time in its header the same rows give the same bytes.
+    # Gzip gets no time in its header, so that the same rows give the same bytes.
     replace_file(path, gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content)

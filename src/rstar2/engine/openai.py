@@ -1,7 +1,7 @@
 """Any OpenAI-compatible server as an engine, for solving and evaluation: its weights are not ours to train.
 
-What cannot succeed, whatever is repeated (a wrong address, a refused key, an unknown model, a prompt that is too long),
-is a UserError; a server that is away, busy, or dies in the middle of an answer is an InfrastructureError.
+A request that can never succeed (a wrong address, a refused key, an unknown model, a prompt that is too long) raises
+UserError; a server that is away, busy, or dies in the middle of an answer raises InfrastructureError.
 """
 
 import json
@@ -22,14 +22,14 @@ CONNECT_S = 10.0
 SILENCE_S = 600.0
 """Timeout between two events of an answer: a busy server queues a request for minutes before its first token."""
 IDLE_S = 2.0
-"""A connection is not reused after such a pause: uvicorn, under most of these servers, closes its end after 5 s."""
+"""How long an idle connection may be reused: uvicorn, under most of these servers, closes its end after 5 s."""
 MAX_EVENT_BYTES = 1 << 22
 
 _BUSY = (408, 409, 425, 429)
 
 
 class OpenAIEngine:
-    """Satisfies `Engine`. `base_url` is what comes before /chat/completions; `wire` is the format of requests and
+    """Satisfies `Engine`. `base_url` is the part before /chat/completions; `wire` is the format of requests and
     answers."""
 
     def __init__(self, base_url: str, model: str, wire: WireFormat, api_key: str | None = None) -> None:
@@ -91,7 +91,8 @@ class OpenAIEngine:
             raise UserError(f"{url} does not answer like an OpenAI-compatible server ({error})") from None
 
     async def _post(self, url: str, body: Mapping[str, Any]) -> aiohttp.ClientResponse:
-        """An answer that has begun. Newer models of OpenAI's want the token limit under another name, and say so."""
+        """Posts a request, and returns the answer once it has begun. Newer models of OpenAI want the token limit under
+        another name, and say so."""
         limit = body["max_tokens"]
         rest = {name: value for name, value in body.items() if name != "max_tokens"}
         while True:
@@ -118,7 +119,7 @@ class OpenAIEngine:
         return UserError(f"{where} refuses the request ({status}: {said})")
 
     def load(self) -> EngineLoad:
-        """What the client knows; the server's cache is unknown."""
+        """The load as far as the client knows it; the server's cache is unknown."""
         return EngineLoad.with_unknown_cache(len(self._running), self._num_prefill_tokens, self._num_generated_tokens)
 
     async def cancel(self, session: str) -> None:
@@ -166,7 +167,7 @@ def checked_base_url(base_url: str) -> str:
     try:
         parts = urlsplit(base_url)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a bracket that is not closed, a port that is none
+    except ValueError:  # a bracket that is not closed, an invalid port
         is_url = False
     if not is_url:
         raise UserError(f"--base-url: {base_url!r} is not a URL; write it as http://host:port/v1")
@@ -174,7 +175,7 @@ def checked_base_url(base_url: str) -> str:
 
 
 def connector() -> aiohttp.TCPConnector:
-    """A connector without a limit: there are as many connections as turns."""
+    """A connector without a limit, because each turn takes a connection."""
     return aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
 
 

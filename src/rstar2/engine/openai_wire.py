@@ -21,7 +21,7 @@ class Reader(Protocol):
     """Reads one turn."""
 
     def read(self, choice: Mapping[str, Any]) -> Chunk:
-        """What one event of the stream says."""
+        """The chunk that one event of the stream carries."""
         ...
 
 
@@ -91,8 +91,8 @@ class TextWire:
 
 
 class _TextReader:
-    """A chat server cannot be given the start of its turn. If its answer repeats that opening, the opening is dropped:
-    the prompt has it already."""
+    """Reads one turn of a chat server. Such a server cannot be given the opening of its turn; if its answer repeats the
+    opening, it is dropped, because the prompt has it already."""
 
     def __init__(self, tokenizer: PlainTextTokenizer, opening: str, max_tokens: int) -> None:
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""A tokenizer that needs no model: for servers that speak only text, and for scripts.
+"""A tokenizer that needs no model, for servers that speak only text and for scripts.
 
 A token is at most four bytes of one word, packed into its id, so there is no vocabulary to keep and a text has about as
 many tokens as real tokenizers give it. Conversations are rendered as ChatML, and `messages_of` reads them back.
@@ -32,7 +32,7 @@ class PlainTextTokenizer:
         return ids + self.encode_content(text[start:])
 
     def encode_content(self, text: str) -> list[int]:
-        """As `encode`, but a mark in `text` is encoded as plain characters."""
+        """The ids of a text like `encode`'s, but with marks in it encoded as plain characters."""
         return [
             int.from_bytes(b"\x01" + word[start : start + BYTES_PER_TOKEN])
             for word in (found[0].encode("utf-8", "replace") for found in _WORD.finditer(text))
@@ -48,7 +48,7 @@ class PlainTextTokenizer:
         return "".join(turns) + f"{START}assistant\n"
 
     def messages_of(self, token_ids: Sequence[int]) -> tuple[list[Message], str]:
-        """The closed turns of a rendering, and what the assistant's open turn already says."""
+        """The closed turns of a rendering, and the text of the assistant's open turn."""
         messages: list[Message] = []
         start: int | None = None
         for index, token_id in enumerate(token_ids):

@@ -114,8 +114,8 @@ class PushingEngine(Protocol):
         max_tokens: int,
         give: Callable[[Chunk | BaseException], None],
     ) -> Callable[[], None]:
-        """As `generate`, but each chunk is passed to `give`, in the event loop of the caller; if the engine is lost, an
-        InfrastructureError in place of the last one. Calling what is returned cancels the turn."""
+        """Like `generate`, but passes each chunk to `give`, in the event loop of the caller; if the engine is lost, it
+        passes an InfrastructureError instead of the last chunk. Calling the returned function cancels the turn."""
         ...
 
     def forget(self, session: str) -> None:
@@ -125,18 +125,18 @@ class PushingEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """What the model thinks of tokens that it was given, one entry for each."""
+    """The model's log-probabilities of given tokens, one entry for each token."""
 
     log_probs: tuple[float, ...]
     ranks: tuple[int, ...]
-    """How many ids are at least as likely, itself included: 1 for the likeliest."""
+    """The rank of each token among all ids by likelihood: 1 for the likeliest."""
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
     """The likeliest ids at each position with their log-probabilities, the likeliest first."""
 
 
 @runtime_checkable
 class ScoringEngine(Protocol):
-    """An engine that can say how likely given tokens are."""
+    """An engine that can score given tokens by their log-probabilities."""
 
     async def score(self, token_ids: Sequence[int], start: int, num_top: int, temperature: float = 1.0) -> TokenScores:
         """The log-probabilities of `token_ids[start:]`, each after the ids before it, and the `num_top` likeliest ids
@@ -150,7 +150,7 @@ class FallibleEngine(Protocol):
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended it; None while it works."""
+        """The error that ended the engine; None while it works."""
         ...
 
 

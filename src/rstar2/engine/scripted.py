@@ -1,4 +1,4 @@
-"""An engine whose policy is written down: a Python function, or a file of replies. For tests and demonstrations.
+"""An engine with a scripted policy: a Python function, or a file of replies. For tests and demonstrations.
 
 Invariant: the same prompt in the same session gets the same reply, and every token has the log-probability 0.
 """
@@ -95,7 +95,7 @@ class ScriptedEngine:
             self._running.discard(session)
 
     def _turn(self, session: str, prompt_length: int) -> int:
-        """Counted by prompt, so that a retried turn is the same turn."""
+        """The number of the turn in its session, counted by prompts, so that a retried turn is the same turn."""
         lengths = self._prompt_lengths.setdefault(session, [])
         if prompt_length not in lengths:
             lengths.append(prompt_length)

@@ -1,7 +1,7 @@
 """Benchmarks: problems rolled out by the report's protocol, judged, and turned into numbers with their uncertainty.
 
-Promise: every trace is kept; what was lost through our fault or could not be decided is counted and never scored; the
-same samples give the same numbers, and every deviation from the report's protocol is named beside them.
+Promise: every trace is kept; rollouts that were lost through our fault or left undecided are counted and never scored;
+the same samples give the same numbers, and every deviation from the report's protocol is named beside them.
 May import: records, sandbox, engine, grading, agent, environments, rollout, data, config. Works without torch.
 """
 

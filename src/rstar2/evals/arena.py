@@ -22,7 +22,7 @@ from rstar2.records import Problem, Trace, Verdict
 from rstar2.rollout.judge import Judge
 
 MAX_AT_ONCE = 16
-"""Requests in flight: hosted judges refuse more."""
+"""The most requests in flight: hosted judges refuse more."""
 _ID_COLUMNS = ("id", "uid", "question_id")
 
 SYSTEM_TEXT = """Please act as an impartial judge and evaluate the quality of the responses provided by two AI assistants to the user prompt displayed below. You will be given assistant A's answer and assistant B's answer. Your job is to evaluate which assistant's answer is better.
@@ -46,7 +46,7 @@ After providing your explanation, you must output only one of the following choi
 Example output: "My final verdict is tie: [[A=B]]"."""  # noqa: E501
 
 _LABELS = (re.compile(r"\[\[([AB<>=]+)\]\]"), re.compile(r"\[([AB<>=]+)\]"))
-"""The second counts only where the first finds nothing."""
+"""Patterns of a verdict's label; the second counts only if the first finds nothing."""
 _POINTS_OF_A = {
     **dict.fromkeys(("A>>B", "B<<A"), (1.0, 3.0)),
     **dict.fromkeys(("A>B", "B<A"), (1.0, 1.0)),
@@ -54,7 +54,7 @@ _POINTS_OF_A = {
     **dict.fromkeys(("B>A", "A<B"), (0.0, 1.0)),
     **dict.fromkeys(("B>>A", "A<<B"), (0.0, 3.0)),
 }
-"""Points of A, and the weight of the game."""
+"""For each label, the points of A and the weight of the game."""
 
 
 class Chat(Protocol):
@@ -112,7 +112,7 @@ class ChatClient:
     max_tokens: int = 4096
 
     async def reply(self, messages: Sequence[Message]) -> str:
-        """InfrastructureError for what may pass, UserError for what will not."""
+        """The judge's reply. InfrastructureError for a failure that may pass, UserError for one that will not."""
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         body = {"model": self.model, "messages": list(messages), "temperature": 0.0, "max_tokens": self.max_tokens}
         url = f"{self.base_url.rstrip('/')}/chat/completions"
@@ -139,7 +139,8 @@ class ChatClient:
 
 
 def read_baseline(path: Path) -> dict[str, str]:
-    """JSON Lines with a question's id and an `answer`; Arena-Hard's own files of model answers are read as well."""
+    """Reads the baseline's answers: JSON Lines with a question's id and an `answer`, or Arena-Hard's own files of model
+    answers."""
     answers: dict[str, str] = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""Who answers and who judges, for each kind of benchmark."""
+"""Makes the roller and the judge for each kind of benchmark."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from rstar2.rollout.roller import Roller
 
 @dataclass(frozen=True, slots=True)
 class Judges:
-    """`arena` and `baseline` are the user's; only Arena-Hard needs them."""
+    """The means to judge responses. `arena` and `baseline` come from the user; only Arena-Hard needs them."""
 
     grader: Grader
     answer_place: AnswerPlace = AnswerPlace.ANSWER_BLOCK
@@ -32,7 +32,7 @@ class Judges:
     baseline: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, grading: Grading) -> Judge | None:
-        """None where only the episode itself can be judged, by its environment."""
+        """The judge for this kind of grading; None if the environment judges the episode itself."""
         match grading:
             case Grading.ENVIRONMENT:
                 return None
@@ -52,7 +52,7 @@ class Judges:
                 raise UserError("a set of conversations cannot be evaluated on: it has nothing to grade")
 
     def check(self, benchmark: Benchmark) -> None:
-        """UserError, before anything is generated, if this benchmark cannot be judged."""
+        """Raises UserError, before anything is generated, if this benchmark cannot be judged."""
         self.of(benchmark.grading)
         if benchmark.grading is Grading.JUDGE:
             missing = [problem.id for problem in benchmark.problems if problem.id not in self.baseline]
@@ -68,17 +68,17 @@ class Bench:
     driver: Driver[Trace]
     chat: ChatFormat
     environments: Mapping[str, Environment]
-    """By name, for the sets of a recipe."""
+    """The environments of a recipe's sets, by name."""
     math: Environment
-    """For problems with an answer."""
+    """The environment of problems with an answer."""
     judges: Judges
     model: str
     success_threshold: float = FULL_REWARD
     """The least reward of a success where an environment gives no verdict."""
 
     def roller(self, grading: Grading) -> Rolls:
-        """Problems with an answer, and those of a recipe's environments, go to the agent and its tools. All others are
-        asked as the benchmark states them."""
+        """The roller for this kind of grading. Problems with an answer, and those of a recipe's environments, go to the
+        agent and its tools. All others are posed as the benchmark states them."""
         if grading is Grading.ENVIRONMENT:
             threshold = self.success_threshold
             return Roller(self.driver, self.chat, self.environments, self.model, success_threshold=threshold)

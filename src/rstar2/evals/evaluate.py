@@ -1,7 +1,7 @@
-"""Benchmarks to results: every problem rolled out as often as the settings ask, lost rollouts retried.
+"""Measures benchmarks: every problem is rolled out as often as the settings ask, and lost rollouts are retried.
 
-Invariant: a sample that an earlier attempt finished is counted and not repeated; every trace is handed
-on before it is counted; a rollout that is lost through our fault is retried and never scored.
+Invariant: a sample that an earlier attempt finished is counted and not repeated; every trace is handed on before it is
+counted; a rollout that was lost through our fault is retried and never scored.
 """
 
 import time
@@ -46,9 +46,9 @@ async def evaluate(
     history: "History | None" = None,
     same: Same | None = None,
 ) -> dict[str, BenchmarkResult]:
-    """Measure one benchmark after the other. `on_trace` gets every trace that was made here, also of rollouts
-    that are retried. `history` is what an interrupted evaluation already knows: its samples count and are not repeated.
-    `same` compares votes by computer algebra; without it there may be no majority."""
+    """Measure one benchmark after the other. `on_trace` gets every trace that is made here, including those of rollouts
+    that are retried. `history` has the samples of an interrupted evaluation, which count and are not repeated. `same`
+    compares votes by computer algebra; without it there may be no majority."""
     history = History() if history is None else history
     if settings.tree is not None:
         history.forget_torn_trees(problems_by_benchmark, settings.num_samples)
@@ -97,13 +97,14 @@ def _request(key: SampleKey, problem: Problem, step: int, stage: str, seed: int,
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What is known of each sample: its result, and how often it was tried."""
+    """The history of each sample: its result, and how often it was tried."""
 
     samples: dict[SampleKey, Sample] = field(default_factory=dict)
     num_attempts: Counter[SampleKey] = field(default_factory=Counter)
 
     def add(self, trace: Trace) -> None:
-        """The last trace of a sample counts, but one that was lost through our fault replaces none that was not."""
+        """Adds a trace. The last trace of a sample counts, but one that was lost through our fault replaces no
+        other."""
         key, sample = SampleKey.of(trace), Sample.of(trace)
         self.num_attempts[key] += 1
         if key not in self.samples or not sample.is_fault:
@@ -114,7 +115,8 @@ class History:
         return sample is None or sample.is_fault
 
     def forget_torn_trees(self, problems_by_benchmark: Mapping[str, Sequence[Problem]], num_samples: int) -> None:
-        """Where a tree forks follows from its other leaves: it is complete, or it is sampled again."""
+        """Forgets incomplete trees. A tree's fork points depend on its other leaves, so it is complete or sampled
+        again."""
         for name, problems in problems_by_benchmark.items():
             for problem in problems:
                 keys = [SampleKey(name, problem.id, index) for index in range(num_samples)]
@@ -123,7 +125,7 @@ class History:
                         self.samples.pop(key, None)
 
     def of_benchmark(self, name: str, problems: Sequence[Problem], num_samples: int) -> list[Sample]:
-        """The samples of a benchmark that are there."""
+        """The samples of a benchmark that exist so far."""
         keys = (SampleKey(name, problem.id, index) for problem in problems for index in range(num_samples))
         return [self.samples[key] for key in keys if key in self.samples]
 

@@ -3,8 +3,8 @@
 Samples of one problem are alike, so the number of independent observations is between the number of problems and the
 number of samples. It is estimated from how much the problems' totals scatter (the linearized variance of a ratio), and
 Wilson's interval is taken at that effective size, which is corrected for the few degrees of freedom. Unlike a bootstrap
-it draws no random numbers, and at 0% or 100%, where nothing scatters and a bootstrap has no width, each problem counts
-as one observation.
+it draws no random numbers, and at 0% or 100%, where nothing scatters and a bootstrap interval has no width, each
+problem counts as one observation.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""From the samples of a benchmark to its numbers. Pure.
+"""Computes the numbers of a benchmark from its samples. Pure.
 
 Invariant: a sample that was lost through our fault or could not be decided is in no score. It is counted, every share
 is over the decided samples, and a second score shows what the first would be if all undecided samples were wrong.
@@ -15,18 +15,19 @@ from rstar2.records import Outcome, Verdict
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkResult:
-    """Scores are shares in 0 to 1. With nothing decided they are 0 and the interval is everything."""
+    """The numbers of one benchmark. Scores are shares in 0 to 1. If nothing was decided, they are 0 and the interval is
+    0 to 1."""
 
     num_problems: int
     num_samples: int
-    """Samples asked for of each problem: the k of avg@k. Trees with a budget of tokens may have fewer."""
+    """Samples requested of each problem: the k of avg@k. Trees with a budget of tokens may have fewer."""
     num_scored: int
     """Samples that have a score."""
     num_undecided: int
     num_faults: int
     """Samples that were still lost after every retry."""
     num_missing: int
-    """Samples that were asked for and are not there, because the evaluation was interrupted."""
+    """Samples that were requested and are missing, because the evaluation was interrupted."""
     accuracy: float
     """avg@k: the mean score of all samples."""
     accuracy_low: float
@@ -36,14 +37,14 @@ class BenchmarkResult:
     """`accuracy` if every undecided sample were wrong: no verdict on them could make it less."""
     pass_at_k: float
     majority_at_k: float | None
-    """The share of problems whose most frequent answer is right. None where samples have no answers to vote with
-    (instructions, function calls, judged responses), and in training also where only computer algebra could tell
-    votes apart."""
+    """The share of problems whose most frequent answer is right. None if samples have no answers to vote with
+    (instructions, function calls, judged responses), and in training also if only computer algebra could compare
+    votes."""
     pass_at: dict[int, float]
     """Unbiased pass@n for n = 1, 2, 4, ... up to `num_samples`."""
     mean_response_tokens: float
     mean_generated_tokens: float
-    """Tokens that were sampled for a problem, on average; those that the leaves of a tree share count once."""
+    """The mean number of tokens sampled for a problem; those that the leaves of a tree share count once."""
     mean_turns: float
     mean_tool_calls: float
     tool_error_share: float
@@ -55,7 +56,7 @@ class BenchmarkResult:
     """Wall-clock time of this benchmark in this process, without that of an interrupted earlier one."""
     mean_rollout_seconds: float
     details: dict[str, float] = field(default_factory=dict)
-    """Further scores of the benchmark's own, each the weighted mean over the samples that have it."""
+    """Further scores of the benchmark itself, each the weighted mean over the samples that have it."""
 
     @property
     def is_complete(self) -> bool:
@@ -65,7 +66,7 @@ class BenchmarkResult:
 def measure(
     samples: Iterable[Sample], num_problems: int, num_samples: int, seconds: float, majority_at_k: float | None = None
 ) -> BenchmarkResult:
-    """`samples` has at most one for each problem and index."""
+    """The result of a benchmark. `samples` has at most one for each problem and index."""
     everything = list(samples)
     sampled = [sample for sample in everything if not sample.is_beyond_budget]
     ended = [sample for sample in sampled if not sample.is_fault]
@@ -112,7 +113,7 @@ def pass_at(num_samples: int, num_right: int, k: int) -> float:
 
 
 def _pass_at(group: Sequence[Sample], k: int) -> float:
-    """A problem with fewer than k decided samples enters with as many as it has."""
+    """pass@k of one problem. If it has fewer than k decided samples, k is their number."""
     num_right = sum(sample.is_success for sample in group)
     return pass_at(len(group), num_right, min(k, len(group)))
 

@@ -1,4 +1,4 @@
-"""Requests exactly as the benchmark states them: instructions, function calls, open questions.
+"""Rolls out requests exactly as the benchmark states them: instructions, function calls, open questions.
 
 The prompt is the benchmark's messages in the model's chat template, as in other harnesses; the template of a model
 trained here opens its turn as well. The agent's system text is only for problems with a boxed answer. Most requests are
@@ -31,7 +31,7 @@ OUTCOMES = {
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """The model of one rollout."""
+    """The model as the speaker of one rollout."""
 
     placed: PlacedRollout
     chat: ChatFormat

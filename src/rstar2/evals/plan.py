@@ -36,7 +36,7 @@ class EvalPlan:
     num_generated: int = 100
     """How many problems a procedural benchmark generates."""
     max_problems: int | None = None
-    """The largest number of problems of each benchmark, drawn with the seed. None means all."""
+    """The most problems of each benchmark, drawn with the seed. None means all."""
     answer_place: AnswerPlace = AnswerPlace.ANSWER_BLOCK
     data_dir: str | None = None
 
@@ -61,8 +61,8 @@ class EvalPlan:
         return replace(self, settings=replace(self.settings, max_response_tokens=num_tokens))
 
     def load(self, own: Mapping[str, tuple[Problem, ...]] | None = None) -> list[Benchmark]:
-        """Every benchmark with its problems; a UserError says how to get one that is not here. `own` are sets of the
-        caller's, by the names that `benchmarks` has for them."""
+        """Every benchmark with its problems; a UserError says how to get one that is not here. `own` are the caller's
+        own sets, by the names that `benchmarks` has for them."""
         return [self._load(name, (own or {}).get(name)) for name in self.benchmarks]
 
     def _load(self, name: str, own: tuple[Problem, ...] | None) -> Benchmark:
@@ -86,7 +86,7 @@ class EvalPlan:
         return Benchmark(name, problems, grading, num_left_out)
 
     def to_toml(self, sections: Mapping[str, Mapping[str, Any]]) -> str:
-        """The plan as TOML, followed by `sections`, which hold what else the run must remember."""
+        """The plan as TOML, followed by `sections`, which hold the run's other settings."""
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "settings"}
         protocol = asdict(self.settings)
         tree = protocol.pop("tree")
@@ -96,7 +96,7 @@ class EvalPlan:
 
 
 def _own_grading(problems: tuple[Problem, ...]) -> Grading:
-    """Only environments other than mathematics read rows."""
+    """The grading of the caller's own problems: only environments other than mathematics have rows."""
     return Grading.ENVIRONMENT if any(problem.row for problem in problems) else Grading.ANSWER
 
 

@@ -13,7 +13,7 @@ from rstar2.engine import Chunk, Engine, EngineLoad, Sampling
 from rstar2.errors import InfrastructureError
 
 PAUSES_S = (1.0, 5.0, 30.0)
-"""Long enough for a server to restart."""
+"""The pauses before retries, together long enough for a server to restart."""
 
 
 class EngineUnavailableError(Exception):

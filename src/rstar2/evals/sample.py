@@ -1,4 +1,4 @@
-"""What the metrics need of one trace: a few numbers, so that the trace itself need not stay in memory."""
+"""The few numbers of one trace that the metrics need, so that the trace itself need not stay in memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,19 +21,19 @@ class Sample:
     verdict: Verdict | None
     answer: str | None
     score: float | None
-    """None for a sample that was lost through our fault or could not be decided: it is left out and counted. None, too,
-    for one that its tree's budget did not pay for, which is no sample."""
+    """The reward. None for a sample that was lost through our fault or left undecided, which is left out and counted,
+    and for one beyond its tree's budget, which does not count as a sample."""
     weight: float
     details: Mapping[str, tuple[float, float]]
-    """Further scores by name, each with what it counts in its mean."""
+    """Further scores by name, each with its weight in their mean."""
     num_response_tokens: int
     num_generated_tokens: int
-    """Tokens that were sampled for this rollout: those that it shares with another were not."""
+    """Tokens sampled for this rollout, without those that it shares with its parent."""
     num_turns: int
     num_tool_calls: int
     """Calls that the model wrote."""
     num_own_calls: int
-    """Calls that came back and did not fail through our fault. `num_tool_errors` counts among these."""
+    """Calls that returned and did not fail through our fault. `num_tool_errors` counts among these."""
     num_tool_errors: int
     seconds: float
     success_threshold: float = FULL_REWARD
@@ -66,7 +66,7 @@ class Sample:
 
     @property
     def is_success(self) -> bool:
-        """What selection counts as a success; never one without a score."""
+        """Whether selection counts the sample as a success; one without a score never is."""
         return self.score is not None and bool(is_success(self.verdict, self.score, self.success_threshold))
 
     @property

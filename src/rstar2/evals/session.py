@@ -1,7 +1,7 @@
 """An evaluation in a run directory: every trace is kept, a resumed run repeats no sample, and traces can be regraded.
 
-Invariant: the traces in the directory are the evaluation. Results are always computed from samples that are there, and
-a trace is there before it is counted.
+Invariant: the traces in the directory are the evaluation. Results are always computed from stored samples, and a trace
+is stored before it is counted.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from rstar2.records import RunDirectory, RunView, Trace
 from rstar2.rollout.judge import judged
 
 STEP = 0
-"""An evaluation is one step."""
+"""The step of all traces: an evaluation is one step."""
 STAGE = "eval"
 NUM_AT_ONCE = 64
 
@@ -34,7 +34,7 @@ async def run_evaluation(
     run: RunDirectory,
     on_trace: Callable[[Trace], None] = lambda _trace: None,
 ) -> dict[str, BenchmarkResult]:
-    """Finish the evaluation that `run` holds, from nothing or from where it was interrupted."""
+    """Runs the evaluation of `run` to its end, from the start or from where it was interrupted."""
     for benchmark in benchmarks:
         bench.judges.check(benchmark)
     view = RunView(run.path)
@@ -94,7 +94,7 @@ async def grade_again(
             return trace
         name = trace.metadata[BENCHMARK_KEY]
         judge = judge_of[name]
-        if judge is None:  # its episode is over
+        if judge is None:  # only its episode could judge it, and that is over
             return trace
         problem = problem_of.get((name, trace.problem_id))
         if problem is None:
@@ -136,7 +136,7 @@ def result_as_json(result: BenchmarkResult) -> dict[str, object]:
 
 
 def stored_history(view: RunView) -> History:
-    """What the run holds, as it was graded."""
+    """The stored samples of the run, as they were graded."""
     history = History()
     for trace in _stored(view):
         history.add(trace)

@@ -1,4 +1,5 @@
-"""How a benchmark is measured. The defaults are the report's, so that every deviation can be named."""
+"""The protocol by which a benchmark is measured. The defaults are the report's, so that every deviation can be
+named."""
 
 from dataclasses import dataclass, fields
 from typing import Self
@@ -20,7 +21,8 @@ class EvalSettings:
     has_tools: bool = True
     """If False, the model gets no tool: plain chain of thought."""
     entropies: bool = False
-    """Whether to record the entropy of each token's distribution, for `rstar2 analyze`; the embedded engine can."""
+    """Whether to record the entropy of each token's distribution, for `rstar2 analyze`; only the embedded engine
+    can."""
     max_tool_output_tokens: int = 1024
     max_fault_retries: int = 2
     """How often a call or a turn that failed through our fault is retried."""

@@ -60,7 +60,7 @@ CAVEATS = {
     "are the same.",
     "ifeval": "IFEval: prompt-level strict accuracy; sentences and capital words are counted by rules, not by nltk.",
 }
-"""Why a number here and a published one of the same name may differ, whatever the model."""
+"""Why a number here may differ from the published one of the same name, whatever the model."""
 
 
 def score_table(results: Results) -> ResultTable:
@@ -124,7 +124,8 @@ def all_tables(results: Results, model: str) -> list[ResultTable]:
 
 
 def remarks(results: Results, deviations: Sequence[str]) -> list[str]:
-    """What a reader of the numbers must know: how the protocol deviates, what is missing, what is not comparable."""
+    """Sentences that a reader of the numbers needs: deviations of the protocol, missing samples, and what is not
+    comparable."""
     lines = [
         f"Deviates from the report's protocol: {'; '.join(deviations)}." if deviations else "The report's protocol."
     ]

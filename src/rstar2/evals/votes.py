@@ -1,8 +1,8 @@
-"""Which answers to a problem are one vote: those that the grader calls equal, wrong ones and right ones alike.
+"""Groups the answers to a problem into votes: answers that the grader calls equal, right or wrong, are one.
 
-Right answers all equal the gold, so they are one class already. Wrong answers are compared with each other: without
-computer algebra where that decides, and by the grader where it does not, but only for problems whose outcome depends on
-it: those with some right answers, and at least as many wrong ones.
+Right answers all equal the gold, so they are one class already. Wrong answers are compared with each other, without
+computer algebra if that decides and otherwise by the grader, but only for problems whose outcome depends on it: those
+with some right answers, and at least as many wrong ones.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ NUM_AT_ONCE = 64
 
 
 def graders_equality(grader: Grader) -> Same:
-    """InfrastructureError if the grader keeps failing."""
+    """A `Same` that asks the grader. It raises InfrastructureError if the grader keeps failing."""
 
     async def same(answer: str, gold: str) -> bool:
         grade = await with_retries(lambda: grader.grade_answer(answer, gold), MAX_RETRIES, first_pause_s=FIRST_PAUSE_S)
@@ -32,8 +32,8 @@ def graders_equality(grader: Grader) -> Same:
 
 
 async def majority_at_k(groups: Sequence[Sequence[Sample]], same: Same | None) -> float | None:
-    """The mean over problems, given the scored samples of each. None where samples have no answers to vote with, or
-    where an outcome depends on computer algebra and `same` is None."""
+    """maj@k: the mean of `majority` over problems, given the scored samples of each. None if samples have no answers to
+    vote with, or an outcome depends on computer algebra and `same` is None."""
     is_without_answers = any(
         sample.verdict in (Verdict.RIGHT, Verdict.WRONG) and sample.answer is None
         for group in groups
@@ -55,8 +55,8 @@ async def majority_at_k(groups: Sequence[Sequence[Sample]], same: Same | None) -
 
 
 async def majority(samples: Sequence[Sample], same: Same | None) -> float | None:
-    """Whether the most frequent answer is right; among equally frequent ones, the share of them that is. Who gave no
-    answer does not vote. None if that depends on computer algebra and `same` is None."""
+    """Whether the most frequent answer is right; among equally frequent ones, the share of right ones. A sample without
+    an answer does not vote. None if that depends on computer algebra and `same` is None."""
     num_right = sum(sample.is_success for sample in samples)
     wrong = Counter(sample.answer for sample in samples if not sample.is_success and sample.answer is not None)
     if not num_right or num_right > wrong.total():
@@ -65,12 +65,12 @@ async def majority(samples: Sequence[Sample], same: Same | None) -> float | None
     if pools is None:
         return None
     sizes = list(pools.values())
-    most = max(sizes)
-    return 0.0 if num_right < most else 1.0 / (1 + sizes.count(num_right))
+    largest = max(sizes)
+    return 0.0 if num_right < largest else 1.0 / (1 + sizes.count(num_right))
 
 
 async def pooled(counts: Counter[str], same: Same | None) -> dict[str, int] | None:
-    """How often each answer was given, all its spellings together under the first of them. None if that depends on
+    """How often each answer was given, with all its spellings counted under the first of them. None if that depends on
     computer algebra and `same` is None."""
     pools: dict[str, int] = {}
     for answer, count in counts.items():
@@ -98,6 +98,7 @@ def _decided(answer: str, other: str) -> bool | None:
 
 
 def _in_order(answer: str, other: str) -> tuple[str, str]:
-    """The plainer one is the gold: a decimal may approximate a value, and a printed float a shorter number."""
+    """The pair as answer and gold. The plainer one is the gold: a decimal may approximate a value, and a printed float
+    a shorter number."""
     gold, answer = sorted((answer, other), key=lambda text: ("." in text, len(text), text))
     return answer, gold

@@ -1,7 +1,7 @@
-"""Answer text and gold to a verdict: right, wrong, no answer or undecided, always within a deadline.
+"""Grades an answer against its gold: right, wrong, no answer or undecided, always within a deadline.
 
-Promise: a wrong answer is never called right by a trick of notation; a hostile one neither hangs the grader nor escapes
-its zero; integers are exact and need no executor; infrastructure faults are errors, never verdicts.
+Promise: a wrong answer is never called right by a trick of notation; a hostile answer neither hangs the grader nor
+escapes its zero; integers are exact and need no executor; infrastructure faults are errors, never verdicts.
 May import: records, sandbox.
 """
 

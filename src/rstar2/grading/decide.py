@@ -1,6 +1,6 @@
-"""What can be decided without computer algebra: numbers, equal texts, words, choices, units, hostile answers.
+"""Decides answers that need no computer algebra: numbers, equal texts, words, choices, units, hostile answers.
 
-Pure and linear, so it runs in the caller's process at any load; what is left is returned as a `SymbolicComparison`.
+Pure and linear, so it runs in the caller's process at any load; other answers are returned as a `SymbolicComparison`.
 """
 
 import re
@@ -33,7 +33,7 @@ _CHOICE = re.compile(
 
 
 class Method(StrEnum):
-    """What decided."""
+    """The method that decided a grade."""
 
     EXTRACTION = "extraction"
     """There was no answer to compare."""
@@ -41,18 +41,19 @@ class Method(StrEnum):
     NUMBERS = "numbers"
     """Decimals and fractions of integers, by the rules of `rstar2.grading.numerals`."""
     TEXT = "text"
-    """Equal up to LaTeX noise; or words, which are compared as words alone."""
+    """The texts are equal up to LaTeX noise, or were compared as words."""
     CHOICE = "choice"
     UNITS = "units"
-    """Both carry a unit or a numeral base, and not the same."""
+    """Both carry a unit or a numeral base, and these differ."""
     SCREEN = "screen"
-    """The answer was refused before any computer algebra saw it."""
+    """The answer was refused before any computer algebra."""
     MATH_VERIFY = "math_verify"
 
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """A verdict, the answer it is about (None if there was none), what decided, and why where that is not plain."""
+    """A verdict, the graded answer (None if there was none), the method that decided, and the reason if it is not
+    obvious."""
 
     verdict: Verdict
     answer: str | None
@@ -68,12 +69,12 @@ class SymbolicComparison:
     gold: str
     answer_is_percent: bool = False
     gold_is_percent: bool = False
-    """The sign itself is in neither text."""
+    """Whether each had a percent sign, which is removed from both texts."""
 
 
 def decide(answer: str, gold: str, *, evaluated_only: bool = False) -> Grade | SymbolicComparison:
-    r"""Grade `answer`, or return what must be compared. With `evaluated_only`, an answer to an integer gold must be a
-    number as such: `123 \cdot 456` is then wrong without being computed. Some sets put their golds in a box."""
+    r"""Grade `answer`, or return the comparison to make. With `evaluated_only`, an answer to an integer gold must be a
+    plain number: `123 \cdot 456` is then wrong without being computed. A gold may be in a box, as some sets have it."""
 
     def graded(is_right: bool, method: Method, message: str = "") -> Grade:
         return Grade(Verdict.RIGHT if is_right else Verdict.WRONG, answer, method, message)
@@ -136,8 +137,8 @@ def _same_numbers(comparison: SymbolicComparison) -> bool | None:
 
 
 def choice_letter(text: str) -> str | None:
-    r"""The letter of `B`, `(B)`, `B.`, `\text{(B)}`, `\textbf{(B) } 17`; None if `text` is anything else. Words after
-    the letter count only behind a bracket or a mark, so that `A cat` and `Ax+B` are no choices."""
+    r"""The letter of `B`, `(B)`, `B.`, `\text{(B)}`, `\textbf{(B) } 17`; None if `text` is anything else. Words may
+    follow the letter only behind a bracket or a mark, so that `A cat` and `Ax+B` are no choices."""
     match = _CHOICE.fullmatch(text.strip().strip("$").strip())
     if match is None:
         return None

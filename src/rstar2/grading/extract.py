@@ -23,19 +23,19 @@ class AnswerPlace(StrEnum):
     """The place in which the box is searched."""
 
     ANSWER_BLOCK = "answer_block"
-    """The last `<answer>` block, which an agent is asked to write."""
+    """In the last `<answer>` block, which an agent is asked to write."""
     ANYWHERE = "anywhere"
     """Anywhere in the text: for models that were not trained on answer blocks."""
 
 
 def count_answer_blocks(*turns: str) -> int:
-    """What `p_format` of GRPO-RoC counts: the same blocks that `extract_answer` looks in."""
+    """The number of answer blocks for `p_format` of GRPO-RoC: the same blocks that `extract_answer` looks in."""
     return sum(len(answer_blocks(turn)) for turn in turns)
 
 
 def count_balanced_answer_blocks(*turns: str) -> int:
-    """What the release's `p_format` counts: closed blocks, and none where opening tags, closing tags and closed blocks
-    are not equally many."""
+    """The number of answer blocks for the release's `p_format`: closed blocks, or 0 unless there are equally many
+    opening tags, closing tags and closed blocks."""
     num_blocks = count_answer_blocks(*turns)
     nums_tags = (sum(turn.count(tag) for turn in turns) for tag in (ANSWER_OPEN, ANSWER_CLOSE))
     return num_blocks if all(num_tags == num_blocks for num_tags in nums_tags) else 0
@@ -62,7 +62,7 @@ def last_box(text: str) -> str | None:
 
 
 def extract_answer(*turns: str, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) -> str | None:
-    """The answer; None where there is no block, no balanced box in it, or nothing in the box."""
+    """The answer; None if there is no block, no balanced box in it, or nothing in the box."""
     latest_first = reversed(turns)
     if place is AnswerPlace.ANYWHERE:
         answer = next((box for turn in latest_first if (box := last_box(turn)) is not None), None)

@@ -1,12 +1,12 @@
-r"""From a model's text, or an answer, and a gold to a verdict, by a deadline.
+r"""Grades a model's text, or an answer, against a gold, by a deadline.
 
-What `decide` leaves open is compared by math-verify inside the executor's sandbox. Who bears the risk of an expression
-that cannot be decided there:
+Answers that `decide` leaves open are compared by math-verify inside the executor's sandbox. The verdict on an
+expression that cannot be decided there:
 
 - the answer cannot be read, or exhausts a limit while it is read: wrong;
-- their numerical values differ: wrong, before any symbolic comparison, so that an answer gains nothing by making that
-  one slow;
-- the values agree, or there are none, and the symbolic comparison exhausts a limit: undecided;
+- the numerical values differ: wrong, before any symbolic comparison, so that an answer gains nothing by making that
+  comparison slow;
+- the values agree, or cannot be computed, and the symbolic comparison exhausts a limit: undecided;
 - the gold cannot be read, or exhausts a limit: undecided, whatever the answer is;
 - the executor failed, or starved the program of CPU: `InfrastructureError`, never a verdict.
 """
@@ -22,9 +22,9 @@ from rstar2.records import Verdict
 from rstar2.sandbox import Execution, Executor, Limits, Request
 
 GRADING_DEADLINE_S = 10.0
-"""Wall limit of one comparison once it has a worker; half as much CPU. Honest comparisons take under 1 s."""
+"""Wall-clock limit of one comparison once it has a worker; the CPU limit is half. Honest comparisons take under 1 s."""
 GRADING_MEMORY_BYTES = 1 << 30
-"""math-verify and sympy take 0.1 GiB of it."""
+"""Memory limit of one comparison; math-verify and sympy take 0.1 GiB of it."""
 
 _SOURCES = (resources.files("rstar2.grading").joinpath(f"{name}.py") for name in ("numerals", "program"))
 _PROGRAM = "\n\n".join((*(source.read_text(encoding="utf-8") for source in _SOURCES), "main()\n"))
@@ -37,8 +37,8 @@ class Grader:
     executor: Executor
     deadline_s: float = GRADING_DEADLINE_S
     evaluated_only: bool = False
-    r"""With an integer gold, an answer that leaves work to the grader (`123 \cdot 456`) is wrong. Benchmarks count such
-    answers; a policy that is rewarded for them learns to copy the question into the box."""
+    r"""Whether, with an integer gold, an answer that leaves work to the grader (`123 \cdot 456`) is wrong. Benchmarks
+    count such answers as right; a policy that is rewarded for them learns to copy the question into the box."""
 
     async def grade(self, *turns: str, gold: str, place: AnswerPlace = AnswerPlace.ANSWER_BLOCK) -> Grade:
         """Grade the answer in `turns`: the model's own text, without the output of its tools."""

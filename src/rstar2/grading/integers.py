@@ -1,4 +1,4 @@
-r"""Integers, and lists of integers, compared as such. Pure, exact, linear: no float, no parser, no size limit.
+r"""Compares integers, and lists of integers, exactly. Pure, linear: no float, no parser, no size limit.
 
 Invariant: two texts are called equal only if they denote the same integers. An integer is its sign and its digits
 without leading zeros, as text: converting 10 MB of digits to a number would take minutes.
@@ -21,7 +21,7 @@ _LIST_SEPARATOR = re.compile(r" ?[,;] ?")
 
 @dataclass(frozen=True, slots=True)
 class IntegerReadings:
-    """What a text may mean: one integer, a list of at least two, or both (`1,234`)."""
+    """The readings of a text: one integer, a list of at least two, or both (`1,234`)."""
 
     integer: str | None
     items: tuple[str, ...] | None
@@ -45,8 +45,8 @@ def read_integers(text: str) -> IntegerReadings | None:
 
 
 def same_integers(answer: IntegerReadings, gold: IntegerReadings) -> bool:
-    """Whether some reading of both agrees. A bare list is unordered and keeps its repeats; where the gold may also be
-    one integer, order counts, so that `234,1` is never `1,234`."""
+    """Whether a reading of one agrees with a reading of the other. A bare list is unordered and keeps its repeats; if
+    the gold may also be one integer, order counts, so that `234,1` is never `1,234`."""
     if answer.integer is not None and answer.integer == gold.integer:
         return True
     if answer.items is None or gold.items is None:
@@ -65,7 +65,7 @@ def _integer(bare: str) -> str | None:
 
 
 def _without_noise(text: str) -> str:
-    """`text` without what LaTeX puts around a number: dollars, fonts, thin spaces, a full stop."""
+    """`text` without LaTeX's noise around a number: dollars, fonts, thin spaces, a full stop."""
     if text.isdigit():
         return text
     text = _SPACE.sub(" ", text.replace("{,}", ",").replace(r"\!", "")).strip()

@@ -1,4 +1,4 @@
-r"""Normalizes LaTeX answers before they are compared: removes what does not change their meaning. Pure.
+r"""Normalizes LaTeX answers before they are compared: removes everything that does not change their meaning. Pure.
 
 Invariant: nothing here joins two numbers into one (a blank between digits stays unless it separates thousands), and
 nothing drops a letter that could be a variable: math-verify's own unit list turns `3t` into 3, so it is not used.
@@ -59,7 +59,7 @@ _UNIT_NAMES = (
     "month", "yr year", "dollar usd", "cent", "degree deg", "mph",
 )  # fmt: skip
 _UNITS = {name: names.split()[0] for names in _UNIT_NAMES for name in names.split()}
-"""Every name of a unit, without its plural s, to its first name."""
+"""Maps every name of a unit, without its plural s, to the unit's first name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,8 @@ class Quantity:
 
 
 def tidy(text: str) -> str:
-    """One line of LaTeX without dollars, odd blanks, a final full stop, and with ASCII or commands for signs."""
+    """The text as one line of LaTeX without dollars, odd blanks or a final full stop, and with ASCII or commands for
+    signs."""
     text = text.translate(_SIGNS).replace("{,}", ",").replace(r"\!", "")
     text = _SPACE.sub(" ", _DELIMITER.sub(" ", text))
     text = _PERCENT.sub(r"\\%", text)
@@ -91,13 +92,14 @@ def skeleton(tidied: str) -> str:
 
 
 def with_powers_of_ten(tidied: str) -> str:
-    r"""`1e+06`, as computers print it, as `1 \times 10^{6}`; a parser of mathematics would read Euler's number."""
+    r"""The text with `1e+06`, as computers print it, written as `1 \times 10^{6}`: a parser of mathematics would read
+    Euler's number."""
     return _POWER_OF_TEN.sub(lambda number: rf"{number[1]} \times 10^{{{int(number[2])}}}", tidied)
 
 
 def with_both_signs(tidied: str) -> str:
-    r"""`\frac{-1 \pm \sqrt{17}}{2}` as the two values that it denotes. More than one sign in a value is left: whether
-    they belong together is unknown."""
+    r"""The text with `\frac{-1 \pm \sqrt{17}}{2}` written as the two values that it denotes. A value with more than one
+    sign is left as it is: whether the signs belong together is unknown."""
     if not _PLUS_MINUS.search(tidied):
         return tidied
     braces = _SET.fullmatch(tidied)
@@ -123,19 +125,19 @@ def _split(text: str) -> list[str]:
 
 
 def split_percent(tidied: str) -> tuple[str, bool]:
-    """Without a trailing percent sign, and whether there was one."""
+    """The text without a trailing percent sign, and whether there was one."""
     bare = _PERCENT_SIGN.sub("", tidied)
     return bare, bare != tidied
 
 
 def is_prose(bones: str) -> bool:
-    """Whether a skeleton is words and not mathematics: it is then compared as words alone, because to a parser of
+    """Whether a skeleton is words and not mathematics. It is then compared only as words, because to a parser of
     mathematics `listen` and `silent` are the same product of six variables."""
     return "\\" not in bones and _WORD.search(bones) is not None
 
 
 def split_unit(tidied: str) -> Quantity:
-    r"""A trailing `\text{ cm}^2`, or a plain word that no formula would end in, taken off as a unit."""
+    r"""Splits off a unit: a trailing `\text{ cm}^2`, or a plain word in which no formula would end."""
     match = _TEXT_UNIT.fullmatch(tidied) or _WORD_UNIT.fullmatch(tidied)
     if match is None:
         return Quantity(tidied, "")
@@ -152,7 +154,7 @@ def split_unit(tidied: str) -> Quantity:
 
 
 def units_conflict(answer: Quantity, gold: Quantity) -> bool:
-    """Whether both carry a unit that we know, and not the same. A missing or unknown unit is no conflict."""
+    """Whether both carry a known unit, and these differ. A missing or unknown unit is no conflict."""
     return bool(answer.unit and gold.unit) and answer.unit != gold.unit
 
 
@@ -160,6 +162,6 @@ _BASE = re.compile(r"[0-9a-zA-Z]+_\{?(\d+)\}?")
 
 
 def bases_conflict(answer: str, gold: str) -> bool:
-    """Whether `1011_2` meets `1011_3`: math-verify drops the base of a numeral."""
+    """Whether two numerals have different bases, like `1011_2` and `1011_3`: math-verify drops the base."""
     of_answer, of_gold = _BASE.fullmatch(answer), _BASE.fullmatch(gold)
     return of_answer is not None and of_gold is not None and of_answer[1] != of_gold[1]

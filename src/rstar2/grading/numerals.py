@@ -1,14 +1,15 @@
-r"""The value of a written number, and which two numbers are the same. Pure and exact: fractions, never floats.
+r"""Reads the value of a written number, and tells which numbers are the same. Pure and exact: fractions, never floats.
 
 Invariant: a number has exactly the value that is written. There are three exceptions, for what computers print:
 
 - *Printed float*: a decimal of 12 to 17 significant digits means the value that it agrees with to twelve digits, if it
-  can be nothing else: a millionth away from an integer, or nearer to another fraction of that size, it is not the gold.
+  can mean nothing else: a decimal a millionth away from an integer, or nearer to another fraction of that size, is not
+  the gold.
 - *Rounding*: a decimal of at least six digits and six decimals means a value that has no finite decimals (1/3,
   √2, π), if it is that value correctly rounded.
-- *Gold that is a printed float*: it means the value that rounds to it, if that is no short number itself.
+- *Gold that is a printed float*: it means the value that rounds to it, if that value is no short number itself.
 
-It imports nothing else of rstar2: its source goes into the sandbox together with that of `program`.
+This module imports nothing else of rstar2: its source goes into the sandbox together with that of `program`.
 """
 
 import re
@@ -17,7 +18,8 @@ from decimal import Decimal
 from fractions import Fraction
 
 FLOAT_DIGITS = range(12, 18)
-"""Fewer may be an intended rounding; no float has more than 17, so those are intended too."""
+"""The numbers of significant digits of a printed float. Fewer may be an intended rounding; no float has more, so those
+are intended too."""
 FLOAT_NOISE = Fraction(1, 10**11)
 """Relative tolerance: one unit of the twelfth digit."""
 MOST_NOISE = Fraction(1, 10**6)
@@ -36,7 +38,7 @@ _FRACTION = re.compile(
     rf"([-+]?) ?(?:\\[dtc]?frac ?\{{{_SIGNED}\}} ?\{{{_SIGNED}\}}|({_INTEGER}) ?/ ?({_INTEGER}))", re.ASCII
 )
 MAX_CHARS = 1100
-"""Longer ones are refused as answers, and fractions of them would cost too much."""
+"""The longest number that is read: longer ones are refused as answers, and fractions of them would cost too much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Number:
     num_decimals: int = 0
     """Decimals without trailing zeros; below 0 where digits before the point are rounded, too."""
     is_irrational: bool = False
-    """Then `value` is exact to 40 digits."""
+    """Whether the number is irrational; `value` is then exact to 40 digits."""
 
     @classmethod
     def of_decimal(cls, decimal: Decimal) -> "Number":
@@ -63,7 +65,7 @@ class Number:
 
     @property
     def is_terminating(self) -> bool:
-        """Whether finitely many decimals write it."""
+        """Whether the number has finitely many decimals."""
         rest = self.value.denominator
         for prime in (2, 5):
             while rest % prime == 0:
@@ -76,7 +78,7 @@ class Number:
         return Fraction(10) ** -self.num_decimals / 2 if self.num_digits else Fraction(0)
 
     def scaled(self, exponent: int) -> "Number":
-        """Multiplied by that power of ten."""
+        """The number multiplied by that power of ten."""
         return replace(self, value=self.value * Fraction(10) ** exponent, num_decimals=self.num_decimals - exponent)
 
 
@@ -108,8 +110,8 @@ def same_number(answer: Number, gold: Number) -> bool:
 
 
 def percent_exponents(gold: Number, *, answer_is_percent: bool, gold_is_percent: bool) -> tuple[int, ...]:
-    """By which powers of ten an answer may be scaled to be the gold, where at most one of them bears a percent sign.
-    A missing sign is accepted; a superfluous one counts against a gold of at most 1, which is a share."""
+    """The powers of ten by which an answer may be scaled to equal the gold, if at most one of the two has a percent
+    sign. A missing sign is accepted; a superfluous one counts against a gold of at most 1, which is a share."""
     if answer_is_percent == gold_is_percent:
         return (0,)
     if gold_is_percent:
@@ -118,5 +120,5 @@ def percent_exponents(gold: Number, *, answer_is_percent: bool, gold_is_percent:
 
 
 def _noise(gold: Number) -> Fraction:
-    most = min(abs(gold.value) * FLOAT_NOISE, MOST_NOISE)
-    return most if gold.is_irrational else min(most, Fraction(1, 2 * gold.value.denominator**2))
+    noise = min(abs(gold.value) * FLOAT_NOISE, MOST_NOISE)
+    return noise if gold.is_irrational else min(noise, Fraction(1, 2 * gold.value.denominator**2))

@@ -1,9 +1,9 @@
 r"""Compares one answer with one gold by math-verify. It runs inside the sandbox and never in this process: `Grader`
 sends its source text behind that of `numerals`.
 
-stdin is a `SymbolicComparison` as JSON; stdout is one JSON object a line: `{"stage": …}` at each stage, so that a run
-that was stopped says whose expression stopped it, and last `{"verdict": …}`. math-verify's own timeouts are off: they
-use SIGALRM, and the sandbox's kill is more reliable.
+stdin is a `SymbolicComparison` as JSON; stdout is one JSON object a line: `{"stage": …}` at each stage, so that the
+output of a stopped run shows whose expression stopped it, and last `{"verdict": …}`. math-verify's own timeouts are
+off: they use SIGALRM, and the sandbox's kill is more reliable.
 """
 
 import json
@@ -27,7 +27,7 @@ if __name__ != "__main__":  # In the sandbox both are one file.
 NUM_DIGITS = 40
 """The precision of computed values."""
 EXACT_TOLERANCE = 1e-30
-"""Relative tolerance where both are exact. math-verify rounds at 15 digits."""
+"""Relative tolerance if both values are exact. math-verify rounds at 15 digits."""
 NUM_DECIMALS = 12
 """Decimals that math-verify rounds to. With its default of 6, 0.1 and 0.1000001 are equal."""
 CHAIN_TOLERANCE = 1e-3
@@ -62,7 +62,7 @@ def _read(latex: str) -> Any | None:
 
 
 def _value(expression: Any) -> Any:
-    """The last side of an equation or of a chain of them; the expression itself if it is none."""
+    """The last side of an equation or of a chain of equations; any other expression itself."""
     if isinstance(expression, And) and all(isinstance(link, sympy.Eq) for link in expression.args):
         expression = _links(expression)[-1]
     return expression.rhs if isinstance(expression, sympy.Eq) else expression
@@ -73,12 +73,12 @@ def _links(chain: Any) -> Any:
 
 
 def _name(equation: Any) -> Any:
-    """What an equation or a chain of them begins with."""
+    """The left side of an equation or of a chain's first equation."""
     return (_links(equation)[0] if isinstance(equation, And) else equation).lhs
 
 
 def _items(expression: Any) -> list[Any]:
-    """The values in a value: itself, or those of a set, tuple, interval or matrix."""
+    """The single values in an expression: itself, or those of a set, tuple, interval or matrix."""
     if isinstance(expression, sympy.MatrixBase):
         return list(expression)
     if isinstance(expression, (sympy.FiniteSet, sympy.Tuple, sympy.Union)):
@@ -98,12 +98,13 @@ def _computed(expression: Any) -> mpmath.mpc:
         raise ValueError("not to be computed numerically in a bounded time")
     variables = {s: sympy.Rational(zlib.crc32(s.name.encode()) % 9973 + 5000, 9973) for s in expression.free_symbols}
     parts = expression.evalf(NUM_DIGITS, subs=variables).as_real_imag()
-    # A precision of one bit is how sympy says that nothing is left of it: a zero that cancelled out.
+    # A precision of one bit is sympy's sign of a complete cancellation: the value is zero.
     return mpmath.mpc(*(0 if getattr(part, "_prec", 0) == 1 else part._to_mpmath(200) for part in parts))
 
 
 def _numbers(expression: Any) -> list[tuple[mpmath.mpc, Any]] | None:
-    """The values in a value, computed, with what they were computed from, sorted; None where that cannot be done."""
+    """The single values in an expression, computed and sorted, each with its expression; None if they cannot be
+    computed."""
     try:
         computed = [(_computed(item), item) for item in _items(expression)]
     except Exception:
@@ -112,7 +113,7 @@ def _numbers(expression: Any) -> list[tuple[mpmath.mpc, Any]] | None:
 
 
 def _as_number(item: Any, computed: mpmath.mpc) -> Number | None:
-    """As it was written, if it was written as a number; None for what has no finite real value."""
+    """The number as it was written, or else computed; None if it has no finite real value."""
     if isinstance(item, sympy.Float):
         return Number.of_decimal(Decimal(str(item)))
     exact = item.doit()
@@ -124,7 +125,8 @@ def _as_number(item: Any, computed: mpmath.mpc) -> Number | None:
 
 
 def _is_name(expression: Any) -> bool:
-    """Whether this is a letter or a product of letters, which may spell a word: names are equal by spelling."""
+    """Whether an expression is a letter or a product of letters, which may spell a word: names are compared by
+    spelling."""
     return (
         isinstance(expression, sympy.Symbol)
         or expression is sympy.E
@@ -161,7 +163,7 @@ def _decimals_replaced(answer: Any, gold: Any) -> Any | None:
 
 
 def _contradicts_itself(latex: str) -> bool:
-    """Whether an answer equates different numbers, as `6 = 5` does, of which math-verify would take the last."""
+    """Whether an answer equates different numbers, like `6 = 5`, of which math-verify would take the last."""
     if "," in latex or ";" in latex:
         return False
     *first, last = (_read(side) for side in _EQUALS.split(latex))

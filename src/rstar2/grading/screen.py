@@ -1,20 +1,21 @@
-r"""Answers that are refused before any computer algebra sees them. Pure, linear.
+r"""Refuses answers before any computer algebra sees them. Pure, linear.
 
-An honest final answer is short, flat and evaluated. What breaks one of these limits is wrong at once, not undecided:
-an undecided rollout is left out of training, so if hanging the grader led there, it would be a way to avoid a zero.
-An answer may be as large as the gold: where the gold breaks the limits, they do not hold.
+An honest final answer is short, flat and evaluated. An answer that breaks one of these limits is wrong at once, not
+undecided: undecided rollouts are left out of training, so hanging the grader would be a way to avoid a zero. An answer
+may be as large as the gold: if the gold breaks the limits, they do not apply.
 """
 
 import re
 
 MAX_CHARS = 4096
-"""The longest gold of the public sets (MATH, OlympiadBench, DeepScaleR, Omni-MATH) is under 1,500 characters."""
+"""The longest answer: golds of the public sets (MATH, OlympiadBench, DeepScaleR, Omni-MATH) are under 1,500
+characters."""
 MAX_DEPTH = 40
 """How deep braces and brackets may nest. Honest answers stay below 10, and the parser recurses several frames a
 level."""
 MAX_NUMERAL_DIGITS = 1000
 MAX_POWER_DEPTH = 2
-r"""`e^{-x^2}` is 2; `9^{9^{9^9}}` is 3."""
+r"""How deep powers may nest: `e^{-x^2}` is 2; `9^{9^{9^9}}` is 3."""
 MAX_EXPONENT_DIGITS = 5
 MAX_FACTORIAL_DIGITS = 4
 
@@ -47,8 +48,8 @@ def why_refused(answer: str, gold: str) -> str | None:
 
 
 def is_evaluated(answer: str) -> bool:
-    r"""Whether `answer` is a number as such, and not `123 \cdot 456`, which restates a question instead of answering
-    it. A name before it (`x =`), a percent sign and a degree sign are allowed."""
+    r"""Whether `answer` is a plain number, not like `123 \cdot 456`, which restates a question instead of answering it.
+    A name before it (`x =`), a percent sign and a degree sign are allowed."""
     return _EVALUATED.fullmatch(answer) is not None
 
 

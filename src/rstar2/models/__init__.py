@@ -1,8 +1,8 @@
-"""Language models on disk: which ones are known by name, how they get here, where they are.
+"""Language models on disk: which ones are known by name, how they are downloaded, where they are kept.
 
-Promise: a model folder either is not there or is complete and was verified when it was written; it is a plain Hugging
-Face folder, so every engine can read it. `resolve` and the catalog need nothing but the standard library; getting a
-model needs the `train` extra.
+Promise: a model folder is either absent, or complete and verified when it was written; it is a plain Hugging Face
+folder, so every engine can read it. `resolve` and the catalog need nothing but the standard library; getting a model
+needs the `train` extra.
 May import: nothing.
 """
 

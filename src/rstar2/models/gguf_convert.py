@@ -1,10 +1,10 @@
-"""A llama GGUF file to a Hugging Face folder: configuration, bfloat16 weights, tokenizer.
+"""Converts a llama GGUF file to a Hugging Face folder: configuration, bfloat16 weights, tokenizer.
 
-Dequantizing loses nothing more than the quantization did, but for the rounding to bfloat16. llama.cpp rotates
+Dequantizing loses nothing more than the quantization did, except for the rounding to bfloat16. llama.cpp rotates
 neighbouring pairs of a head's rows where transformers rotates its two halves, so its converter permutes the rows of the
-query and key projections. Here that is undone; every other tensor only changes its name. GGUF names the way text is
-split before byte-pair merging (`tokenizer.ggml.pre`) but does not describe it; each name has to be known here. `smollm`
-splits every digit off, then splits as GPT-2 does.
+query and key projections. Here that is undone; every other tensor only changes its name. GGUF only names the way text
+is split before byte-pair merging (`tokenizer.ggml.pre`), so each name has to be known here. `smollm` splits every digit
+off, then splits as GPT-2 does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LAYER_NAMES = {
 
 
 def hf_name(gguf_name: str) -> str:
-    """`blk.3.attn_q.weight` to `model.layers.3.self_attn.q_proj.weight`."""
+    """Maps `blk.3.attn_q.weight` to `model.layers.3.self_attn.q_proj.weight`."""
     if gguf_name in _OUTER_NAMES:
         return _OUTER_NAMES[gguf_name]
     prefix, _, rest = gguf_name.partition(".")
@@ -54,14 +54,14 @@ def hf_name(gguf_name: str) -> str:
 
 
 def undo_rotary_permutation(weights: np.ndarray, num_heads: int) -> np.ndarray:
-    """Rows of each head from llama.cpp's (pair, member) order back to (half, position)."""
+    """Puts the rows of each head from llama.cpp's (pair, member) order back to (half, position)."""
     num_pairs = weights.shape[0] // num_heads // 2
     by_pair = weights.reshape(num_heads, num_pairs, 2, *weights.shape[1:])
     return by_pair.swapaxes(1, 2).reshape(weights.shape)
 
 
 def to_bfloat16(tensor: Any, num_heads: int, num_kv_heads: int) -> torch.Tensor:
-    """One `gguf.ReaderTensor`, dequantized."""
+    """Dequantizes one `gguf.ReaderTensor`."""
     import torch
     from gguf.quants import dequantize
 
@@ -79,12 +79,12 @@ _NORMAL, _CONTROL = 1, 3
 
 
 def write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
-    """tokenizer.json, tokenizer_config.json and chat_template.jinja."""
+    """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja."""
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     control_tokens = _control_tokens(metadata)
     build_tokenizer(metadata).save(str(folder / "tokenizer.json"))
     config = {
-        # The class that takes tokenizer.json as it is: GPT2Tokenizer would put its own splitting in place of ours.
+        # This class takes tokenizer.json as it is; GPT2Tokenizer would replace our splitting by its own.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": tokens[metadata["tokenizer.ggml.bos_token_id"]],
         "eos_token": tokens[metadata["tokenizer.ggml.eos_token_id"]],
@@ -131,7 +131,8 @@ def _control_tokens(metadata: dict[str, Any]) -> list[str]:
 
 
 def _refuse_unknown_kinds(metadata: dict[str, Any]) -> None:
-    """A tokenizer that is nearly right is worse than none: its ids look plausible."""
+    """Refuses unknown kinds of tokenizers: one that is nearly right is worse than none, because its ids look
+    plausible."""
     for key, supported in (("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "smollm")):
         if metadata.get(key) != supported:
             raise UserError(f"GGUF field {key} is {metadata.get(key)!r}; only {supported!r} can be converted")
@@ -144,7 +145,7 @@ def _refuse_unknown_kinds(metadata: dict[str, Any]) -> None:
 
 
 def convert_gguf(gguf_path: Path, folder: Path, progress: FetchProgress) -> None:
-    """Fills the existing `folder`."""
+    """Converts a GGUF file into the existing `folder`."""
     from gguf import GGUFReader
 
     reader = GGUFReader(gguf_path)
@@ -160,7 +161,7 @@ def convert_gguf(gguf_path: Path, folder: Path, progress: FetchProgress) -> None
 
 
 def model_config(metadata: dict[str, Any], *, tied_head: bool) -> dict[str, Any]:
-    """config.json of a `LlamaForCausalLM`."""
+    """The config.json of a `LlamaForCausalLM`."""
     hidden_size: int = metadata["llama.embedding_length"]
     num_heads: int = metadata["llama.attention.head_count"]
     return {
@@ -194,7 +195,7 @@ def _special_ids(metadata: dict[str, Any]) -> dict[str, int]:
 
 
 def _shortest(value: float) -> float:
-    """GGUF stores float32; this is the decimal that was meant, 1e-05 and not 9.999999747378752e-06."""
+    """The decimal that a stored float32 stands for: 1e-05 and not 9.999999747378752e-06."""
     import numpy as np
 
     return float(str(np.float32(value)))
@@ -212,7 +213,7 @@ def _write_weights(tensors: Any, metadata: dict[str, Any], path: Path, progress:
             weights[hf_name(tensor.name)] = to_bfloat16(tensor, num_heads, num_kv_heads)
             num_bytes_done += 2 * int(tensor.n_elements)
             advance(num_bytes_done)
-        # Written by us, so that a full disk is an OSError and not a message of the library's.
+        # We write the file ourselves, so that a full disk raises an OSError and not an error of the library.
         path.write_bytes(save(weights, metadata={"format": "pt"}))
 
 

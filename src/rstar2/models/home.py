@@ -1,4 +1,4 @@
-"""Where rstar2 keeps what it downloads: one folder per user, settable by environment.
+"""The folder in which rstar2 keeps its downloads: one per user, settable by environment.
 
 `RSTAR2_HOME`, else `$XDG_DATA_HOME/rstar2`, else `~/.local/share/rstar2`. The environment is read at each call.
 """
@@ -46,5 +46,5 @@ def model_folder(name: str) -> Path:
 
 
 def wheel_cache() -> Path:
-    """Wheels whose checksum was right, kept so that getting a model again needs no network."""
+    """The folder of wheels whose checksum was right, kept so that getting a model again needs no network."""
     return kept_in_home("cache") / "wheels"

@@ -1,4 +1,4 @@
-"""A model's files from the Hugging Face hub, and what every use of the hub shares: one error, one deadline.
+"""Downloads a model's files from the Hugging Face hub, and has the error and deadline that all uses of the hub share.
 
 Whatever keeps the hub from serving (no network, no such commit, a broken transfer) is a `HubUnavailableError`, so that
 the caller can try another source. A machine without the hub finds out within `HUB_ANSWER_DEADLINE_S`.
@@ -16,18 +16,19 @@ from rstar2.models.progress import FetchProgress, following_size
 from rstar2.models.storage import is_storage_error, require_free
 
 HUB_ANSWER_DEADLINE_S = 6.0
-"""A hub that is there lists a repository in well under a second. The client's own limits are per attempt and per
+"""A hub that can be reached lists a repository in well under a second. The client's own limits are per attempt and per
 address and do not cover name resolution, so together they can reach minutes."""
 
 Answer = TypeVar("Answer")
 
 
 class HubUnavailableError(InfrastructureError):
-    """The hub did not serve what was asked for; the message says why in short."""
+    """The hub did not serve a request; the message briefly says why."""
 
 
 def answer_within(deadline_s: float, ask: Callable[[], Answer]) -> Answer:
-    """What `ask` returns; HubUnavailableError if the hub is switched off, fails, or the deadline has passed."""
+    """Returns the result of `ask`; HubUnavailableError if the hub is switched off or fails, or the deadline has
+    passed."""
     from huggingface_hub import is_offline_mode
 
     if is_offline_mode():

@@ -19,7 +19,7 @@ class FetchProgress(Protocol):
         """One line that a person should read."""
 
     def stage(self, title: str, total_bytes: int | None = None) -> AbstractContextManager[Advance]:
-        """A stage of the work; its size is None where it is unknown."""
+        """A stage of the work; its size is None if it is unknown."""
 
 
 class SilentProgress:

@@ -1,7 +1,7 @@
-"""From a model name in a recipe or on a command line to a folder that can be loaded.
+"""Resolves a model name, of a recipe or a command line, to a folder that can be loaded.
 
-A name of the catalog, or of an agent that comes with this package, always means that; anything else is a path.
-`./name` reaches a folder that happens to share such a name. A folder of low-rank adapters (what a LoRA run writes to
+A name of the catalog, or of an agent that comes with this package, takes precedence; anything else is a path. `./name`
+reaches a folder that happens to share such a name. A folder of low-rank adapters (what a LoRA run writes to
 `final/adapter`, or any folder that peft wrote for linear layers) means its base with the adapters merged in. The merged
 model is kept in `RSTAR2_HOME/cache/merged`, under the digest of its sources, so other adapters or another base get
 another folder.
@@ -31,7 +31,7 @@ _PREFIX = "base_model.model."
 
 @dataclass(frozen=True, slots=True)
 class AdaptedLayer:
-    """What an adapter adds to the weight of one linear layer."""
+    """The low-rank matrices that an adapter adds to the weight of one linear layer."""
 
     up: "Tensor"
     down: "Tensor"
@@ -48,7 +48,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def base_name(adapter: Path) -> str:
-    """What the adapters belong to, as `resolve` takes it."""
+    """The name of the adapters' base model, as `resolve` takes it."""
     name = _config(adapter).get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         raise UserError(f"{adapter / CONFIG_FILE}: base_model_name_or_path must name the model that it adapts")
@@ -56,7 +56,7 @@ def base_name(adapter: Path) -> str:
 
 
 def merged_folder(adapter: Path, base: Path) -> Path:
-    """The model of `base` with the adapters merged in; made if it is not there yet."""
+    """The folder of `base` with the adapters merged in; it is made if it does not exist yet."""
     require_installed(("torch", "safetensors"), f"the adapters in {adapter}")
     _require_weights(adapter)
     folder = kept_in_home("cache") / "merged" / _digest(adapter, base)
@@ -161,7 +161,7 @@ def _merge(adapter: Path, base: Path, target: Path) -> None:
 
 
 def resolve(name_or_path: str | Path) -> Path:
-    """The model folder that is meant; a UserError that says what to do if there is none."""
+    """The folder of the named model. If there is none, a UserError says what to do."""
     text = str(name_or_path)
     if isinstance(name_or_path, str) and text in CATALOG:
         folder = model_folder(text)

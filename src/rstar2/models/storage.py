@@ -1,4 +1,5 @@
-"""What getting a model needs of this machine: packages, disk space, and a folder that appears once it is complete."""
+"""Checks and prepares this machine for getting a model: packages, disk space, and a folder that appears once it is
+complete."""
 
 import errno
 import fcntl
@@ -22,7 +23,7 @@ def is_storage_error(error: OSError) -> bool:
 
 @contextmanager
 def storage_errors(folder: Path) -> Iterator[None]:
-    """A full or forbidden disk under `folder` becomes one sentence with the way out."""
+    """Turns the errors of a full or forbidden disk under `folder` into one sentence with the way out."""
     try:
         yield
     except OSError as error:
@@ -39,7 +40,7 @@ def storage_errors(folder: Path) -> Iterator[None]:
 
 
 def require_free(folder: Path, num_bytes: int) -> None:
-    """Fails before a download rather than after it."""
+    """Raises an error if the disk lacks this space, before a download rather than after it."""
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < num_bytes:
         raise InfrastructureError(
@@ -71,7 +72,7 @@ def _lock(path: Path) -> int | None:
         except BlockingIOError:
             os.close(descriptor)
             return None
-        # Its last holder may have unlinked it between our open and our lock; then it protects nothing.
+        # The last holder may have unlinked the file between our open and our lock; then it protects nothing.
         if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
             return descriptor
         os.close(descriptor)
@@ -79,7 +80,7 @@ def _lock(path: Path) -> int | None:
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """A scratch sibling of `folder`, removed at the end however it ends; call under `exclusive`.
+    """A scratch folder beside `folder`, removed at the end in any case; call it under `exclusive`.
 
     Files that a killed process left are removed first: the lock is held, so no other process can be using them.
     """
@@ -107,7 +108,7 @@ def put_in_place(finished: Path, folder: Path, scratch: Path) -> None:
 
 
 def require_installed(modules: Sequence[str], purpose: str) -> None:
-    """UserError if a part of the `train` extra is missing, before a download and not after it."""
+    """Raises UserError if a part of the `train` extra is missing, before a download and not after it."""
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
         raise UserError(f"{purpose} needs {', '.join(missing)}: run `pip install 'rstar2[train]'`")

@@ -1,6 +1,6 @@
 """A model of a few million parameters, built from nothing: a tokenizer trained on given texts, and random weights.
 
-The folder that comes out is a plain Hugging Face folder like any other, so nothing else needs to know that it is tiny.
+The result is a plain Hugging Face folder like any other, so nothing else needs to know that the model is tiny.
 """
 
 import json
@@ -16,7 +16,7 @@ TAGS = (
     *("<reason>", "</reason>", "<answer>", "</answer>"),
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
 )
-"""One token each, as in Qwen3's vocabulary, so that the model need not spell them."""
+"""Tags that are one token each, as in Qwen3's vocabulary, so that the model need not spell them."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -80,13 +80,13 @@ def build_tiny(folder: Path, architecture: str, sizes: TinySizes, texts: Iterabl
 
 
 def intermediate_size(hidden_size: int) -> int:
-    """The usual 8/3 of a gated block, in multiples of 16."""
+    """The intermediate size: the usual 8/3 of the hidden size for a gated block, in multiples of 16."""
     return round(hidden_size * 8 / 3 / 16) * 16
 
 
 def _train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
-    """Byte-level BPE over full lines, so that recurring phrases take few tokens. Digits are tokenized in pairs: a pair
-    seldom occurs twice in a conversation, which makes numbers easy to copy."""
+    """Trains byte-level BPE over full lines, so that recurring phrases take few tokens. Digits are tokenized in pairs:
+    a pair seldom occurs twice in a conversation, which makes numbers easy to copy."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -112,7 +112,7 @@ def _train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
 
 
 def _without_tags(text: str) -> str:
-    """Merges across a tag would never be used, since tags are split off first."""
+    """The text with tags replaced by spaces: tags are split off first, so merges across them would never be used."""
     for tag in (*CONTROL_TOKENS, *TAGS):
         text = text.replace(tag, " ")
     return text

@@ -20,13 +20,13 @@ EXPECTED = "Paris"
 MAX_NEW_TOKENS = 12
 
 MEMORY_HEADROOM = 1.25
-"""Memory wanted for each byte of weights: the weights themselves, activations and the loader's buffers."""
+"""Bytes of memory needed for each byte of weights: the weights themselves, activations and the loader's buffers."""
 
 _PROBES = ("12 + 345 = 357", "x = {'é': [1.5, None]}\n\tif x:  # ½ ✓\n")
 
 
 def verify_model(folder: Path, *, is_chat: bool) -> Verification:
-    """How far it could be checked; InfrastructureError if a check fails."""
+    """Checks a model folder, and returns how far it could be checked; InfrastructureError if a check fails."""
     from transformers import AutoTokenizer
 
     _check_weight_files(folder)
@@ -73,7 +73,7 @@ def _device_with_room(num_bytes: int) -> str | None:
 
 
 def available_memory_bytes() -> int:
-    """What can be allocated without swapping; all of the machine's memory where the system does not report it."""
+    """The memory that can be allocated without swapping; all of the machine's if the system does not report it."""
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -102,12 +102,12 @@ def _expect(prompt: str, continuation: str) -> None:
 
 
 def continue_text(model: Any, tokenizer: Any, text: str) -> str:
-    """What the model writes after `text`, greedily."""
+    """The model's greedy continuation of `text`."""
     return _generate(model, tokenizer, tokenizer(text, return_tensors="pt"))
 
 
 def answer_question(model: Any, tokenizer: Any, question: str) -> str:
-    """What the model answers through its chat template, greedily and, where it has the choice, without thinking."""
+    """The model's greedy answer through its chat template, without thinking if it has the choice."""
     inputs = tokenizer.apply_chat_template(
         [{"role": "user", "content": question}],
         add_generation_prompt=True,

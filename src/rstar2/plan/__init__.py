@@ -1,4 +1,4 @@
-"""What a recipe needs, before it runs: memory by part, what fits, what caches hold, days and device-hours.
+"""Plans what a recipe needs, before it runs: memory by part, what fits, what caches hold, days and device-hours.
 
 Promise: the model is really built and sharded, and its activations really run, on the meta device; nothing else is
 sent, downloaded or allocated. Every unknown is an `Assumptions` field that can be set.

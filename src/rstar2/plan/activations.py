@@ -1,4 +1,4 @@
-"""What a micro-batch keeps in memory between its forward and its backward pass: measured by running it on meta.
+"""Measures what a micro-batch keeps in memory between its forward and backward pass, by running it on the meta device.
 
 One decoder layer and the two ends of the model (embedding, last norm, head, loss) are run forward and backward on
 tensors without data, and every byte that operators allocate is counted while it lives. All layers are alike, so the
@@ -20,10 +20,11 @@ from rstar2.train.memory.activations import ActivationBytes
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """`with LiveBytes() as live:` run something; `live.now_bytes` and `live.peak_bytes()` are what it allocated.
+    """Counts allocated bytes: after `with LiveBytes() as live:` ran something, see `live.now_bytes` and
+    `live.peak_bytes()`.
 
-    Every storage that an operator creates is counted once, from its creation until its last reference is dropped, also
-    those of views and saved tensors, on any device. Storages that existed before are not counted.
+    Every storage that an operator creates is counted once, from its creation until its last reference is dropped,
+    including those of views and saved tensors, on any device. Storages that existed before are not counted.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def peak_bytes(self, without: Iterable[Tensor | None] = ()) -> int:
-        """The peak, without the storages of some tensors that are still alive."""
+        """The peak of live bytes, without the storages of some tensors that are still alive."""
         left_out = {self._numbers.get(id(tensor.untyped_storage())) for tensor in without if tensor is not None}
         now = peak = 0
         for number, change in self._changes:
@@ -86,7 +87,7 @@ def _storages(values: Any) -> list[UntypedStorage]:
 
 
 class ActivationMeter:
-    """Measures one model at any size of micro-batch. On another device than meta it runs for real, for comparison."""
+    """Measures one model at any size of micro-batch. On a device other than meta it really computes, for comparison."""
 
     def __init__(self, plan: ModelPlan, device: str = "meta") -> None:
         self._plan = plan
@@ -109,7 +110,7 @@ class ActivationMeter:
 
 
 def _layer(model: Any, hidden: Tensor) -> tuple[int, int]:
-    """What one layer keeps after its forward pass, and its peak, in bytes."""
+    """The bytes that one layer keeps after its forward pass, and its peak."""
     model.zero_grad(set_to_none=True)
     layer = model.model.layers[0]
     positions = torch.zeros(1, hidden.shape[1], dtype=torch.long, device=hidden.device)
@@ -136,13 +137,13 @@ def _ends(model: Any, hidden: Tensor, apply_head: ApplyHead) -> int:
 
 
 def gpu_head(head: Any, hidden: Tensor, targets: Tensor, _temperature: float) -> tuple[Tensor, Tensor]:
-    """As the trainer's kernels on a GPU: they allocate the logits alone, and later their gradient."""
+    """A head that allocates what the trainer's GPU kernels do: only the logits, and later their gradient."""
     log_probs, entropies = _GpuKernel.apply(head(hidden), targets)  # type: ignore[no-untyped-call]
     return log_probs, entropies
 
 
 class _GpuKernel(torch.autograd.Function):
-    """Allocates and keeps what `LogProbs` of the trainer does, and computes nothing."""
+    """Allocates and keeps the same tensors as the trainer's `LogProbs`, and computes nothing."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

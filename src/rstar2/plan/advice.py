@@ -1,4 +1,4 @@
-"""What does not fit, as sentences that name the field and what would help. Pure."""
+"""Writes what does not fit, as sentences that name the field and what would help. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 
 MAX_MICRO_BATCH_TOKENS = 1 << 17
-"""More than any recipe needs; larger ones are not tried."""
+"""The largest micro-batch that is tried: more than any recipe needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class MicroBatch:
     num_largest_tokens: int | None
     """The largest that fits, up to `MAX_MICRO_BATCH_TOKENS`; None if not even the smallest does."""
     num_largest_checkpointed_tokens: int | None
-    """The same with gradient checkpointing, where the recipe has none."""
+    """The largest that fits with gradient checkpointing; None if the recipe has it already, or none fits."""
 
 
 def sentences(
@@ -62,8 +62,8 @@ def _training(layout: Layout, needed_bytes: int, capacity_bytes: int, micro_batc
         fixes.append(f"{micro_batch.num_largest_tokens} fits")
     checkpointed = micro_batch.num_largest_checkpointed_tokens
     if checkpointed is not None and checkpointed >= micro_batch.num_longest_tokens:
-        most = min(checkpointed, micro_batch.num_tokens)
-        fixes.append(f"{most} fits with train.gradient_checkpointing = true")
+        num_tokens = min(checkpointed, micro_batch.num_tokens)
+        fixes.append(f"{num_tokens} fits with train.gradient_checkpointing = true")
     if fixes:
         return f"{needs}; {', or '.join(fixes)}"
     known = [most for most in (micro_batch.num_largest_tokens, checkpointed) if most is not None]

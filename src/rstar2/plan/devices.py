@@ -16,9 +16,9 @@ class Device:
     name: str
     hardware: Hardware
     link_bytes_per_s: float
-    """Between the devices of one machine."""
+    """The rate between the devices of one machine."""
     step_overhead_s: float = 0.001
-    """Launching and scheduling, every decoding step of an engine."""
+    """The time for launching and scheduling in every decoding step of an engine."""
 
     @property
     def is_gpu(self) -> bool:
@@ -54,12 +54,12 @@ def find_device(name: str) -> Device:
 
 
 _CPU_MEMORY_BYTES_PER_S = 20e9
-"""One memory channel of a laptop."""
+"""The bandwidth of a laptop's single memory channel."""
 _CORE_FLOPS_PER_S = 96e9
 """The speed of one core in float32: two AVX2 multiply-adds a cycle, at the 3 GHz of a laptop's long runs."""
 _CPU_STEP_OVERHEAD_S = 0.003
-"""What a step of the embedded engine takes beside its arithmetic. All three are rough: `rstar2 simulate --measure` says
-what an engine really does on this machine."""
+"""The time of a step of the embedded engine besides its arithmetic. All three are rough: `rstar2 simulate --measure`
+measures an engine on this machine."""
 
 
 def _this_machine() -> Device:

@@ -1,6 +1,6 @@
-"""A plan as one JSON document, and the assumptions that it makes as one line each.
+"""Writes a plan as one JSON document, and its assumptions as one line each.
 
-Bytes are in GiB, times in seconds, as the names say. A note names the option that sets what it states.
+Bytes are in GiB, times in seconds, as the names say. A note names the option that sets its value.
 """
 
 from collections.abc import Iterator

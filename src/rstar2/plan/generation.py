@@ -1,8 +1,8 @@
-"""How long a batch of rollouts takes on the recipe's engines: the scheduler's simulator, with the recipe's own policy.
+"""Estimates how long a batch of rollouts takes on the recipe's engines, by the scheduler's simulator with the recipe's
+own policy.
 
 A large batch is simulated as a slice: a part of the problems on the same part of the engines, so that each engine has
-as much to do as it will have. Where one engine alone has too many, two smaller loads are simulated and extrapolated
-linearly.
+its real load. If one engine alone has too many rollouts, two smaller loads are simulated and extrapolated linearly.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from rstar2.rollout.simulator.hardware import Hardware, ModelShape
 from rstar2.rollout.simulator.workload import WorkloadShape
 
 _AMPLE_BYTES = 1e15
-"""For a roofline whose cache is not limited."""
+"""A memory size for a roofline that leaves the cache unlimited."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
-    """Problems with the same number of rollouts each, of one shape."""
+    """A batch of problems with the same number of rollouts each, of one shape."""
 
     shape: WorkloadShape
     num_problems: int
@@ -66,14 +66,14 @@ class _RecordsEnds:
         return self._policy.handle(fact)
 
 
-# What the embedded engine reaches on an H200, from 135M to 7B parameters (docs/plan.md).
+# Shares of the data sheet that the embedded engine reaches on an H200, from 135M to 7B parameters (docs/plan.md).
 _EMBEDDED_BANDWIDTH_EFFICIENCY = 0.85
 _EMBEDDED_FLOPS_EFFICIENCY = 0.6
 _EMBEDDED_OVERHEAD_S = 0.0005
 
 
 def engine_hardware(recipe: Recipe, device: Device) -> Hardware:
-    """The device, with the shares of its data sheet that the recipe's engine reaches."""
+    """The device's hardware, with the shares of its data sheet that the recipe's engine reaches."""
     if recipe.engine.kind != "embedded" or not device.is_gpu:
         return device.hardware
     return replace(

@@ -1,4 +1,4 @@
-"""Which devices a recipe needs, and which of them train, generate, or do both. Pure."""
+"""Finds the devices that a recipe needs, and which of them train, generate, or do both. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum

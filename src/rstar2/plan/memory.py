@@ -18,19 +18,19 @@ from rstar2.train.memory.division import Division
 from rstar2.train.memory.need import GpuNeed
 
 _VLLM_CPU_CACHE_BYTES = 4 << 30
-"""vLLM's own default on a CPU."""
+"""vLLM's own default cache on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
     weight_bytes: int
-    """0 where it reads the trainer's weights."""
+    """The engine's weights; 0 if it reads the trainer's."""
     workspace_bytes: int
     """Activations, graphs and buffers; kept while the engine sleeps."""
     cache_bytes: int
     num_cache_tokens: int
     gives_cache_back: bool = False
-    """The cache's memory is free during an update."""
+    """Whether the cache's memory is free during an update."""
 
     @property
     def total_bytes(self) -> int:
@@ -86,11 +86,12 @@ def block_size(recipe: Recipe, device: Device) -> int:
 
 
 MASTER_BYTES = 4
-"""Weights are updated, and gradients summed over ranks, in float32."""
+"""Bytes of a weight's float32 master and of a gradient: weights are updated, and gradients summed over ranks, in
+float32."""
 MOMENT_BYTES = 8
-"""AdamW's two moments of each weight."""
+"""Bytes of AdamW's two moments of each weight."""
 _NUM_GATHERED_LAYERS = 3
-"""FSDP2 holds the layer that runs, and the all-gather buffers of it and of the next layer."""
+"""How many gathered layers FSDP2 holds: the one that runs, and the all-gather buffers of it and of the next layer."""
 
 PARTS = (
     "parameters",
@@ -115,19 +116,19 @@ class TrainerBytes:
     """The reference of the KL term: a second copy of all trained weights."""
     gathered: int
     gradients_kept: int
-    """Accumulated over micro-batches."""
+    """Gradients accumulated over micro-batches."""
     gradients_at_head: int
     gradients_in_layer: int
-    """In flight at the one and the other peak, before they are reduced to this rank's shard."""
+    """Gradients in flight at each of the two peaks, before they are reduced to this rank's shard."""
     on_host: int
-    """Kept in the machine's memory by `cluster.cpu_offload`."""
+    """Bytes that `cluster.cpu_offload` keeps in the machine's memory."""
 
 
 def trainer_bytes(
     shards: Shards, layout: Layout, itemsize: int, *, has_reference: bool, has_merged_copy: bool = False
 ) -> TrainerBytes:
-    """`itemsize` is of the dtype that the model computes in. A merged copy: the frozen weights with the adapters merged
-    in, in addition to the one that the engine reads."""
+    """The memory of a trainer rank. `itemsize` is that of the dtype that the model computes in. `has_merged_copy`:
+    whether there is a copy of the frozen weights with adapters merged in, besides the one that the engine reads."""
     num_frozen = shards.num_held - shards.num_held_trained
     if not layout.is_sharded:
         masters = 0 if itemsize == MASTER_BYTES else MASTER_BYTES
@@ -214,7 +215,8 @@ def train_phase(trainer: TrainerBytes, activations: ActivationBytes, engine: Eng
 
 
 def generate_phase(trainer: TrainerBytes | None, engine: EngineMemory) -> Phase:
-    """Between two updates, without gradients and activations. Without a trainer, of an engine on its own device."""
+    """The memory between two updates, without gradients and activations; without a trainer, that of an engine on its
+    own device."""
     parts = _engine_parts(engine)
     if trainer is not None:
         parts |= {

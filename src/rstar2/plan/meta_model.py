@@ -1,7 +1,6 @@
 """The recipe's model on the meta device: every module and every shape, without memory for weights.
 
-Its attention is the kernel that the trainer runs on that kind of device, so that it saves the same tensors for the
-backward pass.
+Its attention is the trainer's kernel for that kind of device, so that it saves the same tensors for the backward pass.
 """
 
 import copy
@@ -26,7 +25,7 @@ class ModelPlan:
     config: Any
     """The config object of `transformers`."""
     dtype: torch.dtype
-    """The dtype that it computes in."""
+    """The dtype that the model computes in."""
     lora: Lora | None
     is_checkpointed: bool
     is_on_gpu: bool
@@ -50,7 +49,8 @@ class ModelPlan:
         return int(self.config.num_hidden_layers)
 
     def build(self, dtype: torch.dtype, num_layers: int | None = None) -> Any:
-        """The model on meta in that dtype, with adapters if it has some; with fewer layers, where one is enough."""
+        """The model on the meta device in that dtype, with adapters if it has some, and with fewer layers if
+        `num_layers` says so."""
         from transformers import AttentionInterface, AutoModelForCausalLM
 
         AttentionInterface.register(_ATTENTION_NAMES[True], _varlen_attention)
@@ -71,7 +71,7 @@ class ModelPlan:
         return model
 
     def shape(self) -> ModelShape:
-        """What rooflines need, of the model without adapters, as engines run it."""
+        """The sizes that rooflines need, of the model without adapters, as engines run it."""
         from transformers import AutoModelForCausalLM
 
         config = self.config
@@ -103,7 +103,7 @@ def _with_adapters(model: Any, lora: Lora) -> Any:
 def _varlen_attention(
     _module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Tensor | None, scaling: float, **_: Any
 ) -> tuple[Tensor, None]:
-    """As the trainer on a GPU: tokens before heads, no padding, flash attention."""
+    """The attention of the trainer on a GPU: tokens before heads, no padding, flash attention."""
     from torch.nn.attention.varlen import varlen_attn
 
     query, key, value = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
@@ -118,8 +118,8 @@ def _varlen_attention(
 def _cpu_attention(
     _module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Tensor | None, scaling: float, **_: Any
 ) -> tuple[Tensor, None]:
-    """As the trainer on a CPU. The kernel is named, for on meta torch would choose its plain formula, which saves the
-    scores of all pairs of tokens."""
+    """The attention of the trainer on a CPU. The kernel is named because on meta torch would choose its plain formula,
+    which saves the scores of all pairs of tokens."""
     out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, True, scale=scaling
     )[0]

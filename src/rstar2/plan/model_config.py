@@ -1,6 +1,6 @@
-"""The configuration of the model that a recipe names: from its folder, from the sizes bundled here, or from the hub.
+"""Finds the configuration of the model that a recipe names: in its folder, in the sizes bundled here, or on the hub.
 
-The bundled sizes are what each model's own config.json says, as far as memory and time depend on it. They come before
+The bundled sizes are those of each model's own config.json, as far as memory and time depend on them. They come before
 the hub, so that a plan needs neither weights nor a network.
 """
 
@@ -33,7 +33,7 @@ def _sizes(
     is_tied: bool = True,
     head_dim: int | None = None,
 ) -> dict[str, Any]:
-    """As in a config.json."""
+    """The values of a config.json with these sizes."""
     values = {
         "model_type": model_type,
         "vocab_size": vocab_size,
@@ -69,15 +69,15 @@ BUNDLED: dict[str, dict[str, Any]] = {
     "Qwen/Qwen3-14B-Base": _qwen3(5120, 17_408, 40, 40, 8, is_tied=False) | {"max_position_embeddings": 32_768},
     "Qwen/Qwen3-32B": _qwen3(5120, 25_600, 64, 64, 8, is_tied=False),
 }
-"""By repository on the hub."""
+"""The bundled sizes by repository on the hub."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundConfig:
     values: dict[str, Any]
-    """As in a config.json."""
+    """The values, named as in a config.json."""
     origin: str
-    """Its source, for the plan's notes."""
+    """The source of the values, for the plan's notes."""
 
 
 def find_config(recipe: Recipe) -> FoundConfig:

@@ -1,4 +1,4 @@
-"""From a recipe to its plan: memory by part, what fits, what the cache holds, how long it all takes."""
+"""Makes the plan of a recipe: memory by part, what fits, what the cache holds, how long it all takes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -50,13 +50,13 @@ REPORT_DEVICES = 64
 REPORT_STEPS = 510
 REPORT_DAYS = 7.0
 REPORT_SET_SIZES = {"function_calls": 165_000, "instructions": 30_000, "chat": 27_000, "rl": 42_000}
-"""Sizes of the data sets that the recipe of that run names; its files are prepared by the user."""
+"""Sizes of the data sets that the report's recipe names, whose files the user prepares."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeekComparison:
     planned_days: float
-    """All stages with their filters and evaluations; the warm-up is not part of the report's week."""
+    """The days of all stages with their filters and evaluations; the warm-up is not part of the report's week."""
     report_days: float = REPORT_DAYS
 
     @property
@@ -90,7 +90,8 @@ class RecipePlan:
     micro_batch: MicroBatch
     assumptions: Assumptions
     run_time: RunTime | None
-    """None if the cache cannot hold a single rollout of full length: there is nothing to simulate."""
+    """The times of the run; None if the cache cannot hold a single rollout of full length, so nothing can be
+    simulated."""
     week: WeekComparison | None
     """The comparison with the report, only for the report's own run."""
     problems: tuple[str, ...]
@@ -112,7 +113,7 @@ def make_plan(
     measured_engine: EngineModel | None = None,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> RecipePlan:
-    """`measured_engine`: speeds of an engine that was measured, in place of the device's roofline."""
+    """Makes a plan. `measured_engine` has the speeds of a measured engine, to use instead of the device's roofline."""
     if not recipe.trains:
         raise UserError("the recipe has neither [sft] nor [[stages]], so there is nothing to plan")
     found = find_config(recipe)
@@ -186,7 +187,7 @@ def _division(recipe: Recipe, model: ModelPlan, layout: Layout, device: Device, 
 
 
 def _settled(recipe: Recipe, division: Division | None) -> Recipe:
-    """The recipe with what the run itself chooses."""
+    """The recipe with the values that the run itself chooses."""
     if division is not None:
         return division.settle(recipe)
     chosen = {"micro_batch_tokens": recipe.train.micro_batch_tokens or MICRO_BATCH_TOKENS}
@@ -205,7 +206,7 @@ def _meter(model: ModelPlan, division: Division | None) -> _Meter:
 
 @dataclass(frozen=True, slots=True)
 class _Budget:
-    """Memory of ranks for any size of micro-batch."""
+    """Computes the memory of ranks for any size of micro-batch."""
 
     recipe: Recipe
     model: ModelPlan

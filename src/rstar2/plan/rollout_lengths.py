@@ -1,7 +1,8 @@
-"""The rollouts of a stage, as far as time depends on them: drawn around a mean length, cut at the stage's limit.
+"""Draws the rollouts of a stage, as far as time depends on them, around a mean length and cut at the stage's limit.
 
 Lengths scatter as in the scheduler's `default` workload, log-normal between and within problems. The report gives the
-mean at the first and the last step of each of its stages; other recipes are taken to use the same share of their limit.
+mean at the first and the last step of each of its stages; other recipes are assumed to use the same share of their
+limit.
 """
 
 import math
@@ -19,11 +20,11 @@ from rstar2.rollout.simulator.workload import WorkloadShape, draw_problem
 REPORT_SHARES = (MeanLength(1 / 8, 1 / 2), MeanLength(1 / 3, 1 / 2), MeanLength(1 / 2, 2 / 3))
 """Mean response over limit in the report's stages: 1K to 4K of 8K, 4K to 6K of 12K, 6K to 8K of 12K."""
 REPORT_EVAL_SHARE = 9_340 / 30_720
-"""Its responses to AIME24."""
+"""The mean response over the limit in the report's AIME24 evaluation."""
 _MEAN_PROMPT_TOKENS = 550.0
 _MEAN_CONVERSATION_TOKENS = 1000.0
 _MAX_SHARE = 0.98
-"""A mean closer to the limit would need lengths that are nearly all cut."""
+"""The largest share of its limit that a mean may have: beyond it nearly all lengths would be cut."""
 
 
 def mean_length(stage: StageSection, index: int, given: Mapping[str, MeanLength]) -> MeanLength:
@@ -69,7 +70,8 @@ def workload_shape(
 
 
 def draw(shape: WorkloadShape, num_problems: int, num_samples: int, seed: int) -> Workload:
-    """Difficulties are spread evenly over their distribution, so that a few problems have the mean of many."""
+    """Draws a workload. Difficulties are spread evenly over their distribution, so that a few problems have the mean of
+    many."""
     rng = np.random.default_rng([seed, num_problems, num_samples])
     normal = NormalDist()
     rollouts: list[PlannedRollout] = []

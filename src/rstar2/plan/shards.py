@@ -1,7 +1,7 @@
-"""The model on its ranks: really sharded by FSDP2, on the meta device, under a fake process group.
+"""Shards the model really by FSDP2, on the meta device, under a fake process group.
 
 One process acts as one rank of N: the trainer's own code shards each decoder layer and the rest of the model as it
-would on N machines, and the sizes are read off the rank's tensors. No number comes from a formula for shards.
+would on N machines, and the sizes are read off the rank's tensors. No size of a shard comes from a formula.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class Shards:
     num_local: int
     """Elements in those shards."""
     num_held: int
-    """The same with the padding that FSDP2 adds to make all shards equal."""
+    """Elements in those shards with the padding that FSDP2 adds to make all shards equal."""
     num_held_trained: int
     """The trained part of `num_held`; less only with adapters."""
     num_root: int
@@ -54,7 +54,7 @@ def fake_ranks(rank: int, num_ranks: int) -> Iterator[None]:
 
 
 def shard(plan: ModelPlan, layout: Layout, rank: int) -> Shards:
-    """Rank `rank` of the layout's."""
+    """The shard of the layout's rank `rank`."""
     with fake_ranks(rank, layout.num_ranks):
         model = plan.build(torch.float32)
         layers = [dict(layer.named_parameters()) for layer in model.model.layers]
@@ -82,7 +82,7 @@ def shard(plan: ModelPlan, layout: Layout, rank: int) -> Shards:
 
 
 def unsharded(plan: ModelPlan) -> Shards:
-    """A model that is not sharded: one process holds all of it, and gathers nothing."""
+    """The sizes of a model that is not sharded: one process holds all of it, and gathers nothing."""
     parameters = dict(plan.build(torch.float32).named_parameters())
     num_params = _num(parameters.values())
     return Shards(

@@ -1,4 +1,5 @@
-"""How long each stage of a recipe takes, step by step and in total: generation simulated, updates by roofline."""
+"""Computes how long each stage of a recipe takes, step by step and in total: generation is simulated, updates are
+priced by roofline."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
@@ -61,7 +62,7 @@ class StepTime:
     train_s: float
     sync_s: float
     overlap_s: float = 0.0
-    """Overlap of generation and training, where generation runs ahead."""
+    """Overlap of generation and training, if generation runs ahead."""
 
     @property
     def total_s(self) -> float:
@@ -75,7 +76,7 @@ class StageTime:
     mean_response: MeanLength
     max_response_tokens: int
     num_rollouts: int
-    """Sampled in each step."""
+    """Rollouts sampled in each step."""
     num_calls: float
     """Tool calls in a step, on average over the stage."""
     num_simulated: int
@@ -84,11 +85,11 @@ class StageTime:
     last: StepTime
     filter_s: float
     evaluation_s: float
-    """All evaluations in the stage and after it."""
+    """The time of all evaluations in the stage and after it."""
 
     @property
     def mean(self) -> StepTime:
-        """Over the stage: lengths grow from the first step to the last."""
+        """The mean step of the stage: lengths grow from the first step to the last."""
         first, last = astuple(self.first), astuple(self.last)
         return StepTime(*((at_first + at_last) / 2 for at_first, at_last in zip(first, last, strict=True)))
 
@@ -100,7 +101,7 @@ class StageTime:
 @dataclass(frozen=True, slots=True)
 class RunTime:
     warm_up_s: float
-    """With the evaluation after it."""
+    """The time of the warm-up and the evaluation after it."""
     stages: tuple[StageTime, ...]
     left_out: tuple[str, ...]
     """Sentences on what is not counted because its size is unknown."""
@@ -126,7 +127,7 @@ class Timer:
     assumptions: Assumptions
     on_step: Callable[[str], None]
     division: Division | None = None
-    """How the one GPU that trains and generates is divided; None without one."""
+    """How the single GPU that trains and generates is divided; None on a CPU and on a cluster."""
     _generations: dict[RolloutBatch, Generation] = field(default_factory=dict, init=False)
     _left_out: list[str] = field(default_factory=list, init=False)
 
@@ -176,7 +177,7 @@ class Timer:
         return self._generation(what, stage, length.first, num_problems, wanted.num_samples).makespan_s
 
     def _num_evaluations(self, stage: StageSection, index: int) -> int:
-        """One after the stage, and one after every N steps of the run within it."""
+        """How many evaluations the stage has: one after it, and one after every N steps of the run within it."""
         every = self.recipe.eval.every_steps
         if every is None:
             return 1

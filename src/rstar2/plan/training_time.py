@@ -1,4 +1,4 @@
-"""How long an update takes, by FLOPs and by bytes on the wire, and how long new weights take to the engines. Pure.
+"""Computes how long an update takes, by FLOPs and by bytes on the network, and how long a weight sync takes. Pure.
 
 Computing and communication overlap in FSDP2, so a micro-batch takes the longer of the two.
 """
@@ -15,19 +15,19 @@ from rstar2.train.memory.activations import GpuActivations
 from rstar2.train.policy.policy import is_checkpointed
 
 _FORWARD = 2
-"""FLOPs of one weight and one token: a multiply and an add. The backward pass has twice as many: for the inputs'
-gradients, and for the weights'."""
+"""FLOPs for one weight and one token: a multiply and an add. The backward pass takes twice as many: for the gradients
+of inputs and of weights."""
 _REDUCED_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Over the tokens of a step."""
+    """How many passes an update makes over the tokens of a step."""
 
     num_forward: float
-    """Forward passes, those of the recomputation, of old log-probabilities and of the reference included."""
+    """Forward passes, including those for gradient checkpointing, old log-probabilities and the reference."""
     num_backward: float
-    """1 for the gradients of the inputs and 1 for those of the weights, which adapters do without."""
+    """Backward passes: 1 for the gradients of inputs, and 1 for those of weights, which adapters do not need."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> "Passes":
@@ -62,7 +62,7 @@ def update_time(
     shape: ModelShape,
     assumptions: Assumptions,
 ) -> Update:
-    """For tokens and attended pairs over all ranks, evenly distributed."""
+    """The update of these tokens and attended pairs, over all ranks and evenly distributed."""
     flops = Passes.of(recipe).total * (
         _FORWARD * shape.num_active_params * num_tokens + shape.attention_flops_per_pair * num_pairs
     )
@@ -79,18 +79,19 @@ PRODUCT_EFFICIENCY = 0.77
 ATTENTION_EFFICIENCY = 0.33
 """Shares of the data sheet's FLOPs."""
 _NUM_MOVES = 8.3
-"""How often a byte that the backward pass needs is read or written, in both passes together."""
+"""How often each byte that is kept for the backward pass is read or written, in both passes together."""
 _TOKEN_S = 1.7e-6
-"""The host's work for one token, and the head's kernels."""
+"""Seconds of the host's work and the head's kernels for one token."""
 
 
 def gpu_update_time(
     work: TokenWork, recipe: Recipe, device: Device, activations: GpuActivations, mfu: float | None
 ) -> Update:
-    """For the tokens of a step on one GPU."""
+    """The update of the tokens of a step on one GPU."""
     sizes, hardware, passes = activations.sizes, device.hardware, Passes.of(recipe)
     extra = passes.num_forward - 1
-    """Forward passes without a backward pass: those of gradient checkpointing and of old log-probabilities."""
+    """Forward passes without a backward pass: those for gradient checkpointing, old log-probabilities and the
+    reference."""
     is_full = recipe.model.lora is None
     product, attention = product_flop(work, sizes, is_full=is_full), attention_flop(work, sizes)
     product *= 1 + extra / (3 if is_full else 2)
@@ -107,7 +108,8 @@ def gpu_update_time(
 
 
 def _micro_batch_s(layout: Layout, device: Device, shape: ModelShape, assumptions: Assumptions) -> float:
-    """Weights are gathered for the forward and for the backward pass, gradients reduced once."""
+    """Seconds of communication for a micro-batch: weights are gathered for the forward and the backward pass, gradients
+    reduced once."""
     if not layout.is_sharded or layout.num_ranks == 1:
         return 0.0
     num_params = shape.weight_bytes / shape.bytes_per_value

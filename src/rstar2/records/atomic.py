@@ -1,4 +1,4 @@
-"""Replacing a file in one step: it is the old one or the new one, whatever happens in between."""
+"""Replaces a file in one step: whatever happens in between, it is the old one or the new one."""
 
 import os
 from contextlib import suppress
@@ -24,7 +24,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """The rename itself is a change of the folder, and reaches the disk with it."""
+    """Syncs the folder to the disk, because the rename is a change of the folder."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,8 @@
-"""Traces of a tree in a file: a branch is stored without the prompt and the turns that its parent has.
+"""Stores a tree's traces in a file: a branch is written without the prompt and the turns that it shares with its
+parent.
 
 Invariant: a parent is written before its branches, into the same file, and `JoinedTraces.join(stored(trace)) == trace`.
-A file without branches is read no second time.
+A file without branches is read only once.
 """
 
 import json
@@ -17,7 +18,7 @@ from rstar2.records.record_file import decode_at
 from rstar2.records.trace import Trace, Turn
 
 MAX_PARENTS = 64
-"""Parents that are kept in memory: branches of one are near one another in a file."""
+"""How many parents are kept in memory: the branches of one parent are near each other in a file."""
 _ID = re.compile(rb'\{"id":("(?:[^"\\]|\\.)*")')
 
 
@@ -32,7 +33,7 @@ def stored(trace: Trace) -> Trace:
 
 
 def _without(turn: Turn, num_tokens: int) -> Turn:
-    """The turn without its first tokens. Its text stays complete: a token need not be a text."""
+    """The turn without its first tokens. Its text stays complete, because a single token may not be valid text."""
     return replace(
         turn,
         token_ids=turn.token_ids[num_tokens:],
@@ -42,7 +43,7 @@ def _without(turn: Turn, num_tokens: int) -> Turn:
 
 
 def _rejoined(turn: Turn, parent: Turn, num_tokens: int) -> Turn:
-    """The turn after the parent's first tokens."""
+    """The turn with the parent's first tokens put before its own."""
     return replace(
         turn,
         token_ids=parent.token_ids[:num_tokens] + turn.token_ids,
@@ -52,7 +53,7 @@ def _rejoined(turn: Turn, parent: Turn, num_tokens: int) -> Turn:
 
 
 class JoinedTraces:
-    """The traces of one file, branches with what is their parent's."""
+    """The traces of one file, with the parent's part restored in branches."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -88,7 +89,7 @@ class JoinedTraces:
         return self._parents[trace_id]
 
     def _scan(self, end: int) -> None:
-        """Find where each trace before `end` starts."""
+        """Finds where each trace before `end` starts."""
         if self._num_scanned >= end:
             return
         for line in read_lines(self._path, self._num_scanned):

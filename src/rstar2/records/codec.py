@@ -1,11 +1,11 @@
-r"""Records to and from one line of JSON, by pydantic's `TypeAdapter`.
+r"""Encodes records as one line of JSON each, and decodes them, by pydantic's `TypeAdapter`.
 
 Invariant: `decode(type(record), encode(record)) == record`, floats bit for bit. Every field is written, so null is a
 value and never an omission. `decode` checks each value against its declared type and converts nothing, except that a
 JSON integer is accepted for a float. Unknown fields and unknown schema versions are refused.
 
 The line is UTF-8. A model can write a lone surrogate into a tool call as `"\ud83d"`. It has no UTF-8 form, is stored as
-that escape, and is refused by pydantic's parser, so such lines take the slower way through Python's own `json`. A high
+that escape, and is refused by pydantic's parser, so such lines go the slower way through Python's own `json`. A high
 and a low surrogate side by side are read as the character that they encode: JSON cannot tell the two apart.
 
 `python benchmarks/records.py` on one core: 200 MB/s encoded and 300 decoded. Python's `json`, which checks no types,
@@ -28,7 +28,7 @@ Record = TypeVar("Record")
 
 _ADAPTERS: dict[type[object], "TypeAdapter[Any]"] = {}
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
-"""What pydantic writes for a lone surrogate in a key, without an error."""
+"""The character that pydantic writes for a lone surrogate in a key, without an error."""
 
 
 class RecordError(UserError):
@@ -49,7 +49,7 @@ def encode(record: object) -> bytes:
 
 
 def decode(kind: type[Record], line: bytes) -> Record:
-    """The record that `line` holds; RecordError names the field that is not as `kind` declares it."""
+    """The record in `line`; RecordError names the field that is not as `kind` declares it."""
     from pydantic import ValidationError
 
     name = kind.__name__.lower()
@@ -76,8 +76,8 @@ def decode(kind: type[Record], line: bytes) -> Record:
 
 
 def _adapter(kind: type[object]) -> "TypeAdapter[Any]":
-    """For a tuple of one record, because a dataclass alone takes no configuration from outside. Made at the first use:
-    importing pydantic takes longer than many programs that only need the classes."""
+    """The adapter for a tuple of one record, because a dataclass alone takes no configuration from outside. It is made
+    at first use: importing pydantic takes longer than many programs that only need the classes."""
     if kind not in _ADAPTERS:
         from pydantic import ConfigDict, TypeAdapter
 
@@ -109,8 +109,8 @@ def _parse(line: bytes) -> Any:
 
 
 def _decode_tree(kind: type[Record], tree: Any) -> Record:
-    """A record with lone surrogates. Types are checked on a copy without them, because pydantic converts nothing only
-    where it reads JSON itself."""
+    """Decodes a record with lone surrogates. Types are checked on a copy without them: only when pydantic reads JSON
+    itself does it convert nothing."""
     without = json.dumps([tree], ensure_ascii=False).encode("utf-8", errors="replace")
     _adapter(kind).validate_json(without, strict=True)
     record: Record = _adapter(kind).validate_python([tree])[0]
@@ -118,7 +118,7 @@ def _decode_tree(kind: type[Record], tree: Any) -> Record:
 
 
 def _check_version(kind: type[object], name: str, version: object) -> None:
-    """A newer version and a damaged record are different errors, because their fixes differ."""
+    """Raises an error for another schema version: its fix differs from that of a damaged record."""
     readable = getattr(kind, "__dataclass_fields__", {}).get("schema_version")
     if readable is None or version is None or version == readable.default:
         return
@@ -129,13 +129,13 @@ def _check_version(kind: type[object], name: str, version: object) -> None:
 
 
 def _sentence(error: "ValidationError") -> str:
-    """The first mistake, as `turns[2].step: input should be a valid integer, found "x"`."""
+    """The first mistake, such as `turns[2].step: input should be a valid integer, found "x"`."""
     first = error.errors(include_url=False)[0]
     steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"][1:]]
     mistake = {"unexpected_keyword_argument": "unknown field", "missing": "missing field"}.get(first["type"])
     if mistake:
         sentence = f"{mistake} {steps.pop().removeprefix('.')}" if steps else mistake
-    elif first["type"] == "value_error":  # a rule of the record itself: lengths that must agree
+    elif first["type"] == "value_error":  # a rule of the record itself, such as lengths that must agree
         sentence = str(first["ctx"]["error"])
     else:
         shown = json.dumps(first["input"])
@@ -157,7 +157,7 @@ def _fields_of(record: Any) -> dict[str, Any]:
 
 
 def _free_values(record: object, path: str = "") -> Iterator[tuple[str, dict[Any, Any]]]:
-    """The objects inside a record, with their paths: pydantic writes and reads any value in them, also one that is not
+    """The dicts inside a record, with their paths: pydantic writes and reads any value in them, even one that is not
     JSON."""
     for name, value in _fields_of(record).items():
         inside = f"{path}.{name}" if path else name
@@ -169,7 +169,7 @@ def _free_values(record: object, path: str = "") -> Iterator[tuple[str, dict[Any
 
 
 def _require_json(value: object, path: str) -> None:
-    """ValueError names the first value inside that JSON cannot hold, as `turns[2].log_probs[17]`."""
+    """Raises ValueError for the first value inside that JSON cannot hold, named like `turns[2].log_probs[17]`."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{path} is not a finite number")

@@ -1,9 +1,9 @@
 """Append-only files of lines, safe against a kill -9 and a full disk.
 
 Invariant: a line is in the file if and only if its newline is. A line goes out with its newline in one write to an
-O_APPEND descriptor, so what a killed writer leaves behind is complete lines and at most one torn tail, which has no
-newline: readers stop before it, and the next writer cuts it off. A write that fails half-way is undone before the
-error is raised. One writer at a time, held by a lock that the kernel drops when its process dies.
+O_APPEND descriptor, so a killed writer leaves complete lines and at most one torn tail, which has no newline: readers
+stop before it, and the next writer cuts it off. A write that fails half-way is undone before the error is raised. There
+is one writer at a time: it holds a lock that the kernel drops when its process dies.
 """
 
 import fcntl
@@ -21,14 +21,15 @@ from rstar2.errors import InfrastructureError, UserError
 
 _SCAN_BYTES = 1 << 16
 _LOCK_PATIENCE_S = 0.3
-"""A reader that asks whether the file is being written holds the lock for microseconds; a writer waits that out."""
+"""How long a writer waits for the lock: a reader that asks whether the file is being written holds it for
+microseconds."""
 
 
 class LineWriter:
     """The one writer of a file. Threads of this process may share it.
 
-    `sync_every_s` asks that lines reach the disk itself no later than with the first append after that many seconds,
-    which is for a loss of power: a kill of the process loses nothing that `append` returned for, synced or not.
+    With `sync_every_s`, lines are synced to the disk by the first append after that many seconds at the latest. This is
+    for a loss of power: a kill of the process loses no line whose `append` returned, synced or not.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class LineWriter:
         return self._end
 
     def append(self, line: bytes) -> None:
-        """Add one line. When this returns the line outlives the process; when it raises the file is as it was."""
+        """Adds one line. If this returns, the line outlives the process; if it raises, the file is unchanged."""
         assert b"\n" not in line, "a line holds no newline"
         assert self._descriptor >= 0, "the writer is closed"
         with self._lock, _machine_trouble(f"cannot append to {self.path}"):
@@ -72,7 +73,7 @@ class LineWriter:
                 self._end += len(line) + 1
                 self._is_torn = False
             finally:
-                # Also for an interrupt between two partial writes. If even this fails, the next append retries.
+                # This also covers an interrupt between two partial writes. If even this fails, the next append retries.
                 self._repair()
             if self._sync_every_s is not None and self._clock() - self._synced_at_s >= self._sync_every_s:
                 self._sync()
@@ -179,7 +180,8 @@ def _take_lock(descriptor: int, path: Path) -> None:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """One write, and more only if the kernel took a part: at a full disk the next one then says why."""
+    """Writes all data, in one write unless the kernel takes only a part: on a full disk the next write then says
+    why."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]

@@ -28,20 +28,22 @@ class Problem:
 
 
 class Selection(StrEnum):
-    """What became of one rollout of a group."""
+    """What was decided about one rollout of a group."""
 
     KEPT = "kept"
     DOWNSAMPLED = "downsampled"
-    """Resampling on correct left it out."""
+    """Resampling on correct left the rollout out."""
     UNSCORED = "unscored"
-    """Infrastructure fault or undecided verdict: it has no reward, so nothing can be learnt from it."""
+    """The rollout has no reward, because of an infrastructure fault or an undecided verdict, so nothing can be learnt
+    from it."""
     EQUAL_REWARDS = "equal_rewards"
     """Every kept reward of the group is the same, so the group was dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One entry per rollout in each tuple, in `trace_ids` order; None where a rollout has no such value."""
+    """The rollouts of one problem in one step. Each tuple has one entry per rollout, in `trace_ids` order; None where a
+    rollout has no such value."""
 
     id: str
     problem_id: str
@@ -60,8 +62,8 @@ class Group:
     is_success: tuple[bool, ...] = ()
     """Which rollouts were successes for resampling. If left out, a reward above 0 is a success."""
     token_advantages: tuple[tuple[tuple[int, float | None], ...], ...] = ()
-    """In a tree, for each rollout: how many of its sampled tokens, in order, have which advantage; None where they are
-    not trained, or in another rollout that shares them. Empty where every kept rollout has its one advantage."""
+    """In a tree, for each rollout, pairs of a number of its sampled tokens, in order, and their advantage; None if they
+    are not trained, or trained in another rollout that shares them. Empty if every kept rollout has one advantage."""
     schema_version: int = GROUP_SCHEMA_VERSION
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Files of records: one kind of record a file, one record a line; of a long run, one file a step.
+"""Files of records: each holds one kind of record, one record a line; a long run has one file for each step.
 
-Invariant: whatever `RecordWriter.append` returned for is read back, equal and in order, by `iterate` and `read_from`;
-a complete line that is not such a record is an error that says where it is, and is never skipped.
+Invariant: `iterate` and `read_from` read back, equal and in order, every record for which `RecordWriter.append`
+returned; a complete line that is not such a record raises an error that says where it is, and is never skipped.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,8 @@ from rstar2.records.run_layout import segment
 Record = TypeVar("Record")
 
 MAX_OPEN_SEGMENTS = 4
-"""Rollouts of a few neighbouring steps are in flight at once; a step that is done is soon not written any more."""
+"""How many files are open at once: rollouts of only a few neighbouring steps are in flight, and a done step is soon
+closed."""
 
 
 class RecordWriter(Generic[Record]):
@@ -36,7 +37,7 @@ class RecordWriter(Generic[Record]):
         return self._lines.num_torn_bytes
 
     def append(self, record: Record) -> None:
-        """When this returns the record outlives the process; when it raises the file is as it was."""
+        """Adds a record. If this returns, the record outlives the process; if it raises, the file is unchanged."""
         self._lines.append(encode(record))
 
     def sync(self) -> None:
@@ -85,7 +86,7 @@ class SegmentedWriter(Generic[Record]):
         self._sync_every_s = sync_every_s
         self._report_torn = report_torn
         self._open: dict[int, RecordWriter[Record]] = {}
-        """The last used is the last in order."""
+        """The open writers by step, the last used last."""
         self._lock = Lock()
 
     def append(self, step: int, record: Record) -> None:
@@ -93,7 +94,7 @@ class SegmentedWriter(Generic[Record]):
             self._writer(step).append(record)
 
     def sync(self) -> None:
-        """Everything appended so far is on the disk itself."""
+        """Syncs everything appended so far to the disk."""
         with self._lock:
             for writer in self._open.values():
                 writer.sync()

@@ -1,6 +1,6 @@
-"""Rewinding a run directory to an earlier moment, so that a run can be resumed from its last checkpoint.
+"""Rewinds a run directory to an earlier moment, so that a run can be resumed from its last checkpoint.
 
-Nothing is deleted: what was written since then moves to `superseded/<n>/` and stays readable there.
+Nothing is deleted: records written since then move to `superseded/<n>/` and stay readable there.
 """
 
 from pathlib import Path
@@ -16,13 +16,14 @@ Mark = dict[str, int]
 
 
 def mark(layout: RunLayout, step: int) -> Mark:
-    """What is written up to now, at the end of `step`."""
+    """The mark of the present moment, at the end of `step`."""
     files = [layout.metrics, *(segment(folder, step) for folder in _segmented(layout))]
     return {str(path.relative_to(layout.path)): _size(path) for path in files}
 
 
 def rewind(layout: RunLayout, step: int, sizes: Mark) -> int:
-    """Take the directory back to a mark that was made at the end of `step`; the number of files that were changed."""
+    """Takes the directory back to a mark that was made at the end of `step`. Returns the number of files that were
+    changed."""
     later = [segment(folder, found) for folder in _segmented(layout) for found in segment_steps(folder) if found > step]
     longer = [layout.path / name for name, size in sizes.items() if _size(layout.path / name) > size]
     if not later and not longer:
@@ -44,7 +45,8 @@ def rewind(layout: RunLayout, step: int, sizes: Mark) -> int:
 
 
 def superseded_traces(layout: RunLayout, step: int) -> dict[str, Trace]:
-    """The traces of `step` and later steps that were moved away, by id. Where there are several, the newest."""
+    """The traces of `step` and later steps that were moved away, by id. If there are several of one id, the newest
+    counts."""
     found: dict[str, Trace] = {}
     for folder in _kept_folders(layout):
         traces = RunLayout(folder).traces
@@ -55,7 +57,8 @@ def superseded_traces(layout: RunLayout, step: int) -> dict[str, Trace]:
 
 
 def _complete_traces(path: Path) -> dict[str, Trace]:
-    """Without the branches whose parent stayed in the run's own file: their tree is sampled again."""
+    """The complete traces of a file, without branches whose parent stayed in the run's own file: their tree is sampled
+    again."""
     joined, found = JoinedTraces(path), dict[str, Trace]()
     for line in read_lines(path):
         trace = decode_at(Trace, path, line)

@@ -1,4 +1,4 @@
-"""The run directory: what every verb writes, and the only thing that a run and its viewers share.
+"""The run directory, which every verb writes, and the only thing that a run and its viewers share.
 
 Invariant: a folder is a run if and only if it holds `run.json`. Everything in it was written by `RunDirectory`, one
 process at a time. `RunView` can read it at any moment, also while the run is being written and after it was killed.
@@ -29,7 +29,8 @@ from rstar2.records.schedule import StepRecord
 from rstar2.records.trace import Trace
 
 SYNC_EVERY_S = 30.0
-"""About what a loss of power may cost; a kill of the process costs nothing. A sync takes milliseconds."""
+"""Seconds between syncs, about what a loss of power may cost; a kill of the process costs nothing. A sync takes
+milliseconds."""
 
 
 class RunDirectory:
@@ -45,7 +46,7 @@ class RunDirectory:
         self.layout = RunLayout(path)
         self.info = info
         self._clock = clock
-        # First of all, because its lock says whether this run is ours to write.
+        # The events are opened first, because their lock says whether this run is ours to write.
         self._events: RecordWriter[Event] = RecordWriter(self.layout.events, sync_every_s=SYNC_EVERY_S)
         before_writing()
         self._metrics: RecordWriter[StepMetrics] = RecordWriter(self.layout.metrics, sync_every_s=SYNC_EVERY_S)
@@ -70,8 +71,8 @@ class RunDirectory:
         argv: Sequence[str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> Self:
-        """Start a run in a folder that is new or empty; `run_layout.make_run_folder` makes one at the usual place. One
-        that was killed as it was created left nothing: its folder counts as empty."""
+        """Start a run in a folder that is new or empty; `run_layout.make_run_folder` makes one at the usual place. A
+        run that was killed during its creation left nothing of value: its folder counts as empty."""
         _refuse_used(path)
         layout = RunLayout(path)
         try:
@@ -139,8 +140,8 @@ class RunDirectory:
         self._events.append(Event(time=self._clock(), kind=kind, message=message, data=dict(data or {})))
 
     def write_trace(self, trace: Trace) -> None:
-        """Write the trace to the file of its step. A branch of a tree is written after its parent, without what is the
-        parent's."""
+        """Write the trace to the file of its step. A branch of a tree is written after its parent, without the parent's
+        part."""
         self._traces.append(trace.step, stored(trace))
 
     def write_group(self, group: Group) -> None:
@@ -204,14 +205,14 @@ def _refuse_used(path: Path) -> None:
 
 
 def _is_barely_begun(path: Path) -> bool:
-    """Empty, or what a run that was killed as it was created leaves: nothing of it would be lost."""
+    """Whether the folder is empty, or holds only what a run leaves that was killed during its creation."""
     layout, entries = RunLayout(path), set(path.iterdir())
     if not entries:
         return True
     folders = {folder for folder in layout.folders if folder.is_dir() and not any(folder.iterdir())}
     empty_files = {file for file in (layout.events, layout.metrics) if file.is_file() and not file.stat().st_size}
     unfinished = {entry for entry in entries if entry.name.startswith(".") and entry.suffix == ".tmp"}
-    # The events are there before the recipe: a recipe without them is a user's file.
+    # A run creates its events before its recipe, so a recipe without events is a user's file.
     return layout.events in empty_files and entries <= {*folders, *empty_files, *unfinished, layout.recipe}
 
 

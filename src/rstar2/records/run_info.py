@@ -1,4 +1,4 @@
-"""What a run directory says about its run: `run.json`, and the rows of `metrics.jsonl` and `events.jsonl`."""
+"""The records about a run: `run.json`, and the rows of `metrics.jsonl` and `events.jsonl`."""
 
 import os
 import platform
@@ -15,9 +15,9 @@ class RunStatus(StrEnum):
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
-    """It ended by an error, which `note` names."""
+    """The run ended by an error, which `note` names."""
     INTERRUPTED = "interrupted"
-    """It was stopped from outside, by Ctrl-C or a kill; it can be resumed."""
+    """The run was stopped from outside, by Ctrl-C or a kill; it can be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +55,17 @@ class RunInfo:
     started: str
     status: RunStatus = RunStatus.RUNNING
     resumed: tuple[str, ...] = ()
-    """When the run was resumed, each time."""
+    """The times at which the run was resumed."""
     ended: str | None = None
     note: str = ""
-    """Why the run ended as it did, where the status alone does not say."""
+    """Why the run ended, if the status alone does not say."""
     schema_version: int = RUN_SCHEMA_VERSION
     """The version of the directory's layout, and of every row in it that has no version field."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """The named numbers of one step; null for one that was not a finite number, which an event then names."""
+    """The named numbers of one step; a number that is not finite is null, and an event names it."""
 
     step: int
     stage: str

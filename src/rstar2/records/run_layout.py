@@ -1,4 +1,4 @@
-"""Where each thing is in a run directory. Every path of the layout is made here and nowhere else."""
+"""The layout of a run directory. Every path of it is made here and nowhere else."""
 
 import re
 from contextlib import suppress
@@ -20,13 +20,13 @@ class RunLayout:
         self.recipe = path / "recipe.toml"
         self.metrics = path / "metrics.jsonl"
         self.events = path / "events.jsonl"
-        """The lock of its writer is the lock of the run."""
+        """The events. The lock of this file's writer is the lock of the run."""
         self.traces = path / "traces"
         self.groups = path / "groups"
         self.schedule = path / "schedule"
         self.checkpoints = path / "checkpoints"
         self.superseded = path / "superseded"
-        """What was written after the checkpoint that the run was resumed from."""
+        """Records that were written after the checkpoint from which the run was resumed."""
         self.tokenizer = path / "tokenizer"
         """The tokenizer of the run's model, so that tokens can be shown as text without the model."""
         self.figures = path / "figures"

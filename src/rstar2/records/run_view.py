@@ -1,7 +1,7 @@
 """The reading side of a run directory: for viewers, reports and analysis. It never writes.
 
 Everything may be read while the run is being written. The `read_*_from` methods take the offset that the last call
-returned and give what was written since, so a viewer follows a run with them.
+returned, and return what was written since, so a viewer can follow a run.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ Record = TypeVar("Record")
 
 
 class RunView:
-    """One run, read-only."""
+    """A read-only view of one run."""
 
     def __init__(self, path: Path) -> None:
         self.layout = RunLayout(path)
@@ -44,9 +44,10 @@ class RunView:
 
     @property
     def status(self) -> RunStatus:
-        """The run's status; one that says running but has no living writer was killed."""
+        """The run's status. A run that says running but has no living writer was killed, and so interrupted."""
         is_live = is_being_written(self.layout.events)
-        # Read after the lock was asked for: a run that ends in between has written its status before it let go.
+        # The status is read after the lock was tested: a run that ends in between wrote its status before it released
+        # the lock.
         status = self.info.status
         return RunStatus.INTERRUPTED if status is RunStatus.RUNNING and not is_live else status
 
@@ -92,7 +93,7 @@ class RunView:
         return segment_steps(self.layout.schedule)
 
     def step_records(self, step: int) -> Iterator[StepRecord]:
-        """One for each time that the step was run; the last counts."""
+        """The step's records, one for each time that the step was run; the last counts."""
         return iterate(StepRecord, self._segment(self.layout.schedule, step))
 
     def _segment(self, folder: Path, step: int) -> Path:

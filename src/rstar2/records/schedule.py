@@ -1,4 +1,4 @@
-"""What the engines of the rollout scheduler did in one step: how full they were, when they were idle, what was
+"""The record of what the scheduler's engines did in one step: how full they were, when they were idle, what they
 recomputed, and why the step took as long as it did.
 
 Invariant: all times are seconds since the step began, by one clock. The spans of a critical path follow one another
@@ -13,12 +13,12 @@ STEP_RECORD_SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:
-    """One engine at one moment."""
+    """The state of one engine at one moment."""
 
     at_s: float
     engine: str
     num_turns: int
-    """Turns that the driver sent there and that have not ended."""
+    """Turns that the driver sent to the engine and that have not ended."""
     num_running: int
     """Turns that are running, as the engine reports."""
     num_waiting: int
@@ -33,7 +33,7 @@ class EngineSample:
 
 @dataclass(frozen=True, slots=True)
 class EngineUse:
-    """One engine over the step."""
+    """The work of one engine over the step."""
 
     engine: str
     num_cache_tokens: int
@@ -58,15 +58,15 @@ class EngineUse:
 
 
 class SpanKind(StrEnum):
-    """What a rollout was doing."""
+    """What a rollout was doing in a span."""
 
     QUEUED = "queued"
-    """It waited for a place on an engine."""
+    """The rollout waited for a place on an engine."""
     FIRST_TOKEN = "first_token"
-    """It was at an engine without a token yet: in the engine's own queue, or in prefill."""
+    """The rollout was at an engine without a token yet: in the engine's own queue, or in prefill."""
     GENERATING = "generating"
     TOOL = "tool"
-    """It was away from engines: at a tool, or doing what else a rollout does between its turns."""
+    """The rollout was away from engines: at a tool, or at other work between its turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ class StepRecord:
     num_starts: int
     num_moves: int
     num_moved_tokens: int
-    """The context tokens of rollouts that continued on an engine without their cache: an upper bound of the tokens
-    recomputed for it."""
+    """The context tokens of rollouts that continued on an engine without their cache: an upper bound of the recomputed
+    tokens."""
     num_cancels: int
     """Running turns that were cancelled to make room."""
     num_evictions: int

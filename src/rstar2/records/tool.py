@@ -1,7 +1,7 @@
 """Tool calls and their results.
 
-What went wrong is a typed status, never a word found in the text: the penalties of GRPO-RoC, the retry rules and the
-decision whether a rollout may be scored all read `ToolStatus` and nothing else.
+A typed status says what went wrong, never a word found in the text: GRPO-RoC's penalties, the retry rules and the
+decision whether a rollout may be scored read `ToolStatus` and nothing else.
 """
 
 from collections.abc import Iterable
@@ -15,32 +15,33 @@ class Fault(StrEnum):
 
     NONE = "none"
     POLICY = "policy"
-    """The model's code or call; it sees the message, and GRPO-RoC counts it as a tool error."""
+    """The model's code or call is to blame; the model sees the message, and GRPO-RoC counts it as a tool error."""
     INFRASTRUCTURE = "infrastructure"
-    """Ours: retried, never shown to the model as its own error, never scored."""
+    """We are to blame: the call is retried, and the fault never shown to the model as its own error and never
+    scored."""
 
 
 class ToolStatus(StrEnum):
     """How a tool call ended."""
 
     OK = "ok"
-    """It ran and showed something."""
+    """The program ran and showed something."""
     NO_OUTPUT = "no_output"
-    """It ran to its end and printed nothing; a success, but often a forgotten print."""
+    """The program ran to its end and printed nothing; a success, but often a forgotten print."""
     RAISED = "raised"
     """The program raised, exited with a code other than 0, or was ended by a signal that it caused."""
     TIMED_OUT = "timed_out"
-    """It was stopped at its wall-clock or CPU limit."""
+    """The program was stopped at its wall-clock or CPU limit."""
     OUT_OF_MEMORY = "out_of_memory"
-    """It was stopped at its memory limit."""
+    """The program was stopped at its memory limit."""
     OUTPUT_TOO_LONG = "output_too_long"
-    """It was stopped because it printed more than its limit; what came before is kept."""
+    """The program was stopped because it printed more than its limit; the output up to there is kept."""
     UNPARSABLE_CALL = "unparsable_call"
-    """The text of the call is not a call (malformed JSON, missing field)."""
+    """The call's text is no valid call (malformed JSON, missing field)."""
     UNKNOWN_TOOL = "unknown_tool"
-    """A well-formed call of a tool that does not exist."""
+    """The call is well-formed, but there is no such tool."""
     BAD_ARGUMENTS = "bad_arguments"
-    """A known tool, with arguments that its schema refuses."""
+    """The tool is known, but its schema refuses the arguments."""
     INFRASTRUCTURE_FAULT = "infrastructure_fault"
     """The tool could not be run through no fault of the call."""
 
@@ -54,12 +55,12 @@ class ToolStatus(StrEnum):
 
     @property
     def is_tool_error(self) -> bool:
-        """True for what GRPO-RoC's `p_err` counts: the policy's own failed calls."""
+        """Whether GRPO-RoC's `p_err` counts the call as failed: through the policy's own fault."""
         return self.fault is Fault.POLICY
 
 
 def count_tool_calls(statuses: Iterable[ToolStatus]) -> tuple[int, int]:
-    """Calls that the policy answers for, and how many of them failed. Faults of ours are in neither number."""
+    """How many calls the policy is responsible for, and how many of them failed. Our faults are in neither number."""
     own = [status for status in statuses if status.fault is not Fault.INFRASTRUCTURE]
     return len(own), sum(status.is_tool_error for status in own)
 
@@ -75,7 +76,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What came back. `text` is what the model reads, already cut to its token budget."""
+    """The result of a call. `text` is the part that the model reads, already cut to its token budget."""
 
     status: ToolStatus
     text: str = ""

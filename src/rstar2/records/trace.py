@@ -3,7 +3,7 @@
 Invariant: `prompt_ids`, then for each turn its `token_ids` (sampled by the model) and its `appended_ids` (put there by
 the environment: separators, tool responses, the opening of the next assistant turn), in order, are the ids that the
 engine saw. No text is ever tokenized a second time; texts are kept beside the ids for people to read. A program that
-edits its conversation makes segments: a turn with `prompt_ids` starts a new one, of which the same holds.
+edits its conversation makes segments: a turn with `prompt_ids` starts a new one, for which the same holds.
 """
 
 import re
@@ -33,21 +33,22 @@ class Outcome(StrEnum):
     INFRASTRUCTURE_FAULT = "infrastructure_fault"
     """The engine, the sandbox or the environment failed, after all retries. Never scored."""
     BEYOND_BUDGET = "beyond_budget"
-    """Not sampled: its tree had spent its budget of generated tokens. It has no turns, and is never scored."""
+    """The rollout was not sampled, because its tree had spent its budget of generated tokens. It has no turns, and is
+    never scored."""
 
     @property
     def is_scored(self) -> bool:
-        """Whether a rollout that ended so can have a reward."""
+        """Whether a rollout with this outcome can have a reward."""
         return self not in (Outcome.INFRASTRUCTURE_FAULT, Outcome.BEYOND_BUDGET)
 
 
 class Verdict(StrEnum):
-    """What the grader said."""
+    """The grader's verdict on a rollout."""
 
     RIGHT = "right"
     WRONG = "wrong"
     NO_ANSWER = "no_answer"
-    """No answer block in the model's own tokens."""
+    """The model's own tokens hold no answer block."""
     UNDECIDED = "undecided"
     """The grader could not decide within its limits; the rollout is left out, never silently scored 0."""
 
@@ -76,7 +77,8 @@ class Turn:
     appended_ids: tuple[int, ...] = ()
     appended_text: str = ""
     prompt_ids: tuple[int, ...] = ()
-    """What the engine saw before a turn that starts a new segment. Empty: the turn continues what is before it."""
+    """The ids that the engine saw before a turn that starts a new segment; empty if the turn continues the one
+    before."""
     prompt_text: str = ""
     policy_version: int = 0
     """The optimizer step whose weights sampled this turn."""
@@ -98,12 +100,12 @@ class Turn:
 GOLD_KEY = "gold"
 """The key of the gold answer in a trace's metadata, for people who read the trace."""
 END_OF_TURN_KEY = "end_of_turn"
-"""The key of the control token at the end of the last turn in a trace's metadata: it is not part of what is said."""
+"""The key, in a trace's metadata, of the control token that ended the last turn and is not part of the text."""
 THRESHOLD_KEY = "success_threshold"
-"""The key of the least reward of a success in a trace's metadata, where it is not the full reward."""
+"""The key, in a trace's metadata, of the least reward of a success, if that is not the full reward."""
 FULL_REWARD = 1.0
 SCORE_PREFIX = "score/"
-"""How the keys of the named parts of the reward begin in a trace's metadata."""
+"""The prefix of the keys of the reward's named parts in a trace's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,23 +123,24 @@ class Trace:
     step: int = 0
     model: str = ""
     weights: str = ""
-    """The trainer's name of the weights that sampled the trace; empty where they changed during it."""
+    """The trainer's id of the weights that sampled the trace; empty if they changed during it."""
     answer: str | None = None
-    """The content of the last answer block of the model's own text; what a program returned, in a harness."""
+    """The content of the last answer block of the model's own text; in a harness, the value that the program
+    returned."""
     verdict: Verdict | None = None
     reward: float | None = None
     format_penalty: float | None = None
-    """`p_format` as the environment computed it. None: it follows from the answer blocks."""
+    """`p_format` as the environment computed it; None if it is computed from the answer blocks."""
     environment: str = ""
     """The name of the problem's environment in the recipe; empty for the recipe's default."""
     parent: str = ""
     """The rollout from which this one was forked, in a tree; empty for one that began at the prompt."""
     num_shared_turns: int = 0
-    """How many of its turns are the parent's."""
+    """How many of the turns are the parent's."""
     num_shared_tokens: int = 0
-    """How many sampled tokens of the turn after these are the parent's, where it was forked inside that turn."""
+    """How many sampled tokens of the next turn are the parent's, if the rollout was forked inside that turn."""
     note: str = ""
-    """Why it ended as it did, where the outcome alone does not say."""
+    """Why the rollout ended, if the outcome alone does not say."""
     metadata: dict[str, str] = field(default_factory=dict)
     schema_version: int = TRACE_SCHEMA_VERSION
 
@@ -150,8 +153,8 @@ class Trace:
 
     @property
     def segments(self) -> tuple[Self, ...]:
-        """A trace for each conversation that the engine saw: one, unless a program cut, edited or branched it. Each has
-        the turns of its own, so together they have every turn once."""
+        """One trace for each conversation that the engine saw: a single one, unless a program cut, edited or branched
+        it. Each has its own turns, so together they have every turn once."""
         starts = [number for number, turn in enumerate(self.turns) if turn.prompt_ids]
         if not starts:
             return (self,)
@@ -196,7 +199,7 @@ class Trace:
 
     @property
     def final_text(self) -> str:
-        """What the model says to its user in the end: what follows its last thought, without answer tags."""
+        """The model's final message to its user: the text after its last thought, without answer tags."""
         said = self.response_text.removesuffix(self.metadata.get(END_OF_TURN_KEY, ""))
         text = _TAG.sub("", after_thought(said))
         return said if text == said else text.strip()
@@ -213,7 +216,8 @@ class Trace:
 
     @property
     def is_right(self) -> bool | None:
-        """Whether it is a success, for selection, accuracy and pass@k alike. None if the trace was not judged."""
+        """Whether the rollout is a success, for selection, accuracy and pass@k alike. None if the trace was not
+        judged."""
         return is_success(self.verdict, self.reward, self.success_threshold)
 
     @property
@@ -227,7 +231,7 @@ class Trace:
 
     @property
     def num_response_tokens(self) -> int:
-        """Tokens after the prompt, the model's and the environment's: what the response limit counts."""
+        """The number of tokens after the prompt, the model's and the environment's, which the response limit counts."""
         return sum(len(turn.token_ids) + len(turn.appended_ids) for turn in self.turns)
 
     @property
@@ -236,13 +240,13 @@ class Trace:
 
     @property
     def own_turns(self) -> tuple[Turn, ...]:
-        """The turns that this rollout ended itself: all, unless it was forked. The first of them begins with
-        `num_shared_tokens` of the parent's."""
+        """The turns that this rollout itself ended: all, unless it was forked. The first of them begins with
+        `num_shared_tokens` tokens of the parent."""
         return self.turns[self.num_shared_turns :]
 
     @property
     def num_generated_tokens(self) -> int:
-        """Tokens that were sampled for this rollout: those that it shares with its parent were not."""
+        """The number of tokens sampled for this rollout, without those that it shares with its parent."""
         return sum(len(turn.token_ids) for turn in self.own_turns) - self.num_shared_tokens
 
     @property
@@ -255,8 +259,8 @@ class Trace:
 
     @property
     def own_calls(self) -> tuple[int, int]:
-        """Calls that came back and that the policy answers for, and how many of them failed: what every share of tool
-        errors is made of."""
+        """How many returned calls the policy is responsible for, and how many of them failed. Every share of tool
+        errors is computed from these."""
         return count_tool_calls(result.status for result in self.results)
 
     @property
@@ -266,14 +270,15 @@ class Trace:
 
 
 def is_success(verdict: Verdict | None, reward: float | None, threshold: float = FULL_REWARD) -> bool | None:
-    """The environment's verdict; where it gives none, whether the reward reaches the threshold. None without either."""
+    """Whether a rollout is a success: by the environment's verdict, or without one by whether the reward reaches the
+    threshold. None without either."""
     if verdict is None or verdict is Verdict.UNDECIDED:
         return None if reward is None else reward >= threshold
     return verdict is Verdict.RIGHT
 
 
 def after_thought(said: str) -> str:
-    """What follows the end of the last thought."""
+    """The text after the end of the last thought."""
     return _THOUGHT_END.split(said)[-1]
 
 

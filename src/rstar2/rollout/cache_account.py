@@ -21,7 +21,7 @@ class CacheAccount:
         """Own tokens of each rollout, as last reported."""
         self.num_own_tokens = 0
         self.num_own_tokens_at_most = 0
-        """The total if every resident reaches its limit."""
+        """Own tokens of all residents if each reaches its response limit."""
         self.num_prompt_tokens = 0
         self.parts_held: dict[str, int] = {}
         """How many residents share each part of a prompt, by its name."""
@@ -82,8 +82,8 @@ class CacheLimits:
 
     def fits_worst_case(self, account: CacheAccount, num_more_tokens: float) -> bool:
         """Whether `num_more_tokens` fit even if every resident reaches its limit."""
-        most = account.num_own_tokens_at_most + account.num_prompt_tokens + num_more_tokens
-        return most <= self.share * account.num_cache_tokens
+        num_tokens = account.num_own_tokens_at_most + account.num_prompt_tokens + num_more_tokens
+        return num_tokens <= self.share * account.num_cache_tokens
 
     def fit(self, account: CacheAccount, forecast: Forecast, num_new_prompt_tokens: Floats) -> Bools:
         """Whether each forecast, with that many new prompt tokens, fits. An empty engine takes anything."""

@@ -77,10 +77,11 @@ class Driver(Generic[Result]):
         self._report_period_s = report_period_s
         self._reporter: asyncio.Task[None] | None = None
         self._num_runs = 0
-        """Runs at the same time: one reporter serves them all."""
+        """How many calls of `run` are in progress; one reporter serves them all."""
         self._engine_timeout_s = engine_timeout_s
         self._last_lost: str | None = None
-        """The last engine, when it is lost: a scheduler always has one, so `EngineLost` follows when the next joins."""
+        """The name of the last engine, if that is lost. A scheduler must always have an engine, so it gets `EngineLost`
+        only when the next one joins."""
         self._engine_timer: asyncio.TimerHandle | None = None
         """Set while rollouts wait for the next engine."""
 
@@ -138,7 +139,7 @@ class Driver(Generic[Result]):
             self.recorder.engine_joined(name, load)
 
     def end_step(self) -> StepRecord:
-        """What happened since `begin_step`; for `RunDirectory.write_step_record`."""
+        """The record of the step since `begin_step`, for `RunDirectory.write_step_record`."""
         self.recorder.sample(self._loads())
         return self.recorder.record()
 
@@ -150,7 +151,7 @@ class Driver(Generic[Result]):
             raise InfrastructureError("there is no engine to run rollouts on: none was added, or all are lost")
         handles = {spec.rollout: PlacedRollout(self, spec) for spec in specs}
         assert len(handles) == len(specs) and not handles.keys() & self._handles.keys(), "a rollout's id is its own"
-        # What is alive now will still be alive after: the garbage collector need not scan it meanwhile.
+        # Objects that exist now outlive this call, so garbage collection need not scan them during it.
         gc.freeze()
         self._handles |= handles
         self._num_runs += 1
@@ -168,10 +169,11 @@ class Driver(Generic[Result]):
         finally:
             gc.unfreeze()
             self._num_runs -= 1
-            await asyncio.gather(*self._stopped_reporter(), *self._background, return_exceptions=True)
+            await asyncio.gather(*self._stop_reporter(), *self._background, return_exceptions=True)
 
-    def _stopped_reporter(self) -> "list[asyncio.Task[None]]":
-        """The reporter, cancelled, after the last run."""
+    def _stop_reporter(self) -> "list[asyncio.Task[None]]":
+        """Cancels the reporter when no `run` is in progress any more, and returns it to be awaited; otherwise
+        nothing."""
         if self._num_runs or self._reporter is None:
             return []
         reporter, self._reporter = self._reporter, None
@@ -179,7 +181,8 @@ class Driver(Generic[Result]):
         return [reporter]
 
     async def _abandon(self, handles: Collection[PlacedRollout], tasks: Sequence[asyncio.Task[Result]]) -> None:
-        """Waiting ones first, so that none of them is started in place of the others."""
+        """Cancels these rollouts. Those that wait leave first, so that none of them is started in place of a cancelled
+        one."""
         for handle in handles:
             self._unsubmitted.pop(handle.spec.rollout, None)
         for handle in handles:
@@ -194,8 +197,8 @@ class Driver(Generic[Result]):
                 self._leave(handle, was_abandoned=True)
 
     def _submit_more(self) -> None:
-        """As many as may be in flight; where their number is limited in batches, because each submission costs time for
-        all of them."""
+        """Submits as many rollouts as may be in flight. If that number is limited, they are submitted in batches,
+        because each submission costs time for all of them."""
         num_free = len(self._unsubmitted)
         if self._max_concurrent is not None:
             num_free = min(num_free, self._max_concurrent - len(self._in_flight))
@@ -319,6 +322,7 @@ class Driver(Generic[Result]):
 
 
 async def _end_session(engine: Engine, session: str) -> None:
-    """For a rollout that failed in the middle of a turn: its stream stays open until it is garbage-collected."""
+    """Ends the session of a rollout that failed in the middle of a turn: its stream would stay open until garbage
+    collection."""
     await engine.cancel(session)
     await engine.release(session)

@@ -1,4 +1,4 @@
-"""From a recipe to a model that can be asked: its engine and its chat format, wherever its tokens are made.
+"""Opens the model that a recipe names: its engine, on this machine or behind a server, and its chat format.
 
 Training does not come this way: its engine runs on the weights that it trains.
 """
@@ -22,7 +22,8 @@ from rstar2.models import resolve
 
 DEFAULT_MODEL = "smollm2-135m-agent"
 UNNAMED = "auto"
-"""As `model.name`: the only model of a server, no model beside a script, and else `DEFAULT_MODEL`."""
+"""The value of `model.name` that names no model: a server's only one is used, none with a script, else
+`DEFAULT_MODEL`."""
 _OPTIONS = {
     "kv_cache_tokens": "kv_cache_tokens",
     "gpu_memory_share": "gpu_memory_share",
@@ -30,7 +31,7 @@ _OPTIONS = {
     "prefill_chunk_tokens": "max_prefill_tokens",
     "batch_invariant": "batch_invariant",
 }
-"""What an engine calls the fields of `[engine]`."""
+"""For each field of `[engine]`, the name of the engine's own option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class OpenedModel:
     folder: Path | None = None
     """The folder of the model or of its tokenizer, where it is known."""
     context_tokens: int | None = None
-    """The longest sequence, for a model that this process runs."""
+    """The longest sequence that the model takes; None unless this process runs it."""
 
 
 async def open_model(recipe: Recipe) -> OpenedModel:
@@ -67,7 +68,7 @@ async def open_embedded(recipe: Recipe) -> OpenedModel:
 
 
 async def open_vllm(recipe: Recipe) -> OpenedModel:
-    """A server at `base_url`, else vLLM in this process."""
+    """Opens a model on the vLLM server at `base_url`, or without one on vLLM in this process."""
     if recipe.engine.base_url is not None:
         return await _vllm_server(recipe, recipe.engine.base_url)
     name, folder = _local_model(recipe)
@@ -82,13 +83,13 @@ def _local_model(recipe: Recipe) -> tuple[str, Path]:
 
 
 def _plain_chat(recipe: Recipe) -> ChatFormat:
-    """For a model whose tokenizer is not known: a server applies its own."""
+    """The chat format of a model whose tokenizer is not known: its server applies its own."""
     text = recipe.agent.system_text
     return ChatFormat.of(PlainTextTokenizer()) if text is None else ChatFormat.of(PlainTextTokenizer(), text)
 
 
 def _context_tokens(recipe: Recipe, folder: Path) -> int | None:
-    """The shorter of what the model was made for and what the recipe says. The default of a recipe says nothing."""
+    """The context length: the model's own or the recipe's, whichever is shorter. A recipe's default does not count."""
     try:
         own = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
     except (ValueError, AttributeError):
@@ -172,7 +173,7 @@ async def _vllm_server(recipe: Recipe, base_url: str) -> OpenedModel:
 
 
 def _folder_of(model: str) -> Path:
-    """vLLM calls a model by the folder that it was loaded from, unless it was given another name."""
+    """The folder of a vLLM server's model. vLLM names a model after its folder, unless it was given another name."""
     try:
         return resolve(model)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""What a judge says of a finished rollout, and how that becomes the score in its trace.
+"""Judges a finished rollout, and writes its score into its trace.
 
 Invariant: an infrastructure fault, or a rollout that was not sampled, has no score. A truncated rollout scores 0. A
 judge that keeps failing leaves the rollout undecided: it is left out and counted, never scored 0.
@@ -18,7 +18,7 @@ from rstar2.records.trace import SCORE_PREFIX
 
 MAX_RETRIES = 2
 FIRST_PAUSE_S = 0.5
-"""A judge behind a server may be rate limited."""
+"""The pause before the first retry: a judge behind a server may be rate limited."""
 
 WEIGHT_KEY = "weight"
 DETAIL_WEIGHT_PREFIX = "score-weight/"

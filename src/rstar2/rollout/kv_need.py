@@ -41,7 +41,7 @@ REFRESH_EVERY = 32
 """Endings between two updates of the estimates; or a 64th of all endings so far, if that is more."""
 NEWTON_STEPS = 3
 NUM_EVIDENCE = 2048
-"""While rollouts run, the ended ones among this many latest are learnt from as well."""
+"""While rollouts run, the estimates also use the ended ones among this many latest rollouts."""
 MOST_UPDATES = 8
 """The most updates in one call: by then Newton's method has converged."""
 
@@ -100,7 +100,7 @@ class NeedModel:
         self._problem = np.zeros(0, dtype=np.int64)
         self._mu = np.zeros(0)
         self._spread = np.zeros(0)
-        """The spread of the forecast: `sigma`, and the uncertainty of `mu`."""
+        """The spread of the forecast: `sigma` and the uncertainty of `mu` together."""
         self._rate = np.zeros(0)
         # One entry per problem of these rollouts.
         self._problem_rows: dict[str, int] = {}
@@ -139,8 +139,8 @@ class NeedModel:
         self._refresh()
 
     def _rows_to_keep(self, submitted: Collection[str]) -> Ints:
-        """Those that still run, and beside them those that have ended: to learn from the survivors alone would make
-        every length too long. Where nothing runs, a new step begins."""
+        """The rows of running rollouts and, beside them, of recently ended ones: estimates from survivors alone would
+        be too long. If nothing runs, a new step begins, and no row is kept."""
         is_kept = ~self._has_ended
         if is_kept.any():
             num_rows = len(self._specs)
@@ -149,8 +149,8 @@ class NeedModel:
         return np.flatnonzero(is_kept)
 
     def _remember(self, kept: Ints, submitted: Collection[str]) -> None:
-        """What is known of problems whose rollouts go, or are submitted again, becomes their history; the others stay
-        as they are. The points of a tree are never submitted again."""
+        """Turns the estimates of problems whose rows go, or that are submitted again, into their history; the others
+        stay as they are. Fork points of a tree get none: they are never submitted again."""
         staying = {self._specs[row].problem for row in kept} - set(submitted)
         branched = {spec.problem for spec in self._specs if spec.parent}
         self._staying = {}
@@ -167,7 +167,7 @@ class NeedModel:
         self._tokens[self._rows[rollout]] = num_response_tokens
 
     def begin_turn(self, rollout: str) -> None:
-        """The rollout has not ended with its last turn."""
+        """The rollout begins another turn, so its last one did not end it."""
         row = self._rows[rollout]
         self._count_turn(row, has_ended=False)
         self._turn[row] += 1
@@ -280,8 +280,8 @@ class NeedModel:
         return mu, variance, mu
 
     def _learn_if_due(self) -> None:
-        """Lazily: where everything fits, no forecast is needed. Each update takes a few steps of Newton's method, so
-        skipped updates are made up for."""
+        """Updates the estimates only when they are read: where everything fits, nothing reads them. One update takes
+        only a few steps of Newton's method, so skipped updates are made up for."""
         num_due = self._num_since_refresh // max(REFRESH_EVERY, self._num_ended // 64)
         for _ in range(min(num_due, MOST_UPDATES)):
             self._refresh()
@@ -308,7 +308,8 @@ class NeedModel:
         self._problem_tokens = self._mean_tokens()
 
     def _learn_problems(self, started: Ints, sigma: Floats) -> None:
-        """The most likely `mu` of each problem, and its variance, by Newton's method from the last ones."""
+        """Estimates the most likely `mu` of each problem and its variance, by Newton's method from the last
+        estimates."""
         m = np.array([stage.m for stage in self._stages])[self._problem_stage]
         tau = np.array([stage.tau for stage in self._stages])[self._problem_stage]
         is_new = np.isnan(self._problem_prior_mu)
@@ -340,15 +341,16 @@ class NeedModel:
         mu, variance = self._problem_mu[problems], self._problem_variance[problems]
         first = float(np.log(self._limit[rows].max() * FIRST_MEDIAN_SHARE))
         stage.m = float((PRIOR_WEIGHT * first + mu.sum()) / (PRIOR_WEIGHT + mu.size))
-        # What problems that differ by tau, each known up to its own variance, reveal together about their middle.
+        # The precision with which problems that differ by tau, each known up to its own variance, determine their mean
+        # `m`.
         known = np.maximum(0.0, 1 - variance / stage.tau**2).sum() / stage.tau**2
         stage.m_deviation = float((1 / FIRST_DEVIATION**2 + known) ** -0.5)
         scatter = ((mu - stage.m) ** 2 + variance).sum()
         stage.tau = float(np.sqrt((prior + scatter) / (PRIOR_WEIGHT + mu.size)))
 
     def _residuals(self, rows: Ints, spread: Floats) -> tuple[Floats, Bools, Floats]:
-        """For each rollout: (log length - mu) / sigma; whether it ended there; and, for the others, by how many sigma
-        the mean of all longer lengths is above mu."""
+        """For each rollout: (log length - mu) / sigma; whether it ended there; and, for those that did not, by how many
+        sigma the mean of all longer lengths is above mu."""
         z = (np.log(self._tokens[rows] + 1) - self._problem_mu[self._problem[rows]]) / spread
         is_ended = self._has_ended[rows] & ~self._is_cut_off[rows]
         mills = np.exp(-0.5 * z**2 - 0.5 * np.log(2 * np.pi) - log_ndtr(-z))

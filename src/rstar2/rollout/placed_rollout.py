@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from enum import StrEnum
 from typing import Protocol
 
 from rstar2.agent.generate import left_cleanly
@@ -15,7 +16,7 @@ from rstar2.rollout.scheduler import Fact, RolloutSpec, ToolCalled, ToolReturned
 
 
 class RolloutDriver(Protocol):
-    """What a placed rollout needs of the driver."""
+    """The interface that a placed rollout needs of the driver."""
 
     clock: Callable[[], float]
     recorder: StepRecorder
@@ -23,6 +24,19 @@ class RolloutDriver(Protocol):
     def tell(self, fact: Fact) -> None: ...
     def engine(self, name: str) -> Engine | None: ...
     def lose_engine(self, name: str) -> None: ...
+
+
+class _State(StrEnum):
+    PLACED = "placed"
+    """The first turn may begin."""
+    GENERATING = "generating"
+    """A turn runs."""
+    BETWEEN = "between"
+    """A turn has ended."""
+    AT_TOOL = "at tool"
+    """A tool was called."""
+    READY = "ready"
+    """The tool has returned, and the next turn waits for an engine."""
 
 
 class PlacedRollout:
@@ -40,20 +54,18 @@ class PlacedRollout:
         """Whether an engine is generating for it."""
         self._was_left = False
         """Whether the caller left the last turn before its end, and so may begin another."""
-        self._state = "placed"
-        """placed: a turn may begin. generating: it runs. between: the turn ended. at tool: a tool was called. ready:
-        the tool returned, and the next turn waits for an engine."""
+        self._state = _State.PLACED
 
     @property
     def is_generating(self) -> bool:
-        return self._state == "generating" and not self._place.done()
+        return self._state is _State.GENERATING and not self._place.done()
 
     @property
     def has_been_placed(self) -> bool:
         return self.engine is not None or self._place.done()
 
     async def placed(self) -> None:
-        """Wait until the scheduler has given it an engine."""
+        """Waits until the scheduler has given the rollout an engine."""
         if self._failure is not None:
             raise self._failure
         if not self._place.done():
@@ -67,22 +79,24 @@ class PlacedRollout:
         self._place = asyncio.get_running_loop().create_future()
 
     def place(self, engine: str) -> None:
-        """The scheduler has decided. If it moves twice before it begins, the last decision holds."""
+        """Takes the scheduler's decision. If the rollout is moved again before it continues, the last decision
+        holds."""
         if self._place.done():
             self._place = asyncio.get_running_loop().create_future()
         self._place.set_result(engine)
 
     def fail(self, error: Exception) -> None:
-        """It gets no engine, whatever the scheduler still decides."""
+        """The rollout ends with this error: it gets no engine, whatever the scheduler still decides."""
         self._failure = error
         if not self._place.done():
             self._place.set_exception(error)
             self._place.exception()
 
     def calls_tool(self) -> None:
-        """Call it as soon as it is known that the turn that ended calls a tool and is not the last."""
-        assert self._state == "between", "a tool is called after a turn"
-        self._state = "at tool"
+        """Reports a tool call. To be called as soon as it is known that the ended turn calls a tool, so is not the
+        last."""
+        assert self._state is _State.BETWEEN, "a tool is called after a turn"
+        self._state = _State.AT_TOOL
         self._driver.tell(ToolCalled(self._driver.clock(), self.spec.rollout))
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling, max_tokens: int) -> AsyncIterator[Chunk]:
@@ -108,33 +122,33 @@ class PlacedRollout:
             raise
 
     async def _begin(self, num_tokens: int) -> None:
-        if self._was_left and self._state == "generating":
+        if self._was_left and self._state is _State.GENERATING:
             self._end_turn()
         self._was_left = False
-        if self._state == "between":
+        if self._state is _State.BETWEEN:
             self.calls_tool()
-        # A program may cut its conversation: then nothing of it is new.
+        # A program may shorten its conversation: then no token is new.
         num_new_tokens, self.num_tokens = max(0, num_tokens - self.num_tokens), num_tokens
-        if self._state == "at tool":
-            self._state = "ready"
+        if self._state is _State.AT_TOOL:
+            self._state = _State.READY
             self._driver.tell(ToolReturned(self._driver.clock(), self.spec.rollout, num_tokens))
-        if self._state == "ready":
+        if self._state is _State.READY:
             await self.placed()
             self._driver.recorder.send(self.engine or "", num_new_tokens)
         else:
-            num_new_tokens = 0 if self.spec.parent else num_tokens  # its parent's were computed before
+            num_new_tokens = 0 if self.spec.parent else num_tokens  # a branch's prompt was computed for its parent
             self._driver.recorder.send(self.engine or "", num_new_tokens, prompt_of=self.spec.problem)
-        self._state = "generating"
+        self._state = _State.GENERATING
 
     def _end_turn(self) -> None:
-        self._state = "between"
+        self._state = _State.BETWEEN
         self._driver.recorder.enter(self.spec.rollout, SpanKind.TOOL)
         self._driver.tell(TurnEnded(self._driver.clock(), self.spec.rollout, self.num_tokens))
 
     async def _generate_on_engine(
         self, tokens: Sequence[int], sampling: Sampling, max_tokens: int
     ) -> AsyncGenerator[Chunk]:
-        """The turn on this engine: to its end, or to where it must continue elsewhere."""
+        """Generates the turn on the present engine, to its end or until it must continue elsewhere."""
         name = self.engine
         assert name is not None
         engine = self._driver.engine(name)

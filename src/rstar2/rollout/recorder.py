@@ -81,7 +81,7 @@ class StepRecorder:
         self._engines[name] = _Engine(self._now_s(), load, load, self._now_s())
 
     def engine_lost(self, name: str) -> None:
-        """Its work since the last sample is unknown; its rollouts are queued."""
+        """Records the loss of an engine. Its work since the last sample is unknown; its rollouts are queued."""
         for rollout, state in self._rollouts.items():
             if state.engine == name:
                 self.enter(rollout, SpanKind.QUEUED)
@@ -133,8 +133,8 @@ class StepRecorder:
         self._change_turns(engine, 1, now_s)
 
     def send(self, engine: str, num_new_tokens: int, prompt_of: str | None = None) -> None:
-        """A turn begins there, with `num_new_tokens` that no engine has seen: a tool's response, or the prompt of a
-        problem, which counts once for all siblings."""
+        """A turn begins on the engine, with `num_new_tokens` that no engine has seen: a tool's response, or the prompt
+        of a problem, which counts once for all siblings."""
         account = self._engines.get(engine)
         if account is None or prompt_of in account.prompts:
             return

@@ -43,7 +43,7 @@ class Rolls(Protocol):
         sampling: Sampling,
         on_trace: OnTrace = ...,
     ) -> list[Trace]:
-        """One judged trace a request; `on_trace` sees each the moment it is ready."""
+        """One judged trace for each request; `on_trace` gets each the moment it is ready."""
         ...
 
 
@@ -62,5 +62,5 @@ class RollsInSteps(Rolls, Protocol):
         ...
 
     async def end_step(self) -> StepRecord:
-        """What they did since `begin_step`."""
+        """The record of what engines and rollouts did since `begin_step`."""
         ...

@@ -1,4 +1,4 @@
-"""Rollouts that had ended before their run was interrupted: not rolled out again by the weights that sampled them."""
+"""Reuses rollouts that had ended before their run was interrupted, where the same weights would sample them again."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -10,22 +10,22 @@ from rstar2.rollout.request import OnTrace, RolloutRequest, RollsInSteps
 
 
 class ResumingRoller:
-    """Satisfies `RollsInSteps`, by another that does.
+    """Satisfies `RollsInSteps` by wrapping another roller.
 
-    Invariant: every trace says which weights sampled all of it, or nothing where they changed meanwhile; a rollout of
-    the interrupted run comes back, once and as it was, only where the weights that sampled it may still be learnt from.
+    Invariant: every trace names the weights that sampled all of it, or none if they changed meanwhile; a rollout of the
+    interrupted run comes back, once and unchanged, only if training may still learn from what its weights sampled.
     """
 
     def __init__(self, roller: RollsInSteps, present_weights: Callable[[], str]) -> None:
-        """The present weights are those of every engine; nothing while the engines are given others."""
+        """`present_weights` returns the name of the weights that every engine has; empty during a weight sync."""
         self._roller = roller
         self._present_weights = present_weights
         self._traces: dict[str, Trace] = {}
         self._older_weights: frozenset[str] = frozenset()
 
     def remember(self, traces: Mapping[str, Trace], older_weights: Collection[str] = ()) -> None:
-        """Keep the traces, by id, but for those that an infrastructure fault ended. Rollouts of the older weights were
-        sampled ahead of learning, and may be learnt from as well as those of the present ones."""
+        """Keeps the traces, by id, except those that an infrastructure fault ended. Rollouts of `older_weights` were
+        sampled ahead of learning; training may use them like those of the present weights."""
         self._older_weights = frozenset(older_weights)
         self._traces = {
             trace_id: trace
@@ -81,6 +81,6 @@ class ResumingRoller:
                 continue
             if trace.weights == weights or trace.weights in self._older_weights:
                 found[trace.id] = trace
-        # Where a tree forks follows from its other leaves: it is complete, or it is sampled again.
+        # A tree's fork points depend on its other leaves, so a tree is recalled as a whole or sampled again.
         torn = {request.group_id for request in requests if request.tree and request.trace_id not in found}
         return [trace for trace in found.values() if trace.group_id not in torn]

@@ -1,4 +1,4 @@
-"""Many rollouts of many problems, each of them judged: agent and environments put together on the driver."""
+"""Rolls out many problems, with agent and environments on the driver's engines, and judges each rollout."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
@@ -83,7 +83,7 @@ class Roller:
         if not trees:
             return await roll_round(flat)
 
-        async def grown(leaves: Sequence[RolloutRequest]) -> list[Trace]:
+        async def grow_tree(leaves: Sequence[RolloutRequest]) -> list[Trace]:
             assert leaves[0].tree is not None
             traces = await grow(leaves, leaves[0].tree, roll_round)
             for request in leaves[len(traces) :]:
@@ -92,7 +92,7 @@ class Roller:
                 on_trace(traces[-1])
             return traces
 
-        traces = await _gathered([roll_round(flat), *map(grown, trees.values())])
+        traces = await _gather_or_cancel([roll_round(flat), *map(grow_tree, trees.values())])
         by_id = {trace.id: trace for several in traces for trace in several}
         return [by_id[request.trace_id] for request in requests]
 
@@ -171,7 +171,7 @@ class Roller:
         return episode
 
     def _observed(self, problem: Problem, start: Transcript, episode: Episode) -> Transcript:
-        """The prompt with what the world says first, which no check of the data could know."""
+        """The prompt with the episode's first observation, whose length no check of the data could know."""
         if episode.observation:
             start = observed_start(self.chat, self._environment(problem).opening(problem), episode)
         if self._max_prompt_tokens is not None and len(start.prompt_ids) > self._max_prompt_tokens:
@@ -211,7 +211,8 @@ def _keeper(leaf: LeafRequest, episode: Episode) -> StateKeeper | None:
 
 
 def _spec(leaf: LeafRequest, prompt: Transcript, limits: AgentLimits) -> RolloutSpec:
-    """For the scheduler the branches of one point are rollouts that share their prompt: all before the point."""
+    """The leaf for the scheduler. Branches of one fork point are rollouts whose shared prompt is everything before
+    it."""
     request = leaf.request
     root = RolloutSpec(
         request.trace_id, request.problem.id, len(prompt.prompt_ids), limits.max_response_tokens, request.stage
@@ -222,8 +223,8 @@ def _spec(leaf: LeafRequest, prompt: Transcript, limits: AgentLimits) -> Rollout
     return branch_spec(root, leaf.start.rollout, leaf.start.parts, num_shared)
 
 
-async def _gathered(trees: Sequence[Coroutine[Any, Any, list[Trace]]]) -> list[list[Trace]]:
-    """All of them. If one raises, the others are cancelled, and have ended before the error is passed on."""
+async def _gather_or_cancel(trees: Sequence[Coroutine[Any, Any, list[Trace]]]) -> list[list[Trace]]:
+    """Awaits all trees. If one raises, the others are cancelled, and have ended before the error is passed on."""
     try:
         async with asyncio.TaskGroup() as tasks:
             growing = [tasks.create_task(tree) for tree in trees]
@@ -233,7 +234,7 @@ async def _gathered(trees: Sequence[Coroutine[Any, Any, list[Trace]]]) -> list[l
 
 
 async def _close(episode: Episode) -> str:
-    """Why it could not be closed, which changes nothing about its trace; empty if it was."""
+    """Closes the episode. Returns why that failed, which changes nothing about its trace; empty if it did not."""
     try:
         await episode.close()
     except InfrastructureError as error:

@@ -26,9 +26,9 @@ class EngineSpeed:
     prefill_token_s: float
     """The time to compute one token of a context that is not in the cache."""
     step_s: float
-    """One decoding step of an almost empty engine: reading the weights, and overhead."""
+    """The time of one decoding step of an almost empty engine: reading the weights, and overhead."""
     cached_token_s: float
-    """What each token in the contexts of the running rollouts adds to a decoding step."""
+    """The time that each token in the contexts of the running rollouts adds to a decoding step."""
 
 
 class PromptPart(NamedTuple):
@@ -148,13 +148,14 @@ class ToolReturned:
 
 @dataclass(frozen=True, slots=True)
 class RolloutEnded:
-    """No further fact about it follows: whatever a scheduler holds for it is free, also if it was never started."""
+    """The rollout is over, and no further fact about it follows. A scheduler frees all that it holds for it, even if it
+    was never started."""
 
     at_s: float
     rollout: str
     num_tokens: int
     was_abandoned: bool = False
-    """It was cancelled or failed: its length is only a lower bound."""
+    """Whether the rollout was cancelled or failed, so that its length is only a lower bound."""
 
 
 Fact = (
@@ -181,7 +182,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class KeepWaiting:
-    """There is no room for it now. It is queued, and a later fact leads to its start or its resumption."""
+    """There is no room for the rollout now. It stays queued until a later fact leads to its start or resumption."""
 
     rollout: str
 

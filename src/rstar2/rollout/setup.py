@@ -1,4 +1,4 @@
-"""From a recipe to the parts that roll out: sandbox, environments, limits, driver and roller.
+"""Makes the parts that roll out, from a recipe: sandbox, environments, limits, driver and roller.
 
 Training, evaluation, `solve`, `chat` and the playground make them here. `engines.py` opens the model and its engine.
 """
@@ -21,9 +21,9 @@ from rstar2.sandbox import Executor, Limits
 from rstar2.sandbox.executor import Request
 
 ENGINE_SPEED = EngineSpeed(prefill_token_s=1e-5, step_s=1e-2, cached_token_s=1e-8)
-"""Prices moves between engines; with a single engine there is nowhere to move to."""
+"""A rough price of moves between engines; with a single engine there are none."""
 UNKNOWN_CACHE_TOKENS = 1 << 30
-"""For servers and scripts, which do not report the size of their cache and queue requests themselves."""
+"""The cache size assumed of servers and scripts, which do not report one and queue requests themselves."""
 PROBE_DEADLINE_S = 120.0
 """How long the first program may wait for the sandbox to start."""
 
@@ -62,7 +62,7 @@ async def _open_executor(recipe: Recipe, num_sharers: int = 1) -> AsyncIterator[
 
 
 def driver_on(engine: Engine, recipe: Recipe, num_sharers: int = 1) -> Driver[Trace]:
-    """A driver of this one engine, of which it may use one part in `num_sharers`."""
+    """A driver of one engine, of whose cache it may use one part in `num_sharers`."""
     driver = make_driver(recipe, num_sharers)
     load = engine.load()
     num_cache_tokens = load.num_blocks * load.block_size or UNKNOWN_CACHE_TOKENS
@@ -71,7 +71,7 @@ def driver_on(engine: Engine, recipe: Recipe, num_sharers: int = 1) -> Driver[Tr
 
 
 def make_driver(recipe: Recipe, num_sharers: int = 1, engine_timeout_s: float = 0.0) -> Driver[Trace]:
-    """One of `num_sharers` drivers that share the rollouts among them."""
+    """A driver without engines yet, one of `num_sharers` that divide the rollouts among them."""
     limit = recipe.rollout.max_concurrent
     max_concurrent = None if limit is None else max(1, limit // num_sharers)
     return Driver(
@@ -83,7 +83,7 @@ def make_driver(recipe: Recipe, num_sharers: int = 1, engine_timeout_s: float = 
 async def open_roller_on(
     recipe: Recipe, driver: Driver[Trace], executor: Executor, chat: ChatFormat
 ) -> AsyncIterator[Roller]:
-    """The recipe's environments, with programs in the sandbox, on the driver's engines."""
+    """A roller on the driver's engines, with the recipe's environments, whose programs run in the sandbox."""
     async with open_environments(recipe, executor) as environments:
         yield Roller(
             driver,
@@ -96,7 +96,7 @@ async def open_roller_on(
 
 
 async def require_working(executor: Executor) -> None:
-    """InfrastructureError before anything is spent, if the sandbox cannot run the simplest program."""
+    """Raises InfrastructureError, before anything is spent, if the sandbox cannot run the simplest program."""
     probe = await executor.run(Request("print(1)", "", Limits(), PROBE_DEADLINE_S))
     if not probe.ok:
         raise InfrastructureError(f"the sandbox does not work: {probe.message or probe.stderr or probe.status}")

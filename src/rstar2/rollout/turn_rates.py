@@ -20,13 +20,13 @@ class TurnRates:
 
     def count(self, turn: int, expected: float, *, has_ended: bool) -> None:
         """A turn of this number is over."""
-        self._reach(turn)
+        self._extend_to(turn)
         self._ended[turn] += has_ended
         self._expected[turn] += expected
 
     def learn(self, running_turns: npt.NDArray[np.int64], expected: npt.NDArray[np.float64]) -> None:
         """Update the rates, given how many endings were expected of the running turns."""
-        self._reach(int(running_turns.max(initial=0)))
+        self._extend_to(int(running_turns.max(initial=0)))
         running = np.bincount(running_turns, expected, len(self._ended))
         self._rates = (self._ended + PRIOR_WEIGHT) / (self._expected + running + PRIOR_WEIGHT)
 
@@ -36,7 +36,7 @@ class TurnRates:
     def rates(self, turns: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         return np.asarray(self._rates[turns])
 
-    def _reach(self, turn: int) -> None:
+    def _extend_to(self, turn: int) -> None:
         num_more = turn + 1 - len(self._ended)
         if num_more > 0:
             self._ended = np.append(self._ended, np.zeros(num_more))

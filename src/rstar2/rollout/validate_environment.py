@@ -1,4 +1,4 @@
-"""Trying an environment without a model: its gold answers, an empty answer, and calls of every tool.
+"""Tries an environment without a model: with its gold answers, an empty answer, and calls of every tool.
 
 A scripted policy plays the episodes through the agent loop, as a model would.
 """
@@ -38,7 +38,7 @@ class Played:
     statuses: tuple[str, ...]
     """How each tool call ended."""
     seconds: Mapping[str, float]
-    """What the environment took for each part of the episode."""
+    """Seconds that the environment took for each part of the episode."""
     fault: str = ""
 
     @property
@@ -92,9 +92,9 @@ async def validate_environment(
     for problem, opening in zip(problems[:num_played], openings, strict=False):
         solution = environment.solution(problem)
         num_gold += solution is not None
-        policies = {"empty": _said([]), "tools": _calling(opening.tools)}
+        policies = {"empty": _saying([]), "tools": _calling(opening.tools)}
         if solution is not None:
-            policies["gold"] = _said(solution)
+            policies["gold"] = _saying(solution)
         for name, policy in policies.items():
             played.append(await _play(environment, problem, name, policy, limits))
             on_played()
@@ -154,8 +154,8 @@ class _Clock:
             self.seconds[part] = time.monotonic() - started
 
 
-def _said(turns: Sequence[str]) -> Policy:
-    """One text after the other, then nothing."""
+def _saying(turns: Sequence[str]) -> Policy:
+    """A policy that says one text after the other, then nothing."""
 
     def policy(prompt: ScriptedPrompt) -> str:
         return turns[prompt.turn] if prompt.turn < len(turns) else EMPTY_TURN
@@ -164,12 +164,12 @@ def _said(turns: Sequence[str]) -> Policy:
 
 
 def _calling(tools: Sequence[ToolSchema]) -> Policy:
-    """All tools in one turn, with arguments that their schemas allow, then nothing."""
+    """A policy that calls all tools in one turn, with arguments that their schemas allow, then says nothing."""
     calls = [
         f"<tool_call>\n{json.dumps({'name': tool.name, 'arguments': example_of(tool.parameters)})}\n</tool_call>"
         for tool in tools
     ]
-    return _said(["</reason>\n" + "\n".join(calls)] if calls else [])
+    return _saying(["</reason>\n" + "\n".join(calls)] if calls else [])
 
 
 def example_of(schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> Any:

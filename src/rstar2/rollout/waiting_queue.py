@@ -3,9 +3,9 @@
 Of those that fit, the ones that may exceed their expected length by most go first. A step is not over before its last
 rollout is, so what may become long must start early; but what is certainly long fills a cache for long, and where all
 may reach the same limit, those that are expected to be short let more others start in time. An engine prefers problems
-whose prompt it holds, in part or in whole, or was chosen to hold, by what that costs in tokens, and problems of which
-few rollouts have started, because those are the most informative. Siblings start in their order, and of equal problems
-the one that was submitted first.
+whose prompt it holds, in part or in whole, or is a home of, by the prefill that this saves, and problems of which few
+rollouts have started, because those are the most informative. Siblings start in their order, and of equal problems the
+one that was submitted first.
 
 Invariant (no starvation): no rollout is started while another waits that was submitted `max_overtakes` or more places
 before it.
@@ -21,8 +21,8 @@ from rstar2.rollout.kv_need import Floats, Forecast
 from rstar2.rollout.scheduler import RolloutSpec
 
 PROBE_TOKENS = 8192.0
-"""What the first start of a problem is worth in tokens of surprise, for what it reveals about the others; the next is
-worth half of that, the third a third."""
+"""The worth, in tokens of surprise, of starting a problem's first rollout, for what it reveals about the others; the
+second is worth half of that, the third a third."""
 
 
 class WaitingQueue:
@@ -60,13 +60,13 @@ class WaitingQueue:
         return self._rows
 
     def expect(self, surprises: Floats, growth: Forecast) -> None:
-        """For each of `problems`: by how many tokens a new response may exceed its mean length, and a forecast of what
-        it will hold."""
+        """For each of `problems`: by how many tokens a new response may exceed its mean length, and a forecast of the
+        tokens that it will hold."""
         self._surprises, self._growth = surprises, growth
 
     @property
     def most_tokens(self) -> float:
-        """What the largest of `problems` can need, prompt and response."""
+        """The tokens, prompt and response, that the largest of `problems` can need."""
         return float(self._most_tokens)
 
     def best_for(self, account: CacheAccount, forecast: Forecast | None, limits: CacheLimits) -> RolloutSpec | None:

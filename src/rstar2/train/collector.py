@@ -1,4 +1,5 @@
-"""The rollouts of a stage, step by step: sampled, judged, grouped, chosen from, and sampled on until a batch is full.
+"""Collects a stage's rollouts step by step: samples, judges and groups them, selects from each group, and refills until
+the batch is full.
 
 Invariant: a group is complete or absent; the problems of a step come from the cursor in order, replacements for dropped
 groups included; a rollout lost to an infrastructure fault is sampled again, under a new id. Ids name the stage: a step
@@ -31,13 +32,13 @@ from rstar2.train.workbench import Workbench
 
 @dataclass(frozen=True, slots=True)
 class CollectSettings:
-    """What every step of a stage samples, and how it chooses."""
+    """What every step of a stage samples, and how it selects rollouts."""
 
     stage: str
     seed: int
     prompts_per_step: int
     num_sampled: int
-    """Rollouts of one problem."""
+    """How many rollouts of one problem are sampled."""
     max_refills: int
     roc: RocSettings
     limits: AgentLimits
@@ -66,12 +67,12 @@ class StepBatch:
     step: int
     groups: tuple[Group, ...]
     traces: tuple[Trace, ...]
-    """Every rollout of the step, those that were not kept included."""
+    """All rollouts of the step, including those that were not kept."""
     cursor: Cursor
     num_refills: int
     duration_s: float
     schedule: StepRecord | None = None
-    """What engines and rollouts did meanwhile."""
+    """The record of what engines and rollouts did during the step."""
 
     @property
     def trainable(self) -> tuple[Group, ...]:
@@ -122,7 +123,7 @@ class Collector:
         return self
 
     async def __anext__(self) -> StepBatch:
-        """The next step's rollouts. Asking for them says that all earlier ones were learnt from."""
+        """The next step's rollouts. Asking for them tells the collector that all earlier batches were learnt from."""
         self._begin()
         if not self._begun:
             raise StopAsyncIteration
@@ -131,7 +132,8 @@ class Collector:
         return batch
 
     def sample_ahead(self) -> None:
-        """All batches so far were learnt from: sampling need not wait until the next one is asked for."""
+        """Tells the collector that all batches so far were learnt from, so sampling need not wait until the next is
+        asked for."""
         if self._max_staleness:
             self._begin()
 
@@ -187,8 +189,8 @@ async def collect_step(
     on_trace: Callable[[Trace], None],
     on_begin: Callable[[int], None] = lambda _: None,
 ) -> StepBatch:
-    """A group is chosen from as soon as its last rollout ends: other groups are still being sampled then. `on_begin`
-    gets the number of rollouts that are begun at a time."""
+    """Collects one step. A group is decided as soon as its last rollout ends, while others are still being sampled.
+    `on_begin` gets the number of rollouts begun in each round."""
     started_s = time.monotonic()
     stream = f"{settings.seed}/{settings.stage}"
     groups: dict[str, _OpenGroup] = {}
@@ -239,7 +241,7 @@ def _num_lost(group: _OpenGroup, settings: CollectSettings) -> int:
 
 
 def _requests(group: _OpenGroup, step: int, settings: CollectSettings) -> list[RolloutRequest]:
-    """What the group still needs: all of it at first, then what was lost."""
+    """The rollouts that the group still needs: all of them at first, then replacements for lost ones."""
     requests = []
     for _ in range(_num_lost(group, settings)):
         number = group.num_attempts

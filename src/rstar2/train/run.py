@@ -44,7 +44,7 @@ def check_cluster(recipe: Recipe) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A run whose recipe and data were read and found good; nothing was loaded and nothing written."""
+    """A run whose recipe and data were read and checked; nothing was loaded or written yet."""
 
     recipe: Recipe
     curriculum: Curriculum
@@ -54,13 +54,13 @@ class Prepared:
 
 
 def prepare_new(recipe: Recipe, folder: Path, check: Callable[[Recipe], None] = check_solo) -> Prepared:
-    """`check` raises UserError for a recipe that the workbench it is meant for cannot train."""
+    """Reads and checks a new run. `check` raises UserError for a recipe that the intended workbench cannot train."""
     check(recipe)
     return Prepared(recipe, load_curriculum(recipe), folder)
 
 
 def prepare_resumed(folder: Path, check: Callable[[Recipe], None] = check_solo) -> Prepared:
-    """A run's own recipe.toml holds the recipe that it was started with."""
+    """Reads and checks a run to resume, by the recipe.toml that it was started with."""
     view = RunView(folder)
     if view.info.verb != VERB:
         raise UserError(f"{folder} holds a run of `rstar2 {view.info.verb}`; `rstar2 train` cannot resume it")
@@ -86,7 +86,7 @@ async def train(
         recipe = prepared.recipe
         observer.waits_for("the model, the engine and the sandbox to start")
         folder = _model_folder(recipe, prepared.curriculum.conversations, run)
-        _keep_tokenizer(folder, run)
+        _copy_tokenizer(folder, run)
         chat = chat_of(recipe, folder)
         require_learnable_tags(recipe, folder, chat)
         async with open_workbench(recipe, folder, chat) as bench:
@@ -119,7 +119,8 @@ def _finished_rollouts(prepared: Prepared) -> dict[str, Trace]:
 
 
 def _model_folder(recipe: Recipe, conversations: Sequence[Conversation], run: RunDirectory) -> Path:
-    """A tiny model is rebuilt from the seed, so a run that was killed during the build can resume."""
+    """The folder of the model to train. A tiny model is rebuilt from the seed, so a run killed during the build can
+    resume."""
     if recipe.model.tiny is None:
         return resolve(recipe.model.name)
     if not conversations:
@@ -144,8 +145,8 @@ def tiny_folder(layout: RunLayout) -> Path:
     return layout.path / "model"
 
 
-def _keep_tokenizer(folder: Path, run: RunDirectory) -> None:
-    """Beside the traces, so that their tokens can be read without the model."""
+def _copy_tokenizer(folder: Path, run: RunDirectory) -> None:
+    """Copies the tokenizer beside the traces, so that their tokens can be read without the model."""
     target = run.layout.tokenizer
     with write_errors(target):
         target.mkdir(exist_ok=True)

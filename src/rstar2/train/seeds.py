@@ -1,7 +1,7 @@
-"""Every random choice of a run, made from the recipe's seed and a name: nothing to save, nothing to restore.
+"""Seeds for every random choice of a run, from the recipe's seed and a name, so no generator state has to be saved.
 
-Invariant: from one permutation of a stage's problems to the next every problem comes once; a cursor and the stream's
-name say all that comes after it, so a resumed run skips no problem and repeats none.
+Invariant: every problem of a stage comes once in each epoch, in a new order; the cursor and the stream's name determine
+all problems that follow, so a resumed run skips none and repeats none.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ class Cursor:
 
     epoch: int = 0
     position: int = 0
-    """Problems of this epoch that were taken."""
+    """How many problems of this epoch were taken."""
 
 
 def take(cursor: Cursor, num_wanted: int, num_problems: int, stream: str) -> tuple[list[int], Cursor]:

@@ -1,4 +1,4 @@
-"""The progress of a training run: all that is not a tensor. A frozen value, stored as JSON beside the tensors."""
+"""The progress of a training run, as far as it is not a tensor: a frozen value, stored as JSON beside the tensors."""
 
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
@@ -6,7 +6,7 @@ from typing import Any, Self
 from rstar2.train.seeds import Cursor
 
 WARM_UP = "sft"
-"""The name of the supervised warm-up where stages have theirs."""
+"""The supervised warm-up's name, where a stage's name is expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +23,17 @@ class TrainState:
     """Training steps of all stages that are done."""
     cursor: Cursor = field(default_factory=Cursor)
     problem_ids: tuple[str, ...] | None = None
-    """What the difficulty filter of the stage left; None before it ran, or where there is none."""
+    """The problems that the stage's difficulty filter kept; None before it ran, or if there is no filter."""
     pending_evaluation: str | None = None
-    """Evaluate under this name before anything else."""
+    """The name under which an evaluation must run before anything else; None if none is due."""
     recent_rewards: tuple[float, ...] = ()
     """Mean rewards of the stage's last steps."""
     best_reward: float = 0.0
     """The best mean of a window of steps so far, in this stage."""
     steps_without_signal: int = 0
-    """Steps in a row, over stages, that left nothing to train on."""
+    """Consecutive steps, across stages, that left nothing to train on."""
     older_weights: tuple[str, ...] = ()
-    """Those before the present ones that may have sampled the stage's next rollouts, ahead of learning."""
+    """Earlier weights that may have sampled the stage's next rollouts ahead of learning."""
 
     def next_stage(self) -> Self:
         return replace(

@@ -1,6 +1,6 @@
 """The training loop. It reads as the recipe does: warm-up, then in each stage collect a step, learn from it, record it.
 
-Invariant: between two checkpoints everything is a function of the first of them and of the recipe. So a run that is
+Invariant: everything between two checkpoints is a function of the first checkpoint and the recipe. So a run that is
 killed at any moment and resumed goes through the same states, and on a CPU ends with the same weights, bit for bit, as
 one that was never killed.
 
@@ -48,12 +48,13 @@ from rstar2.train.state import WARM_UP, TrainState
 from rstar2.train.workbench import Workbench
 
 INTERRUPT_S = 10.0
-"""How long an interrupted run waits for rollouts that are sampled while it learns: without them the next step has some
-of another policy. Slurm and Kubernetes grant 30 s in all."""
+"""How long an interrupted run waits for rollouts that are sampled while it learns: otherwise the resumed run samples
+some of them from another policy. Slurm and Kubernetes grant 30 s in all."""
 PHASES = ("generate", "train", "sync")
 SFT_STEPS_PER_REPORT = 10
 SFT_CHECKPOINT_PERIOD_S = 120.0
-"""Steps of the warm-up are short, so the loss by a kill is bounded in time and not in steps."""
+"""Time between checkpoints of the warm-up. Its steps are short, so what a kill loses is bounded in time, not in
+steps."""
 
 Result = TypeVar("Result")
 
@@ -79,11 +80,11 @@ class Trainer:
         self._checkpoints = CheckpointFolder(run.checkpoints, recipe.train.num_checkpoints_kept)
         self._state = self._saved_state = TrainState()
         self._mark: Mark | None = None
-        """The mark of the current state; None while the weights are between two states."""
+        """The lengths of the run's files at the current state; None while the weights are between two states."""
 
     async def train(self, checkpoint: Checkpoint | None = None, finished: Mapping[str, Trace] | None = None) -> None:
-        """From the checkpoint, or from the start, to the end of the recipe. Rollouts that had finished after the
-        checkpoint are not sampled again by the same weights."""
+        """Trains from the checkpoint, or from the start, to the end of the recipe. `finished` are rollouts that ended
+        after the checkpoint; the same weights do not sample them again."""
         with self._records:
             if checkpoint is not None:
                 await self._load(checkpoint)
@@ -111,7 +112,7 @@ class Trainer:
         await self._evaluate_if_due()
 
     async def export(self, source: Path) -> Path:
-        """The trained model as a Hugging Face folder, for `rstar2 solve --model` and other programs."""
+        """Writes the trained model as a Hugging Face folder, for `rstar2 solve --model` and other programs."""
         target = self._layout.path / "final"
         with agent_folder(target, source, self._chat, self._recipe.environment) as unfinished:
             await self._learner.export(unfinished)
@@ -140,7 +141,7 @@ class Trainer:
             values["tokens_per_s"] = values["num_tokens"] / (time.monotonic() - started_s)
             if step % SFT_STEPS_PER_REPORT == 0 or step == num_steps - 1:
                 self._records.metrics(step, WARM_UP, values)
-            self._reach(replace(self._state, sft_step=step + 1))
+            self._enter_state(replace(self._state, sft_step=step + 1))
 
         self._records.phase(WARM_UP, num_steps, self._state.sft_step)
         saved_s = time.monotonic()
@@ -151,7 +152,7 @@ class Trainer:
                     await self._save()
                     saved_s = time.monotonic()
             await self._learner.reset_optimizer()
-        self._reach(replace(self._state, sft_is_done=True, pending_evaluation=WARM_UP))
+        self._enter_state(replace(self._state, sft_is_done=True, pending_evaluation=WARM_UP))
         await self._save(keep=True)
 
     # The stages.
@@ -161,10 +162,10 @@ class Trainer:
         self._records.phase(stage.name, stage.steps, self._state.stage_step)
         if self._state.stage_step == 0 and stage.reset_optimizer:
             await self._learner.reset_optimizer()
-            self._reach(replace(self._state, steps_since_reset=0))
+            self._enter_state(replace(self._state, steps_since_reset=0))
         if not self._stage_is_done(stage):
             await self._run_steps(stage, problems)
-        self._reach(replace(self._state.next_stage(), pending_evaluation=stage.name))
+        self._enter_state(replace(self._state.next_stage(), pending_evaluation=stage.name))
         await self._save(keep=True)
 
     async def _run_steps(self, stage: StageSection, problems: Sequence[Problem]) -> None:
@@ -193,7 +194,7 @@ class Trainer:
                     break
                 every = self._recipe.eval.every_steps
                 if every and self._state.step % every == 0:
-                    self._reach(replace(self._state, pending_evaluation=stage.name))
+                    self._enter_state(replace(self._state, pending_evaluation=stage.name))
                 if self._state.step % self._recipe.train.checkpoint_every_steps == 0:
                     await self._save()
                 await self._evaluate_if_due(then=stage)
@@ -209,7 +210,7 @@ class Trainer:
     async def _learn_step(
         self, batch: StepBatch, stage: StageSection, collector: Collector, started_s: float
     ) -> dict[str, float]:
-        """Go from one batch to the next state: all of it, or nothing."""
+        """Goes from one batch to the next state, completely or not at all."""
         num_older = self._recipe.train.max_staleness
         older_weights = (*self._state.older_weights, self._bench.weights)[-num_older:] if num_older else ()
         self._mark = None
@@ -227,11 +228,11 @@ class Trainer:
         }
         values |= {f"{phase}_share": values[f"{phase}_s"] / values["step_s"] for phase in PHASES}
         self._records.metrics(batch.step, stage.name, values)
-        self._reach(replace(self._advanced(batch, values), older_weights=older_weights))
+        self._enter_state(replace(self._advanced(batch, values), older_weights=older_weights))
         return values
 
     async def _learn_from(self, batch: StepBatch) -> dict[str, float]:
-        """One update; what was learnt, and what was seen of the rollouts."""
+        """Does one update. Returns the metrics of the update and of the rollouts."""
         if not batch.trainable:
             return {**self._record_groups(batch), "train_s": 0.0, "sync_s": 0.0}
         train = self._recipe.train
@@ -245,14 +246,15 @@ class Trainer:
             settings = UpdateSettings.of(self._recipe, self._bench.micro_batch_tokens)
             learnt = await self._learner.update(groups, settings, lr, seed)
             train_s = time.monotonic() - began_s
-            # Now, because the end of `learning` may wait for rollouts, and then rollouts wait for this process.
+            # Groups are recorded now: the end of `learning` may wait for rollouts, and later rollouts would wait for
+            # this process.
             seen = self._record_groups(batch)
             looked_s = time.monotonic()
         sync_s = began_s - paused_s + time.monotonic() - looked_s
         return {**seen, **learnt, "lr": lr, "train_s": train_s, "sync_s": sync_s}
 
     def _record_groups(self, batch: StepBatch) -> dict[str, float]:
-        """Write the groups; the metrics of the rollouts."""
+        """Writes the groups. Returns the metrics of the rollouts."""
         self._records.write_groups(batch.groups)
         values = watch_rollouts(batch.traces, batch.groups)
         collect_garbage_if_rare()
@@ -312,13 +314,13 @@ class Trainer:
             counts = {"stage": stage.name, "num_problems": len(problems), "num_left": len(hard)}
             self._records.event("difficulty_filter", message, counts)
             self._records.say(message)
-            self._reach(replace(self._state, problem_ids=tuple(problem.id for problem in hard)))
+            self._enter_state(replace(self._state, problem_ids=tuple(problem.id for problem in hard)))
         left = set(self._state.problem_ids or ())
         kept = tuple(problem for problem in problems if problem.id in left)
         if not kept:
             self._records.say(f"stage {stage.name} has nothing left to learn from: it is skipped")
             self._records.event("stage_skipped", f"stage {stage.name}: every problem is already solved")
-            self._reach(replace(self._state, stage_step=stage.steps))
+            self._enter_state(replace(self._state, stage_step=stage.steps))
         return kept
 
     # Evaluation, records, checkpoints.
@@ -347,7 +349,7 @@ class Trainer:
                 self._records.metrics(self._state.step, f"{name}/{benchmark}", numbers)
             if then is not None:
                 self._records.phase(then.name, then.steps, self._state.stage_step)
-        self._reach(replace(self._state, pending_evaluation=None))
+        self._enter_state(replace(self._state, pending_evaluation=None))
 
     def _report_held_out(self) -> None:
         for num, what in (
@@ -362,13 +364,13 @@ class Trainer:
             lengths = await self._roller.num_prompt_tokens(problems)
             require_short_prompts(problems, lengths, self._recipe.rollout.max_prompt_tokens)
 
-    def _reach(self, state: TrainState) -> None:
-        """The weights are those of the state, and all that led to it is recorded."""
+    def _enter_state(self, state: TrainState) -> None:
+        """Enters a state whose weights the learner has, and whose records are all written."""
         self._state = state
         self._mark = self._records.mark(state.step)
 
     async def _save_if_changed(self) -> None:
-        """Weights that are between two states go into no checkpoint."""
+        """Saves a checkpoint of an interrupted run, unless nothing changed or the weights are between two states."""
         if self._mark is None or self._state == self._saved_state:
             return
         await self._save()
@@ -395,14 +397,14 @@ class Trainer:
     async def _load(self, checkpoint: Checkpoint) -> None:
         async with self._bench.learning(checkpoint.state.step):
             await self._learner.load(checkpoint.path)
-        self._reach(checkpoint.state)
+        self._enter_state(checkpoint.state)
         self._saved_state = checkpoint.state
         self._records.say(f"resumed at step {self._state.step} from {checkpoint.path.name}")
 
 
 async def uninterrupted(work: Coroutine[Any, Any, Result], on_interrupt: Callable[[], object] = lambda: None) -> Result:
-    """Runs to its end, even if the caller is cancelled meanwhile: then `on_interrupt` is called, and the cancellation
-    is raised when the work is done."""
+    """Runs the work to its end. If the caller is cancelled meanwhile, `on_interrupt` is called, and the cancellation is
+    raised when the work is done."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

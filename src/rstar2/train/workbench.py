@@ -1,6 +1,6 @@
-"""What a training run works with, opened together and closed together: sandbox, engines, driver, grader, learner.
+"""The parts of a training run, opened and closed together: sandbox, engines, driver, grader, learner.
 
-Here they are all on one machine: the engine reads the trainer's own weights, the sandbox runs beside them.
+In this module they are all on one machine: the engine reads the trainer's own weights, the sandbox runs beside them.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ CORES_PER_WORKER = 2
 waits), the engine and the learner."""
 MAX_WORKERS = 8
 MICRO_BATCH_TOKENS = 16_384
-"""The micro-batch where neither the recipe nor the memory of a GPU decides."""
+"""The size of a micro-batch if neither the recipe nor a GPU's memory decides it."""
 
 
 class Workbench(Protocol):
@@ -46,16 +46,16 @@ class Workbench(Protocol):
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Tokens of one forward and backward pass: the recipe's, or what there is memory for."""
+        """Tokens of one forward and backward pass: the recipe's value, or as many as there is memory for."""
         ...
 
     @property
     def notes(self) -> Sequence[str]:
-        """Sentences on what was chosen for the run."""
+        """Sentences for the user on what was chosen for the run."""
         ...
 
     def collecting(self) -> AbstractAsyncContextManager[None]:
-        """Held while the rollouts of one step are collected."""
+        """A context to be held while the rollouts of one step are collected."""
         ...
 
     def learning(self, version: int) -> AbstractAsyncContextManager[None]:
@@ -64,7 +64,7 @@ class Workbench(Protocol):
 
     @property
     def weights(self) -> str:
-        """Which weights every engine has (`Learner.weights_id`); nothing while they are given others."""
+        """The id of the weights that every engine has (`Learner.weights_id`); empty during a weight sync."""
         ...
 
     def gpu_use(self) -> dict[str, float]:
@@ -107,21 +107,21 @@ class SoloWorkbench:
 
     @asynccontextmanager
     async def learning(self, version: int) -> AsyncIterator[None]:
-        """The engine is paused. Weights that were learnt concurrently with sampling are synced between two steps: one
-        policy samples all rollouts of a step, so what is sampled does not depend on how fast anything ran."""
+        """Pauses the engine during the update. Weights learnt concurrently with sampling are synced between two steps
+        instead: one policy samples all rollouts of a step, so samples do not depend on timing."""
         if not self._learns_concurrently:
             async with self._engine.paused_for_weight_sync(version):
                 yield
                 self._publish()
                 if self._gives_cache_back:
-                    torch.cuda.empty_cache()  # the engine takes it for its cache
+                    torch.cuda.empty_cache()  # the engine takes this memory for its cache
             return
         yield
         async with self._between_steps, self._engine.paused_for_weight_sync(version):
             self._publish()
 
     def _publish(self) -> None:
-        """No rollout runs meanwhile."""
+        """Syncs the weights to the engine; no rollout may run meanwhile."""
         self._rank.policy.publish()
         self.weights = self._rank.weights_id()
 
@@ -154,12 +154,13 @@ async def open_solo_workbench(recipe: Recipe, folder: Path, chat: ChatFormat) ->
 def _load_rank(folder: Path, recipe: Recipe) -> LearnerRank:
     rank = LearnerRank(load_policy(folder, recipe), recipe.train.weight_decay)
     if rank.policy.device.type == "cuda":
-        torch.cuda.empty_cache()  # parts of the model that were joined into others
+        torch.cuda.empty_cache()  # frees parts of the model that were joined into others
     return rank
 
 
 def count_workers(recipe: Recipe, device: torch.device) -> int:
-    """With a GPU, the interpreter is the bottleneck: the engine gets its own process, and so do rollouts."""
+    """The number of rollout processes. Beside a GPU the Python interpreter is the bottleneck, so the engine and the
+    rollouts get processes of their own."""
     if recipe.rollout.num_workers is not None:
         return recipe.rollout.num_workers
     if device.type != "cuda":
@@ -170,7 +171,7 @@ def count_workers(recipe: Recipe, device: torch.device) -> int:
 async def _open_farm(
     stack: AsyncExitStack, recipe: Recipe, folder: Path, options: EmbeddedOptions, num_workers: int
 ) -> tuple[LearnerRank, SharedEngine, RollerFarm]:
-    """The learner, its engine, and the rollout processes, which get ready while the model is read."""
+    """Opens the learner, its engine, and the rollout processes, which start up while the model is read."""
     pairs = [socket.socketpair() for _ in range(num_workers)]
     guests = [theirs for _, theirs in pairs]
 
@@ -179,7 +180,7 @@ async def _open_farm(
             rank = await asyncio.to_thread(_load_rank, folder, recipe)
             engine = await SharedEngine.start(rank.policy.served, options, guests)
         finally:
-            for guest in guests:  # the engine's from now on: should it end, the workers must see it
+            for guest in guests:  # owned by the engine from now on: if it ends, the workers must see that
                 guest.close()
         stack.push_async_callback(engine.close)
         return rank, engine

@@ -1,5 +1,5 @@
-"""Benchmarks whose rows are more than a question and an answer: how they become problems, and what of them their
-graders need, typed. `Problem.metadata` holds it as JSON; each class here writes it and reads it back.
+"""Benchmarks whose rows are more than a question and an answer: their conversion to problems, and the typed data that
+their graders need. `Problem.metadata` holds these data as JSON; each class here writes it and reads it back.
 """
 
 from rstar2.data.benchmarks.choices import choice_problems

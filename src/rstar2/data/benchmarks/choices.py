@@ -16,7 +16,8 @@ _WRONG_COLUMNS = tuple(f"incorrect answer {number}" for number in (1, 2, 3))
 
 
 def choice_problems(rows: Iterable[Row], source: str) -> Iterator[Problem]:
-    """From GPQA's own columns, or from rows that already have their choices in the text and a letter as answer."""
+    """Makes problems from GPQA's own columns, or from rows whose text already has the choices and whose answer is a
+    letter."""
     for row in rows:
         question = as_text(require(row, ("question", "problem"), "question")[1], row, "question")
         found_id = find(row, ID_COLUMNS)

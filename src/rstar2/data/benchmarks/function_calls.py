@@ -1,8 +1,8 @@
 """BFCL, single turn: a request, the functions on offer, and the calls that are right.
 
 Categories of several turns are a separate benchmark (`multi_turn_calls`). The hub has the right calls in separate
-files, as rows without a question; they are joined by id. Irrelevance and relevance have no right calls: whether any
-call is made decides.
+files, as rows without a question; they are joined by id. The categories of irrelevance and relevance have no right
+calls: only whether any call is made counts.
 """
 
 import json
@@ -38,7 +38,7 @@ _ID_END = re.compile(r"_\d+(-\d+)*$")
 
 @dataclass(frozen=True, slots=True)
 class FunctionCallTask:
-    """`ground_truth` is BFCL's: for each call its name and, for each argument, the values that are right."""
+    """A single-turn task. `ground_truth` is BFCL's: for each call its name and, for each argument, the right values."""
 
     category: str
     messages: tuple[dict[str, Any], ...]
@@ -62,8 +62,8 @@ class FunctionCallTask:
 
     @property
     def unknown_names(self) -> tuple[str, ...]:
-        """Functions that the right calls use and that are not on offer. Where only one is on offer BFCL's checker goes
-        by its name, whatever the ground truth calls it."""
+        """Functions that the right calls use and that are not on offer. If only one is on offer, BFCL's checker goes by
+        its name, whatever the ground truth calls it."""
         if len(self.functions) == 1:
             return ()
         offered = {function.get("name") for function in self.functions}

@@ -1,8 +1,8 @@
 """BFCL, several turns: a sequence of user requests to simulated services, whose state the calls change.
 
-The functions on offer are those of the services, and their descriptions come with `bfcl-eval`. In `miss_func` one is
-kept back until a turn in which the user says nothing but that there are more functions now. The ground truth has, for
-each turn, the calls as Python source text; a turn without any is one in which nothing can be done yet.
+The functions on offer are those of the services, and their descriptions come with `bfcl-eval`. In `miss_func` one
+function is withheld until a turn in which the user says only that there are more functions now. The ground truth has,
+for each turn, the calls as Python source text; a turn without any is one in which the task cannot be done yet.
 """
 
 import json
@@ -28,9 +28,9 @@ _OFFICIAL_ID = re.compile(rf"({'|'.join(MULTI_TURN_CATEGORIES)})_\d+$")
 @dataclass(frozen=True, slots=True)
 class MultiTurnCallTask:
     id: str
-    """BFCL's own, which its checker takes the category from."""
+    """BFCL's own id, from which its checker takes the category."""
     turns: tuple[str, ...]
-    """What the user says. Empty where functions come to light instead."""
+    """The user's text in each turn; empty in a turn that offers withheld functions instead."""
     services: tuple[str, ...]
     initial_config: dict[str, Any]
     missed_functions: dict[int, tuple[str, ...]]
@@ -43,12 +43,13 @@ class MultiTurnCallTask:
 
     @property
     def is_answerable(self) -> bool:
-        """One of v3's conversations has more turns in its gold than the user speaks; no response is right there."""
+        """Whether a response can be right: one of v3's conversations has more turns in its gold than the user
+        speaks."""
         return len(self.turns) == len(self.ground_truth)
 
     @property
     def metadata(self) -> dict[str, str]:
-        """In the order of the data: a listing of a folder shows it."""
+        """The task as JSON texts, whose fields keep the order of the data: a listing of a folder shows it."""
         fields = ("turns", "services", "initial_config", "missed_functions", "ground_truth")
         return {"official_id": self.id, **{name: ordered_json(getattr(self, name)) for name in fields}}
 
@@ -67,7 +68,8 @@ class MultiTurnCallTask:
 
 
 def multi_turn_call_problems(rows: Iterable[Row], source: str) -> Iterator[Problem]:
-    """Rows of other categories are skipped. As with single turns, golds may be in separate rows."""
+    """Makes problems from rows; those of other categories are skipped. Golds may be in separate rows, as with single
+    turns."""
     questions: list[tuple[str, str, Row]] = []
     golds: dict[str, Any] = {}
     for row in rows:

@@ -1,8 +1,8 @@
 """The report's training sets from their public sources: one file a source, one line in `extensions` each.
 
-Promise: a converter is pure and makes of a row a conversation or a problem, or says why not; every row is counted. A
-build that was killed goes on where it was: nothing is downloaded or converted twice, and every file that is there is
-complete.
+Promise: a converter is pure and turns a row into a conversation or a problem, or says why it cannot; every row is
+counted. A build that was killed resumes where it stopped: nothing is downloaded or converted twice, and every file in
+place is complete.
 """
 
 from rstar2.data.build.report import BuildReport, SourceReport

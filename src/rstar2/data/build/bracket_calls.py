@@ -1,7 +1,7 @@
-"""ToolACE's way to write calls, `[Market Trends API(kind="gainers", $top=10), Search(q="x")]`, read strictly. Pure.
+"""A strict parser of calls as ToolACE writes them, `[Market Trends API(kind="gainers", $top=10), Search(q="x")]`. Pure.
 
-Names are those on offer and may hold spaces and brackets, so the longest that fits is taken; names of arguments may be
-keywords of Python. Values are literals of Python or JSON. No text is evaluated.
+Function names may hold spaces and brackets, so the longest offered name that fits is taken; names of arguments may be
+Python keywords. Values are literals of Python or JSON. No text is evaluated.
 """
 
 import ast
@@ -18,12 +18,12 @@ _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
 def is_calls(text: str) -> bool:
-    """Whether a turn of the assistant is calls and nothing but calls."""
+    """Whether a turn of the assistant consists of calls and nothing else."""
     return _CALLS.fullmatch(text.strip()) is not None
 
 
 def parse_calls(text: str, names: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
-    """Name and arguments of each call; LeftOutError if one cannot be read, or is of no function on offer."""
+    """Name and arguments of each call; LeftOutError if a call cannot be read, or its function is not on offer."""
     rest, calls = text.strip()[1:-1].strip(), []
     longest_first = sorted(names, key=len, reverse=True)
     while rest:
@@ -47,7 +47,7 @@ def _name(text: str, longest_first: Sequence[str]) -> tuple[str, str]:
 
 
 def _arguments(text: str) -> tuple[dict[str, Any], str]:
-    """Up to the closing bracket, and the text behind it."""
+    """The arguments up to the closing bracket, and the text behind it."""
     arguments: dict[str, Any] = {}
     text = text.lstrip()
     while not text.startswith(")"):
@@ -61,7 +61,7 @@ def _arguments(text: str) -> tuple[dict[str, Any], str]:
 
 
 def _end_of_value(text: str, at: int) -> int:
-    """Where the comma or the bracket stands that ends the value."""
+    """The position of the comma or bracket that ends the value."""
     open_pairs: list[str] = []
     quote = ""
     while at < len(text):

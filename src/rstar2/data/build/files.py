@@ -1,4 +1,4 @@
-"""A source's files: from a folder that the user has, or from the hub at a commit that is written down."""
+"""A source's files: from a folder of the user, or from the hub at a commit that is recorded."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +15,18 @@ from rstar2.models.progress import FetchProgress
 class SourceFiles:
     paths: tuple[Path, ...]
     commit: str | None
-    """What the hub's revision was; None for a user's own files, which their SHA-256 alone tells."""
+    """The hub's commit; None for a user's own files, which only their SHA-256 identifies."""
 
 
 def hub_files(source: BuildSource, progress: FetchProgress) -> SourceFiles:
-    """Downloaded if they are not here."""
+    """The source's files from the hub, downloaded if they are not here."""
     paths = fetch_files(source.hub, progress)
     return SourceFiles(paths, locked_commit(source.hub))
 
 
 def folder_files(source: BuildSource, folder: Path) -> SourceFiles:
-    """`FOLDER/toolace.json`, or a folder `FOLDER/toolace` or `FOLDER/ToolACE` with the repository's files."""
+    """The source's files in a user's folder: `FOLDER/toolace.json`, or a folder `FOLDER/toolace` or `FOLDER/ToolACE`
+    with the repository's files."""
     repo = source.hub.repo
     names = (source.name, repo.rpartition("/")[2], repo.replace("/", "--"))
     for name in names:
@@ -41,6 +42,6 @@ def folder_files(source: BuildSource, folder: Path) -> SourceFiles:
 
 
 def _in_copy(source: BuildSource, copy: Path) -> tuple[Path, ...]:
-    """The files that the hub would give, or all that there are where the copy has another layout."""
+    """The files of a copy that the hub would give, or all of them if the copy has another layout."""
     held = sorted(str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file() and is_data_file(path.name))
     return tuple(copy / path for path in choose_files(held, source.hub.files) or held)

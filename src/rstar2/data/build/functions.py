@@ -1,4 +1,4 @@
-"""Lists of functions as sets write them, to tools in OpenAI's form. Pure."""
+"""Converts lists of functions, as data sets write them, to tools in OpenAI's form. Pure."""
 
 import json
 from typing import Any
@@ -61,7 +61,7 @@ def _behind_space(text: str, at: int) -> int:
 
 
 def _schema(value: Any) -> Any:
-    """With JSON Schema's names of types, at every depth."""
+    """The schema with JSON Schema's names of types, at every depth."""
     if isinstance(value, list):
         return [_schema(each) for each in value]
     if not isinstance(value, dict):

@@ -15,14 +15,14 @@ from rstar2.data.conversation import Conversation
 from rstar2.data.rows import Row
 
 _SPEAKER = re.compile(r"(?:^|\n[^\S\n]*\n)\s*(USER|ASSISTANT|FUNCTION RESPONSE):")
-"""Behind an empty line: the names also stand inside of texts."""
+"""A speaker's name after an empty line, because the names also occur inside texts."""
 _CALL = "<functioncall>"
 _END = "<|endoftext|>"
 _QUOTED = re.compile(r'\{\s*"name":\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments":\s*\'(.*)\'\s*\}', re.DOTALL)
 
 
 def convert(row: Row) -> Conversation:
-    """Functions leave the system text and become tools. Without any, the system text says so and stays."""
+    """Converts a row. Functions in the system text become tools in its place; a system text without functions stays."""
     system = as_text(require(row, ("system",), "system text")[1], row, "system text").removeprefix("SYSTEM:").strip()
     start = system.find("{")
     tools = [tool_of(function) for function in objects_in_a_row(system[start:])] if start >= 0 else []
@@ -40,7 +40,7 @@ def _messages(chat: str) -> Iterator[Message]:
         text = said.strip()
         if speaker == "ASSISTANT":
             text = text.removesuffix(_END).strip()
-        # Someone put this in place of every "AI:", in the middle of texts as well.
+        # The set has this mark in place of every "AI:", even in the middle of texts.
         if _END in text or speaker == last == "ASSISTANT":
             raise LeftOutError(LeftOut.FORM, "a turn is cut in two")
         last = speaker
@@ -52,7 +52,8 @@ def _messages(chat: str) -> Iterator[Message]:
 
 
 def _call(text: str) -> dict[str, Any]:
-    """The arguments are JSON between single quotes, which no reader of JSON knows, or an object, or JSON in a text."""
+    """Reads a call. Its arguments are JSON between single quotes, which no JSON parser accepts, an object, or JSON in a
+    text."""
     try:
         if quoted := _QUOTED.fullmatch(text):
             read = {"name": json.loads(quoted[1]), "arguments": quoted[2].replace(r"\'", "'")}
@@ -70,7 +71,7 @@ def _call(text: str) -> dict[str, Any]:
 
 
 def _refused(constant: str) -> Any:
-    """JSON has no Infinity and no NaN, though Python's reader takes them."""
+    """Refuses Infinity and NaN, which are not JSON though Python's parser accepts them."""
     raise ValueError(f"{constant} is not JSON")
 
 

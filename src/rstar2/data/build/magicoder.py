@@ -1,6 +1,6 @@
-"""Magicoder OSS-Instruct, rewritten as calls: the Python program of a solution is what the tool is called with. Pure.
+"""Magicoder OSS-Instruct, rewritten as calls: the tool is called with the Python program of the solution. Pure.
 
-The conversation ends with the call: what the program would print is not known here, and is not made up.
+The conversation ends with the call: the program's output is not known here, and is not made up.
 """
 
 import ast
@@ -20,7 +20,7 @@ _BLOCK = re.compile(r"^```[ \t]*([\w+#-]*)[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL |
 
 
 def convert(row: Row) -> Conversation:
-    """Without a system text of its own: the agent's is the one that such calls are made under."""
+    """Converts a row, without a system text of its own: such calls are made under the agent's."""
     language = as_text(require(row, ("lang",), "language")[1], row, "language")
     if language != "python":
         raise LeftOutError(LeftOut.NOT_PYTHON, language)

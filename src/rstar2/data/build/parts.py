@@ -1,7 +1,7 @@
-"""What was made of one input file, kept so that it is never converted twice.
+"""The converted part of each input file, kept so that no file is converted twice.
 
 Invariant: a part is named by the SHA-256 of its input and of the code that converts it. Its report is written last and
-in one step, so a part with a report is complete, whenever a build was killed.
+in one step, so a part with a report is complete, even if the build was killed.
 """
 
 import hashlib
@@ -22,24 +22,24 @@ from rstar2.records.atomic import replace_file
 from rstar2.records.codec import encode
 
 MAX_EXAMPLES = 5
-"""Rows that are named for each reason."""
+"""How many rows are listed as examples of each reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What became of the rows of one file."""
+    """What the conversion did with the rows of one file."""
 
     input_name: str
     input_sha256: str
     num_in: int
     left_out: dict[str, int]
     examples: dict[str, list[str]] = field(default_factory=dict)
-    """For each reason, where the first rows are that were left out for it."""
+    """For each reason, the places of the first rows that were left out for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartPlace:
-    """Where the part of an input file is, or will be."""
+    """The place where the part of an input file is, or will be."""
 
     path: Path
     sha256: str
@@ -69,7 +69,7 @@ def convert_part(source: BuildSource, place: PartPlace, advance: Callable[[], No
 
 
 def remove_others(source: BuildSource, folder: Path, used: Sequence[PartPlace]) -> None:
-    """Parts of inputs, or of code, that the source no longer has."""
+    """Removes parts of inputs, or of converter code, that the source no longer has."""
     stems = {place.lines.stem for place in used}
     for path in folder.glob(f"{source.name}-*"):
         if path.stem not in stems:
@@ -77,7 +77,7 @@ def remove_others(source: BuildSource, folder: Path, used: Sequence[PartPlace]) 
 
 
 class _Counter:
-    """Counts while it converts."""
+    """Converts a file, and counts its rows meanwhile."""
 
     def __init__(self, name: str, advance: Callable[[], None]) -> None:
         self.num_in = 0
@@ -115,7 +115,7 @@ class _Counter:
         self.left_out[reason] += 1
         listed = self.examples.setdefault(reason, [])
         if len(listed) < MAX_EXAMPLES:
-            # Where a row is must not depend on the folder that the file lies in.
+            # The place of a row must not depend on the folder that the file is in.
             place = f"{self._name}{where.partition(self._name)[2]}"
             listed.append(f"{place}: {detail}" if detail else place)
 

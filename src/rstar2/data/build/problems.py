@@ -1,4 +1,4 @@
-"""Rows to problems for reinforcement learning. Pure; whether a problem is fit is for `curate` to say."""
+"""Converts rows to problems for reinforcement learning. Pure; `curate` decides later whether a problem is fit."""
 
 from dataclasses import replace
 
@@ -10,12 +10,12 @@ from rstar2.data.rows import Row
 from rstar2.records import Problem
 
 FILE = "rl-42k"
-"""The report's number, and the recipe's name for the file, however many there are."""
+"""The file's name in the recipe. The number is the report's, however many problems there are."""
 _EXTRACTED = "has_answer_extracted"
 
 
 def convert_dapo(row: Row) -> Problem:
-    """Columns as verl wants them, with or without the instructions around the problem."""
+    """Converts a row with verl's columns, with or without the instructions around the problem."""
     if find(row, ANSWER_COLUMNS) is None:
         raise LeftOutError(LeftOut.NO_ANSWER)
     (found,) = problems_of([Row({**row.values, "id": None, "data_source": None}, row.where)], "")
@@ -23,7 +23,8 @@ def convert_dapo(row: Row) -> Problem:
 
 
 def convert_open_math_reasoning(row: Row) -> Problem:
-    """One row for each generated solution, so most repeat a problem. Only answers that the forum itself gave."""
+    """Converts a row, of which there is one for each generated solution, so most repeat a problem. Only answers that
+    the forum itself gave are taken."""
     answer = optional_text(row, ("expected_answer",))
     if answer is None:
         raise LeftOutError(LeftOut.NO_ANSWER)

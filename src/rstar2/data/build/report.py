@@ -1,4 +1,4 @@
-"""What a build did, for people and programs: every row that came in is kept or counted under one reason."""
+"""The report of a build, for people and programs: every row that came in is kept, or counted under one reason."""
 
 import json
 from collections import Counter
@@ -12,7 +12,7 @@ from rstar2.records.atomic import replace_file
 
 SCHEMA_VERSION = 1
 IN_REPORT = {"sft-function-calls": 165_000, "sft-instructions": 30_000, "sft-chat": 27_000, "rl-42k": 42_000}
-"""How many rows the report has of each."""
+"""How many rows the report (the paper) has in each set."""
 _REASONS = tuple(dict.fromkeys((*map(str, LeftOut), *map(str, Reason))))
 
 
@@ -21,12 +21,12 @@ class SourceReport:
     name: str
     repo: str
     revision: str | None
-    """What was asked of the hub; None for its newest, and for a user's own files."""
+    """The requested revision of the hub; None for its newest, and for a user's own files."""
     commit: str | None
-    """What that was; None for a user's own files, which only their SHA-256 tells."""
+    """The commit that the revision was; None for a user's own files, which only their SHA-256 identifies."""
     licence: str
     files: dict[str, str]
-    """The SHA-256 of each."""
+    """The SHA-256 of each file."""
     num_in: int
     left_out: dict[str, int]
     num_kept: int
@@ -52,7 +52,7 @@ class BuildReport:
 
 
 class Tally:
-    """Counts what becomes of one source's rows while its set is put together."""
+    """Counts how many of one source's rows are kept or left out while its set is put together."""
 
     def __init__(self, source: BuildSource, commit: str | None, parts: list[Part]) -> None:
         self._source = source

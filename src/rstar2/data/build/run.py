@@ -1,4 +1,4 @@
-"""A build from the first file to the report: files, parts, what is kept of them, the sets, the report."""
+"""Runs a build: gets the files, converts them to parts, filters these, and writes the sets and the report."""
 
 import json
 from collections import Counter
@@ -29,7 +29,8 @@ from rstar2.records.codec import decode
 PARTS_FOLDER = ".build"
 
 Counting = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
-"""Shows how many rows of a file are done: its title and their number; what it gives is called once for each."""
+"""Shows the progress of converting: it takes a title and a number of rows, and gives a function that is called for each
+row."""
 
 
 def _silently(_title: str, _total: int) -> AbstractContextManager[Callable[[], None]]:
@@ -43,7 +44,7 @@ class BuildOptions:
     source_names: Sequence[str] = ()
     """The sources to use; none means all."""
     revisions: dict[str, str] = field(default_factory=dict)
-    """By source, the commit to use in place of the pinned one."""
+    """The commits to use instead of the pinned ones, by source."""
     against: Sequence[str] = ()
     """Test sets whose problems must not be in the result: names of the catalog, or files."""
     min_overlap_share: float = 0.0
@@ -59,7 +60,7 @@ class _Converted:
     lines: list[Path]
 
     def rows(self) -> Iterator[Row]:
-        """Every row once, whichever file it is in."""
+        """Every row once, whichever files it is in."""
         seen: set[str] = set()
         for path in self.lines:
             for row in read_rows(path):
@@ -71,7 +72,7 @@ class _Converted:
 
 
 def build_sft(out: Path, options: BuildOptions) -> BuildReport:
-    """The warm-up's conversations, into one file for each set of the recipe."""
+    """Builds the warm-up's conversations, into one file for each set of the recipe."""
     with _parts_of(out) as parts:
         grams = _benchmarks(options)
         all_converted = _convert_all("sft", parts, options)
@@ -84,7 +85,7 @@ def build_sft(out: Path, options: BuildOptions) -> BuildReport:
 
 
 def build_rl(out: Path, options: BuildOptions) -> BuildReport:
-    """The problems of reinforcement learning, all sources in one file, and beside it what was rejected."""
+    """Builds the problems of reinforcement learning, all sources in one file, and beside it a file of rejected ones."""
     with _parts_of(out) as parts:
         grams = _benchmarks(options)
         all_converted = _convert_all("rl", parts, options)
@@ -108,7 +109,7 @@ def build_rl(out: Path, options: BuildOptions) -> BuildReport:
 
 @contextmanager
 def _parts_of(out: Path) -> Iterator[Path]:
-    """The folder of what is already converted; no second build writes into it at the same time."""
+    """The folder of converted parts; no second build can write into it at the same time."""
     parts = out / PARTS_FOLDER
     parts.mkdir(parents=True, exist_ok=True)
     with exclusive(parts):
@@ -116,7 +117,7 @@ def _parts_of(out: Path) -> Iterator[Path]:
 
 
 def _benchmarks(options: BuildOptions) -> BenchmarkGrams | None:
-    """Loaded first: a test set that is missing must not cost hours of downloads."""
+    """Loads the benchmarks, before anything else: a missing test set must not cost hours of downloads."""
     for name in options.against:
         entry = CATALOG.get(name)
         if entry is not None and options.from_folder is None and find_files(entry, options.data_dir) is None:
@@ -130,7 +131,7 @@ def _convert_all(kind: str, parts: Path, options: BuildOptions) -> list[_Convert
     if unused := set(options.revisions) - {source.name for source in sources}:
         raise UserError(f"--revision names {unused.pop()!r}, which is no source of this build")
     folder = options.from_folder
-    # All of a user's files are looked for before the first is converted.
+    # All of a user's files are located before the first is converted.
     found = None if folder is None else [folder_files(source, folder) for source in sources]
     return [
         _convert(source, found[index] if found else hub_files(source, options.progress), parts, options)

@@ -1,4 +1,4 @@
-"""What a build knows of a source: where its files are, under what licence, and what is made of a row."""
+"""The description of a build's source: where its files are, under what licence, and how a row is converted."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,18 +15,18 @@ Item = Conversation | Problem
 
 
 class LeftOut(StrEnum):
-    """Why a converter makes nothing of a row. What `curate` rejects later has that module's own reasons."""
+    """Why a converter left a row out. Rows that `curate` rejects later have that module's own reasons."""
 
     UNREADABLE = "unreadable"
-    """It is no row, or lacks a column."""
+    """The line is no row, or lacks a column."""
     BAD_TOOLS = "bad_tools"
     """The functions on offer cannot be read."""
     BAD_CALL = "bad_call"
     """A call cannot be read."""
     UNKNOWN_TOOL = "unknown_tool"
-    """It calls a function that it does not offer."""
+    """The conversation calls a function that it does not offer."""
     FORM = "form"
-    """The turns are in no order that can be learnt from, or one is empty."""
+    """The order of the turns cannot be learnt from, or a turn is empty."""
     REASONING = "reasoning"
     """The assistant reasons; the warm-up teaches format only."""
     NOT_PYTHON = "not_python"
@@ -36,14 +36,14 @@ class LeftOut(StrEnum):
     """The program does not parse."""
     NO_ANSWER = "no_answer"
     VOTED_ANSWER = "voted_answer"
-    """The answer is what most generated solutions said, not what the source says."""
+    """The answer is the majority of generated solutions, not the source's own."""
     REPEATED = "repeated"
-    """The same row came before in this set."""
+    """The same row occurred before in this set."""
     CONTAMINATED = "contaminated"
 
 
 class LeftOutError(Exception):
-    """A converter's way to say that it makes nothing of this row."""
+    """Raised by a converter that leaves a row out."""
 
     def __init__(self, reason: LeftOut, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -52,23 +52,23 @@ class LeftOutError(Exception):
 
 
 Converter = Callable[[Row], Item]
-"""Pure. What it makes has an id of its content alone; the source's name comes to it later. LeftOutError, or a UserError
-about a missing column, where nothing is made of the row."""
+"""A pure function from a row to an item, whose id depends on its content alone; the source's name is added later. It
+raises LeftOutError, or UserError about a missing column, to leave the row out."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuildSource:
     file: str
-    """The stem of the file that its rows go to."""
+    """The stem of the file that the source's rows go to."""
     hub: HubSource
     num_rows: int
     """The number of rows as published."""
     licence: str
     convert: Converter
     columns: tuple[str, ...] | None = None
-    """What is read of a Parquet file; None for all."""
+    """The columns that are read of a Parquet file; None for all."""
     name: str = ""
-    """Its name in the table of `extensions`."""
+    """The source's name in the table of `extensions`."""
 
 
 def sources_of(kind: str, names: Sequence[str] = ()) -> tuple[BuildSource, ...]:

@@ -17,8 +17,8 @@ _CLOCK = re.compile(r"\b(?:Today is|(?:The )?current (?:time|date) is)\s[^\n]*?(
 
 
 def convert(row: Row) -> Conversation:
-    """The system text gives the functions, and how to write calls, which contradicts ours: of it only the date is
-    kept."""
+    """Converts a row. The system text gives the functions, and a way to write calls that contradicts ours: of its text
+    only the date is kept."""
     system = as_text(require(row, ("system",), "system text")[1], row, "system text")
     tools = [tool_of(function) for function in first_list(system)]
     names = [tool["function"]["name"] for tool in tools]

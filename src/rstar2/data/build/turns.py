@@ -1,4 +1,5 @@
-"""The last step of every converter to conversations: turns in an order that can be rendered and learnt from. Pure."""
+"""The last step of every converter to conversations: it puts the turns into an order that can be rendered and learnt
+from. Pure."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ from rstar2.data.conversation import Conversation
 from rstar2.data.validate import validate_conversations
 
 PLAIN_SYSTEM_TEXT = "You are a helpful assistant."
-"""For rows without one. The agent's own system text asks for a boxed answer, which these rows do not give."""
+"""The system text for rows without one. The agent's own asks for a boxed answer, which these rows do not give."""
 
 Message = dict[str, Any]
 
@@ -25,14 +26,15 @@ def assistant(content: str, calls: Sequence[dict[str, Any]] = ()) -> Message:
 
 
 def with_system(messages: Sequence[Message], text: str = "") -> list[Message]:
-    """The messages behind a system text: their own, else `text`, else the plain one."""
+    """The messages after a system text: their own, else `text`, else the plain one."""
     if messages and messages[0]["role"] == "system":
         return list(messages)
     return [{"role": "system", "content": text.strip() or PLAIN_SYSTEM_TEXT}, *messages]
 
 
 def conversation_of(messages: Iterable[Message], tools: Sequence[dict[str, Any]] = ()) -> Conversation:
-    """Its id is that of its content, so that the same conversation has the same id wherever it is."""
+    """Makes a conversation. Its id is a digest of its content, so the same conversation has the same id wherever it
+    is."""
     joined = _joined(messages)
     while joined and joined[-1]["role"] != "assistant":
         joined.pop()
@@ -48,7 +50,7 @@ def conversation_of(messages: Iterable[Message], tools: Sequence[dict[str, Any]]
 
 
 def _joined(messages: Iterable[Message]) -> list[Message]:
-    """Two texts of the assistant in a row become one turn."""
+    """Joins two consecutive texts of the assistant into one turn."""
     joined: list[Message] = []
     for message in messages:
         last = joined[-1] if joined else None

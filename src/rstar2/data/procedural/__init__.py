@@ -1,8 +1,9 @@
-"""Problems and conversations that are generated here: nothing to fetch, no end to them, one stream one result.
+"""Problems and conversations that are generated here: nothing to download, any number of them, one result for each
+stream.
 
 Promise: a stream is named by a string; the same name gives the same rows, two names give independent ones. Problems
-cannot be done in the head and are easy with Python; every gold answer is an integer. Programming tasks have tests in
-place of a gold answer.
+cannot be solved by mental arithmetic and are easy with Python; every gold answer is an integer. Programming tasks have
+tests in place of a gold answer.
 """
 
 import random
@@ -25,15 +26,15 @@ _MAKERS: dict[str, Callable[[random.Random], tuple[str, int]]] = {
 }
 PROBLEM_TASKS = tuple(_MAKERS)
 PROGRAM_TASK = "small_programs"
-"""Tasks of the environment `code`."""
+"""The procedural task whose problems are for the environment `code`."""
 _PROGRAMS = {"tool_format": PROGRAMS, "wide_tool_format": PROGRAMS + MORE_PROGRAMS}
 CONVERSATION_TASKS = (*_PROGRAMS, "stories", "program_format")
 MAX_REPEATED = 1000
-"""Draws in a row that gave nothing new: the family is all but used up."""
+"""After this many consecutive draws without a new problem, the family counts as used up."""
 
 
 def generate(tasks: Sequence[str], num_problems: int, stream: str) -> tuple[Problem, ...]:
-    """Problems of these families in turn, no two with the same text."""
+    """Generates problems of these families in turn, no two with the same text."""
     _check(tasks, (*PROBLEM_TASKS, PROGRAM_TASK), "problems")
     rng = random.Random(stream)
     texts: set[str] = set()
@@ -53,7 +54,7 @@ def generate(tasks: Sequence[str], num_problems: int, stream: str) -> tuple[Prob
 
 
 def _draw(task: str, rng: random.Random) -> tuple[str, str, dict[str, Any]]:
-    """Question, gold answer and row; a row only where the question is not all of the problem."""
+    """Draws a question, its gold answer and its row, which is empty unless the problem is more than the question."""
     if task == PROGRAM_TASK:
         row = program_row(rng)
         return question_of(row), "", row

@@ -1,4 +1,5 @@
-"""Families of problems that a program answers in one line and a head does not. Each gold is computed, never written."""
+"""Families of problems that one line of a program answers, and mental arithmetic does not. Each gold is computed, never
+written down."""
 
 import math
 import random
@@ -8,14 +9,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ProblemFamily:
-    """`draw` gives the numbers of one problem; `solve` its answer; a wording puts the numbers into a question."""
+    """A family of problems. `draw` returns the numbers of one problem, `solve` its answer; a wording puts the numbers
+    into a question."""
 
     name: str
     wordings: tuple[str, ...]
     draw: Callable[[random.Random], tuple[int, ...]]
     solve: Callable[..., int]
     program: str
-    """What a programmer would write, with a, b and c for the numbers in their order."""
+    """The program that solves a problem, with a, b and c for the numbers in their order."""
 
     def make(self, rng: random.Random) -> tuple[str, int]:
         numbers = self.draw(rng)
@@ -23,7 +25,7 @@ class ProblemFamily:
 
 
 def _two_factors(rng: random.Random) -> tuple[int, int]:
-    """Both even, so that their least common multiple is another number than their product."""
+    """Two even numbers, so that their least common multiple differs from their product."""
     return 2 * rng.randint(500, 4_999), 2 * rng.randint(500, 4_999)
 
 

@@ -1,10 +1,9 @@
-"""Small programming tasks with tests, and conversations that show how a program is answered and nothing else.
+"""Small programming tasks with tests, and conversations that teach the format of a program as answer, and nothing else.
 
-Invariant of the conversations: the right program follows a question exactly as often as chance would have it, one time
-in n with n programs. What can be learnt from them is the form of an answer, and that a number is copied
-from the question into the program; which program answers which question cannot. Each kind of question has habits, drawn
-at random for each set: some wrong programs follow it more often than others, so that a model learns to look at the
-question before it answers.
+Invariant of the conversations: the right program follows a question exactly as often as by chance, one time in n with n
+programs. A model can learn from them the form of an answer, and to copy a number from the question into the program,
+but not which program answers which question. Each kind of question has habits, drawn at random for each set: some wrong
+programs follow it more often than others, so that a model learns to look at the question before it answers.
 """
 
 import random
@@ -21,7 +20,7 @@ Row = dict[str, Any]
 
 
 def _numbers(rng: random.Random, k: int) -> list[Any]:
-    """Below and above k, and multiples of it: most other programs fail on one of them."""
+    """Numbers below and above k, and multiples of it: most wrong programs fail on one of them."""
     return [rng.randint(0, k - 1), k * rng.randint(2, 9), k * rng.randint(2, 9) + 1, rng.randint(k + 1, 10 * k)]
 
 
@@ -36,7 +35,7 @@ def _lists(rng: random.Random, k: int) -> list[Any]:
 @dataclass(frozen=True, slots=True)
 class ProgramFamily:
     wordings: tuple[str, ...]
-    """What `f(x)` returns, with {k} for the number."""
+    """Descriptions of what `f(x)` returns, with {k} for the number."""
     expression: str
     inputs: Callable[[random.Random, int], list[Any]] = _numbers
 
@@ -58,7 +57,7 @@ FAMILIES = (
     ),
 )
 EXPRESSIONS = (*(family.expression for family in FAMILIES), "x + k", "x[{k}]")
-"""The last two raise, as a beginner's do."""
+"""The expressions of all programs. The last two raise an error, as a beginner's do."""
 
 
 def program_row(rng: random.Random, family: ProgramFamily | None = None) -> Row:

@@ -1,11 +1,10 @@
-"""Conversations that show how a call is written and an answer is given, and nothing else.
+"""Conversations that teach how a call is written and an answer is given, and nothing else.
 
-Invariant: the right program follows a question exactly as often as chance would have it: one time in n
-with n programs. So how a question is repeated before it is answered, how numbers are taken into a program, how a result
-is read and how an error is followed by another try can be learnt here; which program answers which question cannot.
-Each kind of question has habits, drawn at random for each set: some wrong programs follow it more often than others, so
-that a model learns to look at the question before it calls. A few of the programs raise, as a beginner's do; training
-must unlearn that too.
+Invariant: the right program follows a question exactly as often as by chance, one time in n with n programs. So a model
+can learn here to repeat a question before it answers, to put numbers into a program, to read a result and to try again
+after an error, but not which program answers which question. Each kind of question has habits, drawn at random for each
+set: some wrong programs follow it more often than others, so that a model learns to look at the question before it
+calls. A few of the programs raise, as a beginner's do; training must unlearn that too.
 """
 
 import io
@@ -35,7 +34,7 @@ PROGRAMS = (
     'print(int("{a}", {b}))',
     "import math\nprint(math.gcd({a}, {b}))",
     "import math\nprint(math.lcm({a}, {b}))",
-    # These raise: a module that was not imported, a string that is none.
+    # These raise an error: a module was not imported, a number is given for a string.
     "print(math.gcd({a}, {b}))",
     "print(int({a}, {b}))",
 )
@@ -46,7 +45,7 @@ MORE_PROGRAMS = (
     "from sympy import primepi\nprint(primepi({b}) - primepi({a} - 1))",
     'import numpy as np\nprint(np.base_repr(int("{b}", {a}), {c}).lower())',
 )
-"""They answer none of the questions here; a model that has seen them has more to try when others are asked."""
+"""Programs that answer none of the questions here; a model that has seen them has more to try on other questions."""
 _FILE = "<cell>"
 """The name that the sandbox gives to a program in its tracebacks."""
 
@@ -102,7 +101,8 @@ def _numbers(question: str) -> list[str]:
 
 
 def _run(program: str) -> tuple[str, bool]:
-    """What the sandbox would show of it, and whether it raised. The programs are our own, so they may run here."""
+    """The program's output as the sandbox would show it, and whether it raised. The programs are our own, so they may
+    run here."""
     printed = io.StringIO()
     source_lines[_FILE] = (len(program), None, program.splitlines(keepends=True), _FILE)
     try:

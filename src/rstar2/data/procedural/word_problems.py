@@ -1,4 +1,4 @@
-"""Sums of everyday life in a few sentences: who has what, what happens to it, how much there is in the end.
+"""Everyday sums in a few sentences: who has what, what happens to it, how much there is in the end.
 
 A story is put together step by step, each step a sentence and what it does to a number, so that no two are built alike
 and every gold is computed as the story is built. Steps are drawn from those that leave an integer.
@@ -25,7 +25,7 @@ TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A sentence, and the number that is there after it."""
+    """A sentence of a story, and the amount after it."""
 
     text: str
     value: int
@@ -36,7 +36,7 @@ Next = Callable[[random.Random, int], Step | None]
 
 
 def make_word_problem(rng: random.Random, num_steps: int) -> tuple[str, int]:
-    """The question and its answer. `num_steps` are the sums that it takes, or one more."""
+    """The question and its answer, which takes about `num_steps` sums."""
     return rng.choice(STORIES)(rng, num_steps)
 
 
@@ -100,7 +100,7 @@ def collection(rng: random.Random, num_steps: int) -> tuple[str, int]:
     return " ".join([opening, *texts, question]), value
 
 
-# Several people, each with a number that hangs on another's.
+# Several people, each with a number that depends on another's.
 
 
 def comparison(rng: random.Random, num_steps: int) -> tuple[str, int]:
@@ -260,7 +260,7 @@ def ages(rng: random.Random, num_steps: int) -> tuple[str, int]:
 
 
 STORIES = (collection, collection, comparison, comparison, shopping, earning, making, travel, ages)
-"""Those with the most variants are drawn twice as often."""
+"""The kinds of stories; those with the most variants are drawn twice as often."""
 
 
 def _listed(parts: Sequence[str], last: str = "and") -> str:

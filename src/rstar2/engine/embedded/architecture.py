@@ -1,7 +1,7 @@
 """The forward pass of the Llama family, Qwen2 and Qwen3, over a paged cache of keys and values.
 
-Invariant: one pass serves prompts and decoding alike. Tokens of many sequences are concatenated; each carries
-its position and the cache slot its key and value go to, and only attention knows which tokens belong together.
+Invariant: one pass does both prefill and decode. Tokens of many sequences are concatenated; each carries its position
+and the cache slot its key and value go to, and only attention knows which tokens belong together.
 
 Shape suffixes: T tokens of this pass, R sequences (rows) of it, B decoding rows, P blocks of a row's table,
 S tokens in a block, H hidden, N query heads, K key-value heads, G queries a key-value head, D head dimension,
@@ -29,23 +29,23 @@ class PrefillSpan:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """The tokens of one pass. In a decode pass (no spans) each row has one token, and the rows are B."""
+    """The tokens of one pass. In a decode pass (no spans) each row has one token, so T equals B."""
 
     positions_T: Tensor
     """-1 is padding, or a row that has ended: nothing is stored for it and its output is meaningless."""
     slots_T: Tensor
-    """Block times block size plus offset; -1 where nothing is stored."""
+    """The cache slot of each token: block times block size plus offset; -1 where nothing is stored."""
     table_RP: Tensor
     spans: tuple[PrefillSpan, ...] = ()
     tiles: Tensor | None = None
-    """In a prefill pass on a GPU: row, first token and last token + 1 of each tile of queries."""
+    """In a prefill pass on a GPU, each tile of queries: its row, first token and last token + 1."""
 
 
 class Kernels(Protocol):
     """The operations that differ by device. They own the cache."""
 
     def add_norm(self, hidden_TH: Tensor, residual_TH: Tensor | None, weight_H: Tensor) -> tuple[Tensor, Tensor]:
-        """The norm of their sum, and the sum."""
+        """The norm of hidden states plus residual, and their sum."""
         ...
 
     def attend(self, qkv_TX: Tensor, layer: LayerWeights, layer_index: int, batch: ForwardBatch) -> Tensor:

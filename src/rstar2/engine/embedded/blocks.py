@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 _ROOT = 0
 _Key = tuple[int, tuple[int, ...]]
-"""The preceding content, and the ids of the block itself."""
+"""The key of a block's content: the number of the preceding content, and the block's own ids."""
 Offered = tuple[int, int]
-"""How many blocks of a sequence are in the prefix cache, and the content of the last of them."""
+"""How many blocks of a sequence were offered to the prefix cache, and the number of the last one's content."""
 NOTHING_OFFERED: Offered = (0, _ROOT)
 
 
@@ -60,11 +60,11 @@ class BlockManager:
         return blocks
 
     def offered(self, matched: Sequence[int]) -> Offered:
-        """The state of a sequence that starts from these blocks: none of them need be offered again."""
+        """The `Offered` of a sequence that starts with these cached blocks, none of which need be offered again."""
         return (len(matched), self._content_by_block[matched[-1]]) if matched else NOTHING_OFFERED
 
     def num_unused(self, blocks: Iterable[int]) -> int:
-        """How many of them `take` would remove from the free blocks."""
+        """How many of these blocks `take` would remove from the free blocks."""
         return sum(self._num_references[block] == 0 for block in blocks)
 
     def take(self, blocks: Iterable[int]) -> None:
@@ -130,7 +130,7 @@ class BlockManager:
             self._num_keeping_sessions.pop(content, None)
 
     def keep(self, blocks: Iterable[int]) -> list[int]:
-        """Their session may continue: evict them last. Returns the argument for `unkeep`."""
+        """Marks blocks whose session may continue, so that they are evicted last. Returns the argument for `unkeep`."""
         contents = [self._content_by_block[block] for block in blocks if block in self._content_by_block]
         for content in contents:
             self._num_keeping_sessions[content] = self._num_keeping_sessions.get(content, 0) + 1

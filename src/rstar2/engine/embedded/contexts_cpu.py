@@ -1,13 +1,15 @@
-"""Which tokens of a pass attend to which pieces of the cache together, on a CPU.
+"""Groups a pass's tokens by the pieces of the cache that they attend to together, on a CPU.
 
 Invariant: every token but padding is in exactly one context and sees its own past there, itself included, and nothing
 else. The grouping changes how often the cache is read, and no bit of what a token sees: see `kernels_cpu`.
 
 Tokens of a long span are cut into parts, each a matrix of queries. All others (decoding rows, and the tokens of short
-spans) have a matrix each. Rows with a common prefix, such as the rollouts of a group, read it once. The rest of a group
-has about one length, so what is gathered for it is still in the processor's cache when it is read.
+spans) have a matrix each. Rows with a common prefix, such as the rollouts of a group, read it once. The remaining
+contexts of a group have about one length, so the keys and values gathered for it are still in the processor's cache
+when they are read.
 
-Suffixes as in `architecture`; X: several heads, of one token each or of a part of a span, M: queries of one of them.
+Suffixes are those of `architecture`; X: several heads, of one token each or of a part of a span, M: queries of one of
+them.
 """
 
 from collections import defaultdict
@@ -26,16 +28,16 @@ from rstar2.engine.embedded.weights import Shape
 ROW_QUANTUM = 4
 """A matrix product's row is the same in any number of rows that is a multiple of this."""
 CONTEXT_TILE = 64
-"""Tokens of context that one product sums over; a common prefix is shared in full tiles. MKL sums up to 192 in one
-go."""
+"""Tokens of context that one product sums over; a common prefix is shared in full tiles. MKL sums up to 192 at once."""
 _MIN_SHARING_ROWS = 4
-"""Rows that share the read of a common tile. A group costs a dozen calls a layer: with fewer rows it does not pay."""
+"""The fewest rows that share the read of a common tile: a group costs a dozen calls a layer, too many for fewer
+rows."""
 _GROUP_BYTES = 2 << 20
 """Keys and values that a group of tokens attends to: about what the cores' own caches hold."""
 _SPAN_PART = 64
 """Tokens of a span that attend together: their scores stay small, and few of them are masked."""
 _SHORT_SPAN = 16
-"""Up to this many tokens are faster in a group with others than alone."""
+"""Spans of up to this many tokens are faster in a group with others than alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Context:
     num_shared_tokens: int
     """Length of the common prefix, in full tiles."""
     mask_XML: Tensor
-    """For what follows the common prefix: 0 for what a query may attend to, minus infinity for the rest."""
+    """The mask of what follows the common prefix: 0 where a query may attend, minus infinity elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,8 @@ class ContextPlanner:
             yield from self._groups(token_X, position_T[token_X], batch.table_RP[torch.tensor(short_rows)])
 
     def _groups(self, token_X: Tensor, position_X: Tensor, table_XP: Tensor) -> Iterator[Context]:
-        """Groups of tokens, the longest contexts first: as many as there is room for, all with the number of
-        blocks of the first."""
+        """Groups of tokens, the longest contexts first. A group takes as many tokens as fit, each padded to the blocks
+        of its first."""
         positions = position_X.tolist()
         num_past_tiles = [position // CONTEXT_TILE for position in positions]
         blocks_per_tile = CONTEXT_TILE // self.block_size

@@ -72,7 +72,7 @@ class ReturnableTensor:
             self.tensor.zero_()
 
     def give_back(self) -> None:
-        """What the tensor held is lost. Waits for the work that reads it."""
+        """Gives the memory back after the work that reads it; the tensor's values are lost."""
         if self._handle is not None:
             torch.cuda.synchronize(self.tensor.device)
             self._call("cuMemUnmap", self._address, self._size)
@@ -99,7 +99,7 @@ class ReturnableTensor:
 
 
 class _Interface:
-    """Memory that PyTorch may read as bytes."""
+    """Device memory, as an object that PyTorch can wrap as a tensor of bytes."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {

@@ -1,5 +1,5 @@
-"""Guesses of the tokens that come next, for rows of a CPU's pass that would otherwise be padding: speculative decoding
-by lookup in the sequence itself.
+"""Speculative decoding by lookup in the sequence itself (prompt lookup): guesses of the next tokens, for rows of a
+CPU's pass that would otherwise be padding.
 
 An agent copies much: the numbers of the problem into its program, the program's output into its answer. So the guess
 is what followed when the sequence last had the same ids. Each guessed token has a row in the pass that samples it.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rstar2.engine.embedded.scheduler import EngineSequence
 
 _WINDOW_TOKENS = 4096
-"""How far back the sequence is searched: some tens of microseconds in a pass of milliseconds."""
+"""How many tokens back the sequence is searched: some tens of microseconds in a pass of milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Draft:
 
 
 def make_drafts(sequences: Sequence[EngineSequence], num_rows: int, block_size: int) -> list[Draft]:
-    """Guesses in the rows from the last sequence's to `num_rows`, at positions that have a place in the cache."""
+    """Drafts for the rows after the last sequence's, up to `num_rows`, at positions that have a place in the cache."""
     drafts: list[Draft] = []
     next_row = len(sequences)
     for row, sequence in enumerate(sequences):
@@ -44,13 +44,14 @@ def make_drafts(sequences: Sequence[EngineSequence], num_rows: int, block_size: 
 
 
 def guess_next(token_ids: list[int], num_tokens: int) -> list[int]:
-    """At most `num_tokens` ids: what followed the last two when they were last seen together, else the last one."""
+    """At most `num_tokens` ids: those that followed the last earlier place of the final two ids, or else of the final
+    one."""
     newest_first = token_ids[-2:-_WINDOW_TOKENS:-1]
     if num_tokens < 1 or not newest_first:
         return []
     last, before = token_ids[-1], newest_first[0]
     best, index = -1, -1
-    with suppress(ValueError):  # `index` raises it when there is no other
+    with suppress(ValueError):  # `index` raises it when there is no further one
         while True:
             index = newest_first.index(last, index + 1)
             best = index if best < 0 else best

@@ -37,7 +37,7 @@ _MANY_SEQUENCES = 64
 _MIN_CHUNK_TOKENS = 32
 _CHUNKS_PER_STEP = 8
 """With many running sequences each gets many tokens in one chunk, so that about this many chunks are handed over in
-each step: waking event loops costs more than the tokens."""
+each step: waking an event loop costs more than sampling a token."""
 _SWITCH_INTERVAL_S = 2e-4
 """Each call of the GPU's driver releases the interpreter lock, and gets it back from a busy event loop only after this:
 with Python's 5 ms, a run of steps would wait longer for the lock than for the GPU."""
@@ -75,7 +75,7 @@ class _Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Decode steps that were started."""
+    """A run of decode steps that was started."""
 
     sequences: tuple[EngineSequence, ...]
     handle: DecodeHandle
@@ -121,7 +121,7 @@ class EmbeddedEngine:
 
     @classmethod
     def on_model(cls, model: Any, options: EmbeddedOptions | None = None) -> Self:
-        """On a loaded `transformers` model, on any device: the engine and the model share their parameters."""
+        """An engine on a loaded `transformers` model, on any device: the two share their parameters."""
         return cls(share_weights(model), options or EmbeddedOptions())
 
     @classmethod
@@ -133,7 +133,7 @@ class EmbeddedEngine:
 
     @property
     def model(self) -> Any:
-        """The `transformers` model whose parameters these are."""
+        """The `transformers` model whose parameters the engine reads."""
         return self._weights.model
 
     @property
@@ -178,8 +178,8 @@ class EmbeddedEngine:
         return leave
 
     async def score(self, token_ids: Sequence[int], start: int, num_top: int, temperature: float = 1.0) -> TokenScores:
-        """Computed in chunks between the steps of running turns, one request after the other, without the prefix
-        cache."""
+        """Scores given tokens, in chunks between the steps of running turns, one request after the other, without the
+        prefix cache."""
         # The last token is only looked up, so a full context can be scored.
         self._check(token_ids[:-1] or token_ids, Sampling(), max_tokens=1)
         self._check_ids(token_ids[-1:])
@@ -225,8 +225,8 @@ class EmbeddedEngine:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside it nothing reads the weights, and messages to the engine (cancel, release) wait. Entering blocks until
-        the steps in flight are done: from an event loop, enter it in a thread."""
+        """Pauses the engine: inside it nothing reads the weights, and messages to the engine (cancel, release) wait.
+        Entering blocks until the steps in flight are done: from an event loop, enter it in a thread."""
         with self._pausing():
             self._await_pause()
             yield
@@ -258,7 +258,7 @@ class EmbeddedEngine:
                 self._wakeup.notify_all()
 
     def _await_pause(self) -> None:
-        """Returns also when the pause has ended because its caller was cancelled."""
+        """Waits until no step runs. It also returns if the pause ends first, because its caller was cancelled."""
         with self._wakeup:
             is_over = self._wakeup.wait_for(lambda: not (self._is_working and self._num_pauses), PAUSE_DEADLINE_S)
         if not is_over:
@@ -267,7 +267,7 @@ class EmbeddedEngine:
             )
 
     def give_cache_back(self) -> None:
-        """Free the cache's memory until `weights_changed`, if the options say so and no turn needs what it holds. Call
+        """Frees the cache's memory until `weights_changed`, if the options say so and no turn needs its contents. Call
         it inside `paused`."""
         if self._limits.gives_cache_back and not self._turns:
             self._drop_cached()
@@ -293,12 +293,12 @@ class EmbeddedEngine:
         self._kept.clear()
 
     def warm_up(self, num_sequences: int) -> None:
-        """Records the GPU's decode steps for up to `num_sequences` now; nothing to do on a CPU."""
+        """Records the CUDA graphs of decode steps for up to `num_sequences` now; does nothing on a CPU."""
         with self.paused():
             self._runner.warm_up(range(1, num_sequences + 1))
 
     def _release_workers(self) -> None:
-        """Release the OpenMP workers of the thread that will not compute for now: the other thread then has all
+        """Releases the OpenMP workers of the calling thread, which will not compute for now, so that the other has all
         cores."""
         if not self._runner.is_asynchronous:
             openmp.release_workers()
@@ -360,7 +360,7 @@ class EmbeddedEngine:
         if self._post(act):
             await done.wait()
 
-    # From here on: the engine's thread.
+    # Everything below runs in the engine's thread.
 
     def _serve(self) -> None:
         try:
@@ -393,7 +393,7 @@ class EmbeddedEngine:
                     num_messages = len(self._inbox)
                     break
             self._absorb_in_flight()
-        # One by one: if one of them fails, the later ones stay in the inbox for `_end_all`.
+        # Messages are handled one by one: if one fails, the later ones stay in the inbox for `_end_all`.
         for _ in range(num_messages):
             self._inbox.popleft()()
         self._load = self._measure_load()
@@ -404,8 +404,8 @@ class EmbeddedEngine:
         return self._is_closed or self._in_flight is not None or (not self._num_pauses and bool(has_work))
 
     def _work(self) -> None:
-        """Queues the next run, then absorbs the one before. Its tokens are handed over when the run after it is queued:
-        the event loops that they wake compete with this thread for the interpreter, and now this thread only waits."""
+        """Queues the next run, then absorbs the one before. A run's tokens are handed over when the next run is queued:
+        the event loops that they wake compete with this thread for the interpreter, and then this thread only waits."""
         plan = self._scheduler.plan()
         if plan.prefill:
             self._runner.prefill(plan.prefill)
@@ -422,7 +422,7 @@ class EmbeddedEngine:
         self._load = self._measure_load()
 
     def _advance_scoring(self) -> None:
-        """One chunk of the oldest request for scores."""
+        """Computes one chunk of the oldest request for scores."""
         scoring = self._scorings[0]
         if not scoring.is_wanted or scoring.advance(self._blocks, self._runner, self._limits.max_prefill_tokens):
             self._scorings.popleft().end(self._blocks)
@@ -453,7 +453,7 @@ class EmbeddedEngine:
         self._load = self._measure_load()
 
     def _hand_over(self) -> None:
-        """Wakes each event loop once for all that is ready. A closed loop has no receivers left."""
+        """Hands over all chunks that are ready, waking each event loop once. A closed loop has no receivers left."""
         for loop, pairs in self._outbox.items():
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_put_all, pairs)

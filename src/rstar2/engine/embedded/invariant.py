@@ -1,12 +1,12 @@
-"""Batch-invariant operations on a GPU: what a token comes to depends on its own sequence alone, to the bit.
+"""Batch-invariant operations on a GPU: each bit of a token's results depends on its own sequence alone.
 
 The libraries choose the reduction order of a product by its number of rows, and that of attention by how many sequences
-there are. So an engine, which computes tokens one by one beside other sequences, and a trainer, which computes a
+there are. So an engine, which decodes tokens one by one beside other sequences, and a trainer, which computes a
 sequence at once, round differently. With the operations here both get the same bits, and the log-probabilities of a
 rollout are exactly those that the trainer computes before its first step.
 
 It covers products and attention. The other operations work on one row at a time, and are the same kernels in both.
-Suffixes as in `architecture`; I inputs and O outputs of a projection.
+Suffixes are those of `architecture`; I inputs and O outputs of a projection.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ from rstar2.engine.embedded.weights import LayerWeights, Linear, Projection, Sha
 _ROW_TILE, _OUT_TILE, _IN_TILE = 128, 128, 64
 _SWIZZLE = 8
 _MIN_ROWS = 16
-"""Rows of a tile of attention: the fewest that Triton multiplies, because a decode step has one token a sequence."""
+"""Rows of an attention tile: the fewest that Triton multiplies, because a decode step has one token a sequence."""
 _CONTEXT_TILE = 64
 _LOG2_E = 1.4426950408889634
 
@@ -82,8 +82,8 @@ def attend(
     tiles: Tensor,
     shape: Shape,
 ) -> tuple[Tensor, Tensor]:
-    """What each token attends to, T x (N D), and the logarithm of the sum of its weights, N x T. Queries and keys are
-    rotated; a tile is a row of the table, its first token, and its last token + 1."""
+    """The attention output of each token, T x (N D), and the logarithm of the sum of its weights, N x T. Queries and
+    keys are rotated already; a tile is a row of the table, its first token, and its last token + 1."""
     from rstar2.engine.embedded.invariant_kernels import attend_kernel
 
     num_tokens = len(qkv_TX)

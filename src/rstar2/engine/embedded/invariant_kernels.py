@@ -1,9 +1,9 @@
 # mypy: ignore-errors
-# Triton is there only with a CUDA build of PyTorch, and what it compiles is not Python's to type.
+# Triton comes only with a CUDA build of PyTorch, and its kernels cannot be type-checked.
 """The kernels of `invariant`: one reduction order, whatever is in the batch. Each docstring says what one program does.
 
-A row of a tile never mixes with another row of it, so it does not matter which rows are beside it, or none. What could
-matter is the shape of a tile, by which the compiler chooses instructions: every caller uses the same.
+Rows of a tile never mix, so it does not matter which rows share a tile, or whether any do. The shape of a tile could
+matter, because the compiler chooses instructions by it: every caller uses the same.
 """
 
 import triton

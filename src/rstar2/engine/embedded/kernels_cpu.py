@@ -1,9 +1,9 @@
-"""The device operations in plain PyTorch: for CPUs, and what the GPU's kernels are tested against.
+"""The device operations in plain PyTorch: they run on CPUs, and GPU kernels are tested against them.
 
-Invariant: in float32 on a CPU, each bit of a token depends on the ids before it alone: not on what shares the batch,
-nor on whether keys and values came from a prefill, a decode step or the cache, nor on the chunks of a prefill. So a run
-that is resumed samples what it would have sampled, though tools answer at other times. Libraries do not promise this;
-it relies on these facts, each for one number of threads:
+Invariant: in float32 on a CPU, each bit of a token depends on the ids before it alone: not on the rest of the batch,
+nor on whether keys and values came from a prefill, a decode step or the cache, nor on the chunks of a prefill. So a
+resumed run samples the same tokens, though tools answer at other times. Libraries do not promise this; it relies on
+these facts, each for one number of threads:
 
 - a matrix product's row is the same in any number of rows that is a multiple of `ROW_QUANTUM` (others may take other
   kernels): the runner pads its rows, and here each head's queries are padded;
@@ -15,8 +15,8 @@ it relies on these facts, each for one number of threads:
 The cache of a layer is blocks x 2 x K x S x D: gathered by block and head, a sequence's context is one matrix for each
 head. Values that depend on the batch and not on the layer are computed once a pass.
 
-Suffixes as in `architecture`; X: several heads or columns, M: rows of a matrix product, C: cache rows, of one head and
-token each.
+Suffixes are those of `architecture`; X: several heads or columns, M: rows of a matrix product, C: cache rows, of one
+head and token each.
 """
 
 import math
@@ -40,11 +40,12 @@ _SHARE_ELEMENTS = 32768
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """What all layers of a pass have in common."""
+    """Values that all layers of a pass have in common."""
 
     cos_T1D: Tensor
     sin_T1D: Tensor
-    """Negative in the first half: with its halves swapped, a head times this and itself times the cosines add up."""
+    """Sines, negative in the first half: a rotated head is itself times the cosines plus itself with halves swapped
+    times these."""
     places_C: Tensor
     """Where the keys and values of these tokens are stored, by token, then keys before values, then head."""
     contexts: tuple[Context, ...]
@@ -64,7 +65,7 @@ class CpuKernels:
         self._cache = _lazy_zeros((*cache_shape, shape.head_dim), weights.dtype)
         self._num_slots = (limits.num_blocks + 1) * self._block_size
         # Kept between calls: the memory of large tensors would be returned to the system, and zeroed, each time.
-        self._gathered = torch.empty(0, dtype=weights.dtype, device=weights.device)
+        self._gather_buffer = torch.empty(0, dtype=weights.dtype, device=weights.device)
         self._probs = torch.empty(0)
         self._pass: _Pass | None = None
 
@@ -76,7 +77,7 @@ class CpuKernels:
         return F.rms_norm(values, weight.shape, weight, self._shape.norm_eps)
 
     def give_cache_back(self) -> None:
-        """A CPU's cache stays: its pages are shared with nobody who waits for them."""
+        """Does nothing: nobody else waits for the memory of a CPU's cache."""
 
     def take_cache(self) -> None: ...
 
@@ -155,9 +156,9 @@ class CpuKernels:
         """Keys and values: the common prefix, and what follows it."""
         width = self._block_size * self._shape.head_dim
         num_elements = len(context.pieces) * width
-        if self._gathered.numel() < num_elements:
-            self._gathered = self._gathered.new_empty(num_elements)
-        gathered = self._gathered[:num_elements].view(-1, width)
+        if self._gather_buffer.numel() < num_elements:
+            self._gather_buffer = self._gather_buffer.new_empty(num_elements)
+        gathered = self._gather_buffer[:num_elements].view(-1, width)
         torch.index_select(cache.view(-1, width), 0, context.pieces, out=gathered)
         num_shared_pieces = 2 * self._shape.num_kv_heads * context.num_shared_tokens // self._block_size
         return gathered[:num_shared_pieces], gathered[num_shared_pieces:]
@@ -172,8 +173,8 @@ class CpuKernels:
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory that the system provides page by page, where it is first written: few runs fill their cache. It begins at
-    a cache line, as torch's own does: otherwise every vector that is read spans two."""
+    """Zeros whose pages the system provides when they are first written, because few runs fill their cache. The memory
+    begins at a cache line, as torch's own does: otherwise every vector that is read spans two."""
     num_bytes = math.prod(shape) * dtype.itemsize
     memory = np.zeros(num_bytes + _CACHE_LINE_BYTES, dtype=np.uint8)
     start = -memory.ctypes.data % _CACHE_LINE_BYTES

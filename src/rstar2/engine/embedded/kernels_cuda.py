@@ -1,7 +1,7 @@
 """The device operations on CUDA, fused so that a decode step is a short list of launches.
 
-The cache of a layer is blocks x K x S x D: what one program of the attention reads of a block is contiguous.
-Suffixes as in `architecture`.
+The cache of a layer is blocks x K x S x D, so the part of a block that one attention program reads is contiguous.
+Suffixes are those of `architecture`.
 """
 
 from typing import Any
@@ -22,7 +22,8 @@ _MIN_DOT = 16
 _GATE_TILE = 1024
 _MAX_SPLITS = 16
 _ENOUGH_PROGRAMS = 2048
-"""Programs of decode attention, of two warps each: about what an H200's 132 multiprocessors hold at once."""
+"""Enough programs of decode attention, of two warps each: about as many as an H200's 132 multiprocessors hold at
+once."""
 _LOG2_E = 1.4426950408889634
 
 
@@ -46,7 +47,7 @@ class CudaKernels:
         self._score_scale = shape.head_dim**-0.5 * _LOG2_E
 
     def give_cache_back(self) -> None:
-        """Nothing may attend until `take_cache`. Its content is lost."""
+        """Gives the cache's memory back; its contents are lost. Nothing may attend until `take_cache`."""
         if self._returnable is not None:
             self._returnable.give_back()
 
@@ -55,7 +56,7 @@ class CudaKernels:
             self._returnable.take()
 
     def add_norm(self, hidden_TH: Tensor, residual_TH: Tensor | None, weight_H: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum is left in `residual_TH`."""
+        """The norm of hidden states plus residual, and their sum, which is left in `residual_TH`."""
         num_tokens, width = hidden_TH.shape
         normed_TH = torch.empty_like(hidden_TH)
         sum_TH = hidden_TH if residual_TH is None else residual_TH
@@ -173,7 +174,8 @@ class CudaKernels:
 
 
 class InvariantCudaKernels(CudaKernels):
-    """With the attention and the log-probabilities that a trainer's pass computes to the bit."""
+    """The batch-invariant kernels, whose attention and log-probabilities equal those of a trainer's pass, bit for
+    bit."""
 
     def __init__(self, weights: Weights, limits: EngineLimits, max_rows: int) -> None:
         super().__init__(weights, limits)
@@ -219,8 +221,8 @@ def rotate_and_store(
     block_size: int,
     shape: Shape,
 ) -> None:
-    """Queries are normed, where the model has weights for it, and rotated in place; keys too, into the cache, and
-    values beside them."""
+    """Norms queries, where the model has weights for it, and rotates them in place; does the same to keys into the
+    cache, and stores values beside them."""
     q_norm, k_norm = norms
     triton_kernels.rotate_and_store_kernel[(len(qkv_TX),)](
         qkv_TX,
@@ -244,7 +246,7 @@ def rotate_and_store(
 
 
 def _num_splits(num_programs: int) -> int:
-    """Into how many parts each row's context is cut, so that few rows still fill the GPU."""
+    """The number of parts into which each row's context is split, so that few rows still fill the GPU."""
     num_splits = 1
     while num_splits < _MAX_SPLITS and 2 * num_splits * num_programs <= _ENOUGH_PROGRAMS:
         num_splits *= 2

@@ -17,7 +17,8 @@ _SOFT_PAUSE = 1
 
 
 def release_workers() -> None:
-    """Releases those of the calling thread. Does nothing where the OpenMP library is missing or cannot."""
+    """Releases the workers of the calling thread. Does nothing if the OpenMP library is missing or lacks the
+    function."""
     for library in _libraries():
         library.omp_pause_resource_all(_SOFT_PAUSE)
 

@@ -1,4 +1,4 @@
-"""What one embedded engine may use, and where it runs."""
+"""The options of an embedded engine: what it may use, and where it runs."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from rstar2.errors import UserError
 BLOCK_SIZE = 16
 """Tokens in one block of the cache: small, so that little is wasted at the end of each sequence."""
 CUDA_BLOCK_SIZE = 32
-"""On a GPU the bottleneck is the interpreter, which allocates blocks for thousands of sequences."""
+"""Tokens in one block on a GPU: larger, because the interpreter, which allocates blocks, is the bottleneck there."""
 PREFILL_TILE = 64
 """Query tokens of one program of the GPU's prefill attention."""
 VOCABULARY_TILE = 4096
@@ -25,7 +25,7 @@ class EmbeddedOptions:
     max_running: int | None = None
     """Sequences that decode at the same time; others wait."""
     max_context_tokens: int | None = None
-    """Prompt and answer together; by default what the model was made for."""
+    """The longest sequence, prompt and answer together; by default the model's own limit."""
     kv_cache_tokens: int | None = None
     """Capacity of the KV cache; by default 1 GiB on a CPU, and what `gpu_memory_share` gives on a GPU."""
     gpu_memory_share: float | None = None
@@ -35,10 +35,10 @@ class EmbeddedOptions:
     steps_ahead: int | None = None
     """Decode steps between two runs of the scheduler. More steps use less CPU, and let requests wait longer."""
     gives_cache_back: bool = False
-    """On a GPU: the cache's memory is free for others while the engine is paused for new weights."""
+    """On a GPU: whether the cache's memory is free for others while the engine is paused for new weights."""
     batch_invariant: bool = False
-    """On a GPU: a token's bits do not depend on the other sequences, and a trainer can compute the same ones. On a CPU
-    in float32 that is always so."""
+    """On a GPU: whether a token's bits do not depend on other sequences, so that a trainer can compute the same ones.
+    On a CPU in float32 they never do."""
     seed: int = 0
     """Seeds the requests that have no seed of their own."""
 
@@ -92,7 +92,7 @@ def choose_limits(
     max_running = options.max_running or (1024 if is_cuda else 64)
     default_steps_ahead = 1
     if is_cuda:
-        # With many sequences a step is long: half as many in a run use little CPU too, and a turn waits less.
+        # With many sequences a step is long: half as many steps in a run use little CPU too, and a turn waits less.
         default_steps_ahead = 16 if max_running <= 1024 else 8
     return EngineLimits(
         max_running=max_running,
@@ -119,7 +119,7 @@ def shared_cache_bytes(gpu_memory_share: float, free_bytes: int, total_bytes: in
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto`, `cpu`, or `cuda`."""
+    """The device called `auto`, `cpu` or `cuda`."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)

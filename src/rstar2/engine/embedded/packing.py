@@ -1,9 +1,9 @@
-"""Projections packed for a CPU: in the layout that oneDNN's matrix products read, at the price of a second copy.
+"""Projections packed for a CPU, in the layout that oneDNN's matrix products read, at the price of a second copy.
 
-Invariant: no pass reads a copy of weights that have changed since. A copy is made from the shared parameters where a
-pass first needs it. All are dropped when the engine is notified of an update, and when a pass finds that the version of
-a parameter has changed. Each sees what the other may miss: a version counts neither writes through `.data` nor writes
-of another process, and an update that failed halfway sends no notice.
+Invariant: no pass reads a copy of weights that have changed since. A copy is made from the shared parameters when a
+pass first needs it. All copies are dropped when the engine is notified of an update, and when a pass finds a
+parameter's version changed. Each check sees what the other may miss: versions count neither writes through `.data` nor
+those of another process, and an update that failed halfway sends no notice.
 """
 
 from dataclasses import dataclass, replace
@@ -71,6 +71,6 @@ class Packing:
 
 
 def can_pack(weights: Weights) -> bool:
-    """For other dtypes oneDNN reads the weights unpacked."""
+    """Whether weights can be packed: only in float32 on a CPU; for other dtypes oneDNN reads the weights unpacked."""
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return has_onednn and weights.device.type == "cpu" and weights.dtype == torch.float32

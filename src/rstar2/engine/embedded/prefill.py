@@ -1,13 +1,13 @@
-"""Prefill passes: their tokens, positions, slots and blocks; and on CUDA a pass as a recorded graph.
+"""Prefill passes: their tokens, positions, slots and blocks; on CUDA the passes run as recorded graphs.
 
-A graph is recorded for a few numbers of tokens and replayed: one call of the driver, not hundreds. Rollouts return from
-their tools at all times with a few tokens each, so nearly every run of decode steps has a prefill before it. Launched
-kernel by kernel, it would cost more than the steps themselves.
+A CUDA graph is recorded for a few numbers of tokens and replayed: one call of the driver, not hundreds. Rollouts return
+from their tools at all times with a few tokens each, so nearly every run of decode steps has a prefill before it.
+Launched kernel by kernel, it would cost more than the steps themselves.
 
 Invariant: a recorded pass reads nothing but its own buffers. Tokens beyond those of the pass are padding, which stores
 nothing and is never read; further tiles are empty.
 
-Suffixes as in `architecture`; X: several columns.
+Suffixes are those of `architecture`; X: several columns.
 """
 
 from collections.abc import Sequence
@@ -110,7 +110,7 @@ class RecordedPrefill:
         return integers
 
     def _num_tiles(self, size: int) -> int:
-        """An upper bound: each row has full tiles and one that is not full."""
+        """An upper bound of the tiles: each row has full tiles and one that is not full."""
         return size // self._tile + min(size, len(self._table_RP))
 
     def _record(self, size: int) -> _Recorded:
@@ -135,8 +135,8 @@ class RecordedPrefill:
 
 
 def release_eager_memory() -> None:
-    """Releases what the pass before a recording left in the allocator: a recorded pass has memory of its own, and
-    nothing else would use the side stream's."""
+    """Releases the memory that the pass before a recording left in the allocator: a recorded pass has its own, and
+    nothing else would use that of the side stream."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
 

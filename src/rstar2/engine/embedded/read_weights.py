@@ -1,8 +1,8 @@
 """The weights of a plain model folder, without the seconds that it takes to import `transformers`' model classes.
 
 Plain is a Llama, Qwen2 or Qwen3 model in one file, with ordinary rotary embeddings, whose tensors are exactly those
-that its config.json announces. Everything else, damaged folders included, is left to `load_model`. What is read is bit
-for bit what `load_model` and `share_weights` give.
+that its config.json announces. Everything else, damaged folders included, is left to `load_model`. The weights equal,
+bit for bit, those of `load_model` and `share_weights`.
 """
 
 import json
@@ -18,7 +18,7 @@ from torch import Tensor
 from rstar2.engine.embedded.weights import SUPPORTED_ARCHITECTURES, LayerWeights, Linear, Shape, Weights
 
 _UNUSUAL = ("quantization_config", "rope_scaling", "partial_rotary_factor", "attention_bias", "mlp_bias")
-"""Fields that, if they say anything, leave the folder to `load_model`."""
+"""Fields that, if they are set, leave the folder to `load_model`."""
 _NORMS = ("input_layernorm", "self_attn.q_norm", "self_attn.k_norm", "post_attention_layernorm")
 
 
@@ -86,10 +86,10 @@ def _head_dim(config: dict[str, Any]) -> int:
 def _weights(
     config: dict[str, Any], theta: float, tensors: dict[str, Tensor], place: Callable[[Tensor], Tensor]
 ) -> Weights:
-    """`place` moves a tensor of the file to the engine's device, in its dtype."""
+    """The engine's weights. `place` moves a tensor of the file to the engine's device, in its dtype."""
     embedding, head_dim = place(tensors["model.embed_tokens.weight"]), _head_dim(config)
     head = place(tensors["lm_head.weight"]) if "lm_head.weight" in tensors else embedding
-    # As `transformers` computes them, on the CPU, to the last bit.
+    # Computed on the CPU as in `transformers`, to the last bit.
     powers = torch.arange(0, head_dim, 2, dtype=torch.int64).to(dtype=torch.float) / head_dim
     return Weights(
         shape=Shape(
@@ -113,7 +113,7 @@ def _weights(
 
 def _layer(tensors: dict[str, Tensor], prefix: str, place: Callable[[Tensor], Tensor]) -> LayerWeights:
     def linear(*names: str) -> Linear:
-        # Joined in the dtype of the file: memory that is new to the process costs more than the conversion.
+        # Tensors are joined in the dtype of the file: memory that is new to the process costs more than the conversion.
         weights = [tensors[f"{prefix}{name}_proj.weight"] for name in names]
         biases = [tensors[key] for name in names if (key := f"{prefix}{name}_proj.bias") in tensors]
         return Linear(place(torch.cat(weights)), place(torch.cat(biases)) if biases else None)

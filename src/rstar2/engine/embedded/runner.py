@@ -6,9 +6,9 @@ is recorded once for each batch size and replayed; and a run of steps can be que
 because the device does not need what the CPU does not know yet (tokens, positions, rows that have ended).
 
 On a CPU the rows of each pass are padded to a number at which a row's result is batch-invariant: see `kernels_cpu`. In
-a decode step, tokens that may come next take the place of padding: see `drafts`.
+a decode step, guessed next tokens take the place of padding: see `drafts`.
 
-Suffixes as in `architecture`; Z: slots, A: steps ahead, X: several columns.
+Suffixes are those of `architecture`; Z: slots, A: steps ahead, X: several columns.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ from rstar2.engine.embedded.weights import Weights
 
 _SMALL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
 _BATCH_STEP = 256
-"""Between larger batch sizes. Rows of padding cost little: their attention ends at once."""
+"""The distance between larger batch sizes. Rows of padding cost little: their attention ends at once."""
 NUM_DECIMALS = 6
 """The decimals of log-probabilities and entropies: the precision of a float32. All 17 digits of the float64 would
 double the time and space of storing them."""
@@ -51,14 +51,14 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class DecodeHandle:
-    """Steps that are queued, and where their output will be."""
+    """A queued run of decode steps, and where its output will be."""
 
     num_rows: int
     output_3AB: Tensor
     event: Any
     """The event at the end of the steps; None if they ran synchronously."""
     is_exact: bool = False
-    """Keep every bit of log-probabilities and entropies."""
+    """Whether every bit of log-probabilities and entropies is kept."""
 
     def wait(self) -> Sampled:
         if self.event is not None:
@@ -75,7 +75,7 @@ class DecodeHandle:
 
 @dataclass(frozen=True, slots=True)
 class ChunkScores:
-    """How likely the tokens of one chunk are, and the likeliest ids in their places."""
+    """The log-probabilities of one chunk's tokens, and the likeliest ids at their positions."""
 
     log_probs: list[float]
     ranks: list[int]
@@ -95,7 +95,7 @@ class Runner:
         self._slots = SlotTables(limits, weights.device)
         self._rows = _Rows(limits, self._num_padded(limits.max_running), weights.device)
         self._recorded_prefill = RecordedPrefill(weights, self._kernels, limits) if self.is_asynchronous else None
-        # Only there a row's bits do not depend on the other rows, and each step begins with all tokens known.
+        # Drafts need a row's bits not to depend on other rows, and every step to begin with all tokens known.
         is_invariant = weights.device.type == "cpu" and weights.dtype == torch.float32
         self._can_draft = is_invariant and limits.steps_ahead == 1
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
@@ -106,7 +106,7 @@ class Runner:
             self._packing.drop()
 
     def give_cache_back(self) -> None:
-        """Nothing may run until `take_cache`."""
+        """Frees the cache's memory where that is possible. Nothing may run until `take_cache`."""
         self._kernels.give_cache_back()
 
     def take_cache(self) -> None:
@@ -121,8 +121,8 @@ class Runner:
 
     @torch.inference_mode()
     def score(self, chunk: PrefillChunk, start: int, num_top: int, temperature: float) -> ChunkScores:
-        """Computes a chunk of a sequence, and says how likely its next tokens are: those after position `start` - 1 of
-        the sequence, up to the one behind the chunk."""
+        """Computes a chunk of a sequence, and scores its next tokens: those after position `start` - 1 of the sequence,
+        up to the one behind the chunk."""
         if self._recorded_prefill is not None:
             hidden_TH = self._recorded_prefill.hidden_states([chunk])
         else:
@@ -183,7 +183,7 @@ class Runner:
     def _decode_with_drafts(
         self, slots_B: Tensor, num_rows: int, drafts: Sequence[Draft], is_cut: bool, num_columns: int
     ) -> DecodeHandle:
-        """One step, whose output has more than one token for a row where the draft of its sequence was right."""
+        """Runs one decode step, which outputs more than one token for a row if its draft was right."""
         for draft in drafts:
             slots_B[draft.first_row : draft.first_row + len(draft.token_ids)] = slots_B[draft.row]
         self._rows.take(self._slots, slots_B, num_columns)
@@ -277,7 +277,7 @@ class _Rows:
         slots.position_Z[slots_B] = self.position_B[: len(slots_B)]
 
     def advance(self, size: int, is_alive_B: Tensor, token_B: Tensor, log_prob_B: Tensor, entropy_B: Tensor) -> None:
-        """Stores what was sampled, and advances each live row or retires it."""
+        """Stores the sampled tokens, and advances each live row or retires it."""
         shown_B = torch.where(is_alive_B, token_B, -1)
         sampled_3B = torch.stack((shown_B.double(), log_prob_B.double(), entropy_B.double()))
         self.output_3AB[:, :, :size].index_copy_(1, self.step, sampled_3B[:, None])
@@ -290,15 +290,15 @@ class _Rows:
         self.token_B[:size].copy_(torch.where(is_alive_B, token_B, self.token_B[:size]))
 
     def set_draft(self, draft: Draft) -> None:
-        """The rows of a draft, which were taken as copies of its sequence's row."""
+        """Puts the tokens of a draft into its rows, which were taken as copies of its sequence's row."""
         num_tokens = len(draft.token_ids)
         rows = slice(draft.first_row, draft.first_row + num_tokens)
         self.token_B[rows] = torch.tensor(draft.token_ids)
         self.position_B[rows] += torch.arange(1, num_tokens + 1)
 
     def accept(self, num_rows: int, drafts: Sequence[Draft]) -> Tensor:
-        """The output of a step with drafts: of each row, and of the rows of its draft as far as it was right. The row
-        is then where the last of them is."""
+        """Returns the output of a step with drafts: that of each row, and of its draft's rows as far as the draft was
+        right. Each row moves to the state of its last accepted token."""
         num_columns = 1 + max(len(draft.token_ids) for draft in drafts)
         output_3AB = torch.full((3, num_columns, num_rows), -1.0, dtype=torch.float64)
         output_3AB[:, 0] = self.output_3AB[:, 0, :num_rows]

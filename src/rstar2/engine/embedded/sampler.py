@@ -1,4 +1,4 @@
-"""From logits to a token, its log-probability and the entropy of the distribution it was drawn from.
+"""Samples a token from logits, with its log-probability and the entropy of the distribution it was drawn from.
 
 Invariant: a draw depends on its row alone. The uniform number is a hash of the sequence's seed and the position, so the
 same seed gives the same tokens whatever else is in the batch, on a CPU as on a GPU, up to rounding of the logits.
@@ -21,7 +21,7 @@ _GOLDEN, _MIX_1, _MIX_2 = (_signed(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1C
 
 
 def uniform(seed_B: Tensor, position_B: Tensor) -> Tensor:
-    """In [0, 1), by SplitMix64 of seed and position; integer arithmetic wraps around as it should."""
+    """A uniform number in [0, 1), by SplitMix64 of seed and position; integer overflow wraps around, as intended."""
     z_B = seed_B + (position_B + 1) * _GOLDEN
     z_B = (z_B ^ ((z_B >> 30) & ((1 << 34) - 1))) * _MIX_1
     z_B = (z_B ^ ((z_B >> 27) & ((1 << 37) - 1))) * _MIX_2
@@ -32,8 +32,9 @@ def uniform(seed_B: Tensor, position_B: Tensor) -> Tensor:
 def draw(
     logits_BV: Tensor, uniform_B: Tensor, inverse_temperature_B: Tensor, *, room_BV: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """By inversion: the first token at which the cumulated probability passes the uniform number. The logits are
-    overwritten. With `room_BV` of their size and dtype no memory is allocated, which would cost as much as the rest."""
+    """Draws tokens by inversion: the first at which the cumulated probability passes the uniform number. The logits are
+    overwritten. With `room_BV`, of their size and dtype, no memory is allocated, which would cost as much as the
+    rest."""
     is_greedy_B = inverse_temperature_B == 0
     scale_B = torch.where(is_greedy_B, 1.0, inverse_temperature_B)
     scaled_BV = logits_BV.float().mul_(scale_B[:, None])
@@ -52,8 +53,8 @@ def draw(
 
 
 def cut(logits_BV: Tensor, inverse_temperature_B: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> Tensor:
-    """Minus infinity for all but the `top_k` likeliest tokens and, of those, all but the first that together have
-    `top_p`; `top_k` 0 cuts nothing, and the likeliest token always stays."""
+    """The logits with minus infinity for all but the `top_k` likeliest tokens and, of those, all but the first that
+    together have `top_p`; `top_k` 0 cuts nothing, and the likeliest token always stays."""
     sorted_BV, order_BV = logits_BV.float().sort(dim=-1, descending=True, stable=True)
     rank_V = torch.arange(logits_BV.shape[-1], device=logits_BV.device)
     top_k_B = torch.where(top_k_B > 0, top_k_B, logits_BV.shape[-1])

@@ -1,4 +1,5 @@
-"""What the engine does next: which prompts advance, which sequences decode, which are preempted. No clock, no I/O.
+"""Plans the engine's next work: which prompts are prefilled, which sequences decode, which are preempted. No clock, no
+I/O.
 
 Invariants: the last id of a sequence is never computed ahead of time. Prefill computes all ids but the last; each
 decode step feeds the last one and appends what it samples. So sampling happens in one place, and a fully cached prompt
@@ -34,11 +35,11 @@ class EngineSequence:
     num_computed: int = 0
     """Leading tokens whose keys and values are in `blocks`, or will be once the planned work has run."""
     slot: int = -1
-    """Its row in the runner's tables while it runs, else -1."""
+    """The sequence's row in the runner's tables while it runs, else -1."""
     offered: Offered = NOTHING_OFFERED
-    """How much of `blocks` is in the prefix cache."""
+    """How much of `blocks` was offered to the prefix cache."""
     cache_epoch: int = -1
-    """The cache epoch of its keys and values: after a weight update they do not enter the prefix cache."""
+    """The cache epoch of the sequence's keys and values: after a weight update they do not enter the prefix cache."""
     num_steps_in_flight: int = 0
     """Planned decode steps whose tokens have not arrived yet."""
     num_lost_tokens: int = 0
@@ -58,11 +59,12 @@ class EngineSequence:
 
     @property
     def can_decode(self) -> bool:
-        """Whether its prompt is computed, and the steps in flight do not reach its full length."""
+        """Whether the prompt is computed, and the steps in flight do not reach the full length."""
         return self.num_to_prefill == 0 and len(self.token_ids) + self.num_steps_in_flight < self.max_total_tokens
 
     def append(self, token_ids: list[int], num_steps: int) -> None:
-        """The tokens of `num_steps` steps that were in flight; fewer than steps if they reached its end."""
+        """Appends the tokens of `num_steps` steps that were in flight; they are fewer than the steps if the sequence
+        ended."""
         self.num_steps_in_flight -= num_steps
         self.token_ids += token_ids
         if self.is_running:
@@ -88,7 +90,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """First the chunks, in one forward pass; then the decode steps."""
+    """A plan: first the chunks, in one forward pass; then the decode steps."""
 
     prefill: tuple[PrefillChunk, ...]
     decode: tuple[EngineSequence, ...]
@@ -114,8 +116,8 @@ class BatchScheduler:
         self.waiting.append(sequence)
 
     def remove(self, sequence: EngineSequence) -> list[int]:
-        """It has ended or was cancelled: its blocks are free, and stay cached while there is room. They are evicted
-        last; the result is the argument for `BlockManager.unkeep` when its session is released."""
+        """Removes a sequence that ended or was cancelled. Its blocks are freed, stay cached while there is room, and
+        are evicted last; the result is the argument for `BlockManager.unkeep` when its session is released."""
         if not sequence.is_running:
             self.waiting.remove(sequence)
             return []
@@ -138,7 +140,7 @@ class BatchScheduler:
 
     def _reserve_decode_steps(self) -> list[EngineSequence]:
         """Allocates blocks for the next steps of each decoding sequence, the oldest first, and preempts the youngest.
-        Returns those that decode. Thousands of them need no block in a run: they must cost next to nothing."""
+        Returns the sequences that decode. Thousands of them need no block in a run, and must cost next to nothing."""
         reserved = []
         block_size, steps_ahead = self.blocks.block_size, self.steps_ahead
         for sequence in list(self.running):
@@ -151,7 +153,8 @@ class BatchScheduler:
         return reserved
 
     def _make_room(self, sequence: EngineSequence) -> bool:
-        """False if it was preempted itself."""
+        """Allocates blocks for the sequence's next steps, preempting others if necessary. False if it was preempted
+        itself."""
         num_missing = self._num_missing_blocks(sequence)
         while num_missing > self.blocks.num_free and sequence.is_running:
             self._preempt(next(reversed(self.running)))
@@ -186,7 +189,7 @@ class BatchScheduler:
         return num_tokens
 
     def _admit(self, sequence: EngineSequence) -> bool:
-        """The head of the queue starts if its full prompt fits, and each running sequence can then still grow."""
+        """Starts the head of the queue if its full prompt fits, and each running sequence can then still grow."""
         cached = self.blocks.match(sequence.token_ids, len(sequence.token_ids) - 1)
         num_missing = self._num_missing_blocks(sequence) - len(cached)
         num_free_after = self.blocks.num_free - self.blocks.num_unused(cached) - num_missing

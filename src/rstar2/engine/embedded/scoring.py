@@ -1,4 +1,4 @@
-"""How likely given tokens are: a request for scores, and its progress chunk by chunk.
+"""Scores given tokens by their log-probabilities: a request, and its progress chunk by chunk.
 
 Invariant: all keys and values of a request are computed with the same weights. After a weight update it starts again.
 """
@@ -13,7 +13,7 @@ from rstar2.engine.protocol import TokenScores
 
 
 class Scoring:
-    """One request. Only the engine's thread calls its methods."""
+    """One request for scores. Only the engine's thread calls its methods."""
 
     def __init__(
         self,
@@ -33,11 +33,11 @@ class Scoring:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether its caller still waits."""
+        """Whether the caller still waits."""
         return not self.future.done()
 
     def advance(self, blocks: BlockManager, runner: Runner, max_tokens: int) -> bool:
-        """Computes the next chunk, if the cache has room. True when it was the last."""
+        """Computes the next chunk, if the cache has room. True if it was the last."""
         sequence, num_tokens = self._sequence, len(self._sequence.token_ids) - 1
         if self._epoch != blocks.epoch:
             self._epoch, sequence.num_computed, self._scores = blocks.epoch, 0, []
@@ -54,7 +54,7 @@ class Scoring:
         return end == num_tokens
 
     def end(self, blocks: BlockManager) -> None:
-        """Frees its blocks and returns the scores, if the caller still waits."""
+        """Frees the blocks, and passes the scores to the caller if it still waits."""
         blocks.free(self._sequence.blocks)
         scores = TokenScores(
             tuple(value for chunk in self._scores for value in chunk.log_probs),

@@ -2,7 +2,7 @@
 
 Invariant: the CPU writes a slot when its sequence first decodes, and from then on only adds blocks; tokens and
 positions are updated by the device alone. So the CPU may be a run of steps behind and still provide all that the next
-one needs.
+run needs.
 
 Suffixes: Z slots (the last one is unused: padding points at it, and its position stays -1), P blocks of a row's table,
 X several columns, B rows of the batch.
@@ -32,7 +32,7 @@ class SlotTables:
         self.position_Z = column(torch.int64).fill_(-1)
         self.fixed_ZX = column(torch.int64, self.NUM_FIXED_INTEGERS)
         self.inverse_temperature_Z = column(torch.float32)
-        """0: greedy."""
+        """0 means greedy."""
         self.top_p_Z = column(torch.float32)
         self.table_ZP = column(torch.int32, limits.max_blocks_per_sequence)
         self._device = device
@@ -40,7 +40,7 @@ class SlotTables:
         self._num_known_blocks = [0] * num_slots
 
     def update(self, sequences: Sequence[EngineSequence], batch_size: int) -> Tensor:
-        """Writes what is new of these sequences to the device; returns their slots, padded to the batch size."""
+        """Writes the sequences' new values and blocks to the device; returns their slots, padded to the batch size."""
         newcomers: list[EngineSequence] = []
         additions: list[tuple[int, int, int]] = []
         for sequence in sequences:

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# Triton is there only with a CUDA build of PyTorch, and what it compiles is not Python's to type.
+# Triton comes only with a CUDA build of PyTorch, and its kernels cannot be type-checked.
 """The GPU's kernels themselves. Each docstring says what one program does; `kernels_cuda` launches them.
 
 Values are rounded to the model's dtype where `transformers` rounds them, so that both sample from nearly the same

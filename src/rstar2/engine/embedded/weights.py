@@ -31,7 +31,7 @@ class Linear:
 
 Projection = Callable[[Tensor], Tensor]
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""From inputs, weight and bias, as `torch.nn.functional.linear`."""
+"""A product of inputs and weight plus bias, like `torch.nn.functional.linear`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def _load_errors(folder: Path) -> Iterator[None]:
     except UserError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
-        # What `transformers` raises for a config.json of other weights, or for a truncated file.
+        # `transformers` raises these for a config.json of other weights, or for a truncated file.
         reason = str(error).partition("\n")[0]
         raise UserError(f"model: {folder} cannot be loaded ({reason}): get or export the model again") from error
 
@@ -200,7 +200,7 @@ def _fuse(layers: tuple[nn.Module, ...]) -> Linear:
 
 
 def _join(parameters: Sequence[Tensor]) -> Tensor:
-    """One tensor of which the parameters are consecutive views; theirs already, if an engine was built on them."""
+    """One tensor whose consecutive views the parameters become, or are already if an engine was built on them."""
     joined = _as_one(parameters)
     if joined is None:
         joined = torch.cat([parameter.data for parameter in parameters])

@@ -1,7 +1,7 @@
-"""A child process of ours: how it starts, the frames to and from it, and its garbage collection.
+"""Child processes: how one starts, the frames to and from it, and its garbage collection.
 
-What goes over the socket is four bytes of length, then a pickled list of frames. Both ends are this program, and no
-other process has the socket. JSON would take longer to write thousands of log-probabilities a second than the engine to
+A message on the socket is four bytes of length, then a pickled list of frames. Both ends are this program, and no other
+process has the socket. JSON would take longer to write thousands of log-probabilities a second than the engine to
 sample them.
 """
 
@@ -21,20 +21,21 @@ from rstar2.engine.remote.wire import Frame, decode_error
 from rstar2.errors import InfrastructureError
 
 GATHER_S = 0.01
-"""An engine with thousands of turns reads its requests every few hundredths of a second."""
+"""How long frames are gathered: an engine with thousands of turns reads its requests only every few hundredths of a
+second."""
 START_TIMEOUT_S = 300.0
-"""Importing torch and reading the weights of a large model from a cold disk."""
+"""Timeout for a child to import torch and read the weights of a large model from a cold disk."""
 CLOSE_TIMEOUT_S = 10.0
 MIN_NEW_CONTAINERS = 50_000
-"""Between two collections of the youngest generation; Python's own number is 700."""
+"""New containers between two garbage collections of the youngest generation; Python's default is 700."""
 NUM_COLLECTIONS_BETWEEN_OLDER = 20
 
 _LENGTH = struct.Struct(">I")
 
 
 class FrameWriter:
-    """A frame after a silence is sent at once; those that follow it within `GATHER_S` are sent together at its end.
-    Hundreds of rollouts may send in that time, and the reader pays more for each write than for its content."""
+    """Writes frames. One after a silence is sent at once; those that follow within `GATHER_S` are sent together at its
+    end. Hundreds of rollouts may send in that time, and the reader pays more for each write than for its content."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -106,7 +107,7 @@ class SocketChannel:
 
 
 class ChildChannel(SocketChannel):
-    """The other end is a child process, which ends when the channel is closed. Made by `spawn`."""
+    """A channel to a child process, which ends when the channel is closed. Made by `spawn`."""
 
     def __init__(self, process: BaseProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         super().__init__(reader, writer)
@@ -126,7 +127,8 @@ class ChildChannel(SocketChannel):
         await self._exit_code()
 
     async def hello(self, who: str) -> Frame:
-        """The child's first frame, sent when it is ready. One that does not get ready is killed, and why is raised."""
+        """The child's first frame, sent when it is ready. If the child does not get ready, it is killed, and the reason
+        is raised."""
         try:
             hello = await asyncio.wait_for(self.receive(), START_TIMEOUT_S)
             if hello is None:
@@ -142,13 +144,14 @@ class ChildChannel(SocketChannel):
         return hello
 
     async def _exit_code(self) -> int | None:
-        """Waits for the end of the child."""
+        """Waits until the child ends."""
         await asyncio.to_thread(self._process.join)
         return self._process.exitcode
 
 
 async def spawn(target: Callable[..., None], *arguments: Any, context: Any = None) -> ChildChannel:
-    """Run `target(connection, *arguments)` in a new interpreter, which ends with it or with this process."""
+    """Runs `target(connection, *arguments)` in a new interpreter, which ends when the target returns or this process
+    ends."""
     ours, theirs = socket.socketpair()
     with theirs:
         context = context or multiprocessing.get_context("spawn")
@@ -158,7 +161,8 @@ async def spawn(target: Callable[..., None], *arguments: Any, context: Any = Non
 
 
 def make_garbage_collection_rare() -> None:
-    """Call it in a process that is ours alone, when it has loaded all that stays: that is never scanned again.
+    """Makes garbage collection rare, in a process of our own that has loaded all that stays: that is never scanned
+    again.
 
     A collection scans every live container, and libraries such as PyTorch leave a million of them. Thousands of turns
     and rollouts a second trigger it many times a second, and it finds nothing: it took two fifths of an engine's time.
@@ -169,6 +173,7 @@ def make_garbage_collection_rare() -> None:
 
 
 def collect_garbage_if_rare() -> None:
-    """For code with large objects, such as tensors, that a reference cycle might hold: at a moment of its choice."""
+    """Collects garbage if `make_garbage_collection_rare` was called. Code with large objects, such as tensors that a
+    reference cycle might hold, calls it at a convenient moment."""
     if gc.get_freeze_count():
         gc.collect()

@@ -1,4 +1,4 @@
-"""One engine in a child process: the child serves it over inherited sockets, and a guest process joins it over one."""
+"""Serves one engine from a child process over inherited sockets; a guest process joins it over one of them."""
 
 import asyncio
 import socket
@@ -23,7 +23,7 @@ async def serve(
     guests: Sequence[socket.socket] = (),
 ) -> None:
     """Reports whether the engine could be loaded, then serves it to its owner and the guests until the owner
-    disconnects. The process must be the engine's alone."""
+    disconnects. The process must do nothing else."""
     reader, writer = await asyncio.open_connection(sock=connection)
     try:
         engine = load_engine()
@@ -66,7 +66,7 @@ async def _serve(host: EngineHost, reader: asyncio.StreamReader, writer: asyncio
 
 
 async def join_engine(connection: socket.socket, silence_s: float = SILENCE_S) -> RemoteEngine:
-    """The engine at the other end of a guest's socket. Waits until it is loaded, for as long as its owner does."""
+    """The engine at the other end of a guest's socket. Waits until it is loaded, as long as its owner waits."""
     channel = await SocketChannel.on(connection)
     hello = await channel.receive()
     if hello is None:

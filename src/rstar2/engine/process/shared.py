@@ -1,8 +1,8 @@
 """An embedded engine in a separate process, on the parameters of a model in this one.
 
-An interpreter runs one thread at a time: an engine that shares it with thousands of rollouts waits for them, and they
-for it. Memory is shared all the same: a GPU's by handle, a CPU's by mapping. The engine sees an update of the model at
-once, and nothing is copied.
+An interpreter runs one thread at a time, so an engine and thousands of rollouts in one process would wait for each
+other. Memory is shared between the processes: a GPU's by handle, a CPU's by mapping. The engine sees an update of the
+model at once, and nothing is copied.
 
 Invariant: the parameters change only inside `paused_for_weight_sync`.
 """
@@ -44,8 +44,8 @@ class SharedEngine(RemoteEngine):
         guests: Sequence[socket.socket] = (),
         silence_s: float = SILENCE_S,
     ) -> Self:
-        """On a loaded `transformers` model, whose parameters must not be moved. The other end of a guest's socket is
-        for `join_engine`."""
+        """Starts an engine on a loaded `transformers` model, whose parameters must not be moved. The other end of a
+        guest's socket is for `join_engine`."""
         arguments = (replace(share_weights(model), model=None), options, torch.get_num_threads(), guests)
         channel = await spawn(_serve_shared, *arguments, context=torch.multiprocessing.get_context("spawn"))
         # Sharing the memory of a CPU has moved the parameters.
@@ -55,7 +55,7 @@ class SharedEngine(RemoteEngine):
 
     @asynccontextmanager
     async def paused_for_weight_sync(self, policy_version: int) -> AsyncIterator[None]:
-        """The engine is paused inside, and the parameters may be updated in place. After it the engine generates with
+        """Pauses the engine. Inside it the parameters may be updated in place; after it the engine generates with
         them."""
         await self._ask("pause", {})
         try:

@@ -14,10 +14,10 @@ from rstar2.engine.remote.wire import Frame, decode_chunk, decode_error, encode_
 from rstar2.errors import InfrastructureError
 
 SILENCE_S = 60.0
-"""A peer that sends nothing for so long is lost. An engine's host and a rollout process send every second, whatever
+"""A peer that sends nothing for this long is lost. An engine's host and a rollout process send every second, whatever
 else they do."""
 CATCH_UP_S = 5.0
-"""After a silence: how long frames may take to arrive that were sent while this process was busy."""
+"""How long, after a silence, frames may take to arrive that were sent while this process was busy."""
 
 
 class Channel(Protocol):
@@ -52,11 +52,11 @@ class Peer:
 
     @property
     def failure(self) -> InfrastructureError | None:
-        """Why it was lost; None while it is alive."""
+        """Why the other end was lost; None while it is alive."""
         return self._end
 
     async def lost(self) -> InfrastructureError:
-        """Waits until it is lost, and returns why."""
+        """Waits until the other end is lost, and returns why."""
         await asyncio.wait([self._listener])
         assert self._end is not None
         return self._end
@@ -76,7 +76,7 @@ class Peer:
             self._channel.send({"ask": what, "number": next(self._numbers) if number is None else number, **request})
 
     def _ask(self, what: str, request: Frame, number: int | None = None) -> "asyncio.Future[Any]":
-        """The answer. The request is sent at once, whether or not anybody awaits it."""
+        """Sends a request at once, and returns its answer as a future."""
         self._check_alive()
         number = next(self._numbers) if number is None else number
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
@@ -119,9 +119,9 @@ class Peer:
             self._fail(self._end)
 
     async def _receive(self) -> Frame | None:
-        """The next frame; TimeoutError if the other end is silent. An update in this process blocks its event loop,
-        for longer than the silence if it is large: then frames have been waiting, and arrive as soon as they are read.
-        Reading is not cancelled in between, because it may be in the middle of a frame."""
+        """The next frame; TimeoutError if the other end is silent. An update in this process may block its event loop
+        for longer than the silence: then frames have been waiting, and arrive as soon as they are read. Reading is not
+        cancelled in between, because it may be in the middle of a frame."""
         receiving = asyncio.ensure_future(self._channel.receive())
         try:
             for timeout_s in (self._silence_s, min(self._silence_s, CATCH_UP_S)):

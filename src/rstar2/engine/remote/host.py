@@ -1,8 +1,8 @@
-"""The engine's side of a channel: handles the owner's frames, and makes frames for it.
+"""The engine's side of a channel: it handles the owner's frames, and makes frames for the owner.
 
 Tokens are gathered for up to `FLUSH_PERIOD_S` and sent together, because the owner serves several engines with one
 event loop; the end of a turn is sent at once, because the owner waits for it. An idle engine sends a heartbeat every
-`HEARTBEAT_S`: the owner takes one that is silent to hang.
+`HEARTBEAT_S`, because the owner takes a silent engine for hung.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from rstar2.engine.remote.wire import Frame, decode_sampling, encode_chunk, enco
 from rstar2.errors import InfrastructureError
 
 FLUSH_PERIOD_S = 0.02
-"""Shorter than a reader notices, and than the period of a scheduler's reports."""
+"""How long tokens are gathered: shorter than a reader notices, and than the period of a scheduler's reports."""
 HEARTBEAT_S = 1.0
 
 
@@ -86,7 +86,7 @@ class EngineHost:
         return frame
 
     async def close(self) -> None:
-        """Running turns are cancelled and their sessions released. The engine itself stays open."""
+        """Cancels running turns and releases their sessions. The engine itself stays open."""
         for leave in self._leaves.values():
             leave()
         tasks = list(self._tasks.values())
@@ -128,7 +128,7 @@ class EngineHost:
             self._reply({"number": number, "error": encode_error(error)})
 
     async def _release(self, session: str) -> None:
-        """An engine that cannot release is lost, and its turns raise that."""
+        """Releases a session. An engine that cannot is lost, and its turns raise that error."""
         with suppress(InfrastructureError):
             await self._engine.release(session)
 

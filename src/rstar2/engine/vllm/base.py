@@ -1,4 +1,4 @@
-"""What the two forms of vLLM share: turns and how they are cancelled, versions, weight updates."""
+"""The base of the two forms of vLLM: turns and how they are cancelled, versions, weight updates."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class Turns:
-    """Turns that run, each of which can be ended from outside at once, whatever it waits for."""
+    """Running turns, each of which can be ended from outside at once, whatever it waits for."""
 
     def __init__(self) -> None:
         self._cancelled: dict[str, set[asyncio.Future[None]]] = defaultdict(set)
         """The cancellations of each session, one for each of its turns."""
 
     async def run(self, session: str, chunks: AsyncGenerator[Chunk]) -> AsyncGenerator[Chunk]:
-        """The chunks of one turn. When it is cancelled, `chunks` is closed, which ends it wherever it comes from."""
+        """The chunks of one turn. When the turn is cancelled, `chunks` is closed, which ends it at its source."""
         cancelled = asyncio.get_running_loop().create_future()
         self._cancelled[session].add(cancelled)
         try:
@@ -49,7 +49,7 @@ class Turns:
                 cancelled.set_result(None)
 
     def fail(self, error: Exception) -> None:
-        """Every turn that runs ends with the error."""
+        """Ends every running turn with the error."""
         for session in list(self._cancelled.values()):
             for cancelled in session:
                 if not cancelled.done():
@@ -69,7 +69,7 @@ async def _next_or(cancelled: asyncio.Future[None], chunks: AsyncGenerator[Chunk
 
 
 class VllmEngine(ABC):
-    """Satisfies `Engine`. The prefix cache that a session comes back to is vLLM's own."""
+    """Satisfies `Engine`. The prefix cache is vLLM's own."""
 
     def __init__(self, control: WeightControl, max_context_tokens: int, scratch: Path | None) -> None:
         self._control = control
@@ -117,7 +117,7 @@ class VllmEngine(ABC):
         self._turns.cancel(session)
 
     async def release(self, session: str) -> None:  # noqa: B027
-        """vLLM keeps or drops what it cached as it sees fit."""
+        """Does nothing: vLLM manages its cache itself."""
 
     async def pause(self) -> None:
         """Stop generating: running turns wait, and their caches stay."""
@@ -127,7 +127,7 @@ class VllmEngine(ABC):
         await self._control.resume()
 
     async def update_weights(self, weights: "Weights", policy_version: int) -> None:
-        """Running turns continue with the new weights. Each chunk has the version of the moment when it arrived."""
+        """Replaces the weights. Running turns continue with the new ones. Each chunk has the version of its arrival."""
         if not self._is_head_checked:
             await check_head(self._control)
             self._is_head_checked = True
@@ -140,6 +140,6 @@ class VllmEngine(ABC):
         await self._control.resume()
 
     def _tear(self, error: TornWeightsError) -> None:
-        """The weights are of no known version: running turns fail, and so do new ones."""
+        """Marks the weights as being of no known version: running turns fail, and so do new ones."""
         self._torn = error
         self._turns.fail(error)

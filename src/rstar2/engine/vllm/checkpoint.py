@@ -23,7 +23,7 @@ HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 4 << 30
-"""Memory in use while weights are written."""
+"""Bytes of a shard, and so the memory in use while weights are written."""
 
 
 def write_weights(tensors: Iterable[tuple[str, torch.Tensor]], target: Path) -> None:

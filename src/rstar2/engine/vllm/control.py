@@ -1,6 +1,6 @@
 """The routes of a vLLM server besides those of OpenAI: its metrics, and the control of generation and weights.
 
-The latter exist only where the server was started with VLLM_SERVER_DEV_MODE=1.
+The control routes exist only if the server was started with VLLM_SERVER_DEV_MODE=1.
 """
 
 import json
@@ -14,7 +14,7 @@ from rstar2.errors import InfrastructureError, UserError
 
 METRICS_S = 10.0
 CONTROL_S = 600.0
-"""Weights of tens of gigabytes are read from a shared disk in minutes."""
+"""Timeout of a control request: reading tens of gigabytes of weights from a shared disk takes minutes."""
 
 
 class VllmControl:

@@ -1,7 +1,7 @@
 """A backend of vLLM's weight transfer for CPUs, where NCCL cannot run: gloo, a tensor at a time. Imports vLLM.
 
-Importing this registers both ends with vLLM's factories. A worker imports it because vLLM is given `GlooWorker` as its
-`worker_extension_cls`.
+Importing this module registers both ends with vLLM's factories. A worker imports it because vLLM is given `GlooWorker`
+as its `worker_extension_cls`.
 """
 
 import socket
@@ -38,7 +38,7 @@ from rstar2.engine.vllm.transfer import STEP_S, Link
 BACKEND = "gloo"
 SENDER = 0
 POLL_S = 0.0005
-"""Between two polls of a broadcast. Most are over within it."""
+"""Seconds between two polls of a broadcast. Most broadcasts are over within that time."""
 
 
 @dataclass
@@ -101,7 +101,7 @@ class GlooEngine(WeightTransferEngine):  # type: ignore[misc]
 
 
 class GlooTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
-    """A rank's end. The first rank sends; the others put the tensors together with it."""
+    """A trainer rank's end of the transfer. The first rank sends; the others help to gather the tensors."""
 
     init_info_cls = GlooTrainerInitInfo
     _group: Any = None
@@ -138,7 +138,8 @@ class GlooTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
         self.client.finish_weight_update()
 
     def _broadcast(self, tensor: Tensor, receiving: "Future[None]") -> None:
-        """A worker that failed receives nothing, and a broadcast of gloo cannot be aborted: it is abandoned."""
+        """Broadcasts a tensor. A failed worker receives nothing, and gloo cannot abort a broadcast, so it is
+        abandoned."""
         work = self._group.broadcast(tensor, SENDER)
         while not work.is_completed():
             if receiving.done() and receiving.exception() is not None:
@@ -147,14 +148,14 @@ class GlooTrainerEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
         work.wait()
 
     def shutdown(self) -> None:
-        # Destroying a group waits for an abandoned broadcast until its workers end: not in this thread.
+        # Destroying a group waits for an abandoned broadcast until its workers end, so another thread does it.
         held = [self._group]
         self._group = None
         Thread(target=held.clear, daemon=True).start()
 
 
 class GlooWorker:
-    """A worker extension that adds nothing to vLLM's worker: it is there to be imported by it."""
+    """A worker extension that adds nothing to vLLM's worker, which imports this module for its sake."""
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, GlooEngine)

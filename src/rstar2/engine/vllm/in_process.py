@@ -1,4 +1,4 @@
-"""vLLM as a part of this process: its `AsyncLLM`, whose workers are separate processes."""
+"""vLLM in this process: its `AsyncLLM`, whose workers are separate processes."""
 
 import base64
 import json
@@ -27,7 +27,7 @@ SHUTDOWN_S = 10.0
 """Timeout for vLLM's processes to exit; then they are killed."""
 
 BLOCK_SIZE, CPU_BLOCK_SIZE = 16, 32
-"""Tokens in one block of its cache: vLLM's own choice on a GPU, and the least that it takes on a CPU."""
+"""Tokens in one block of vLLM's cache: its own choice on a GPU, and the least that it takes on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,18 @@ class VllmOptions:
     num_gpus: int = 1
     """GPUs of one copy of the model (tensor parallelism)."""
     is_eager: bool = False
-    """No compilation, no CUDA graphs: starts much sooner. Always so on a CPU, where compilation takes minutes and gains
-    nothing."""
+    """Whether vLLM skips compilation and CUDA graphs, and so starts much sooner. It always does on a CPU, where
+    compilation takes minutes and gains nothing."""
     can_sleep: bool = False
-    """Whether it can release its GPU's memory for a while; GPUs only."""
+    """Whether the engine can release its GPU's memory for a while; GPUs only."""
     transfer: "Backend | None" = None
-    """How new weights will be sent to its workers; None if they will not."""
+    """How new weights will be sent to the workers; None if they will not be sent."""
     seed: int = 0
 
 
 class VllmInProcessEngine(VllmEngine):
-    """Made by `from_folder`. One at a time in a process: vLLM's metrics know of no more."""
+    """vLLM in this process, made by `from_folder`. Only one may exist at a time, because vLLM's metrics cannot tell
+    several apart."""
 
     def __init__(self, llm: Any, untied: TemporaryDirectory[str] | None, scratch: Path | None) -> None:
         self._in_process = _InProcessControl(llm)
@@ -64,7 +65,8 @@ class VllmInProcessEngine(VllmEngine):
 
     @classmethod
     def from_folder(cls, folder: Path, options: VllmOptions | None = None, *, scratch: Path | None = None) -> Self:
-        """On a Hugging Face model folder: float32 on a CPU, the model's own type on a GPU. Call it in an event loop."""
+        """An engine on a Hugging Face model folder: float32 on a CPU, the model's own dtype on a GPU. Call it in an
+        event loop."""
         require_vllm()
         import torch
         from vllm import AsyncEngineArgs, AsyncLLMEngine  # type: ignore[import-not-found]
@@ -91,14 +93,14 @@ class VllmInProcessEngine(VllmEngine):
         return load_of(generate_latest(REGISTRY).decode())
 
     async def sleep(self) -> None:
-        """Release the GPU's memory: weights and caches are dropped, and running turns are cancelled. It has no weights
-        until they are sent again. On a CPU it is only paused."""
+        """Release the GPU's memory: weights and caches are dropped, and running turns are cancelled. The engine has no
+        weights until they are sent again. On a CPU it is only paused."""
         with _classified_faults():
             await self._in_process.llm.sleep(level=2)
         self._is_asleep = True
 
     async def wake_for_weights(self) -> None:
-        """Allocate memory for the weights alone, so that the sender's and the caches' need not fit together."""
+        """Allocate memory for the weights alone, so that the sender's memory and the caches need not fit together."""
         with _classified_faults():
             await self._in_process.llm.wake_up(tags=["weights"])
 
@@ -131,7 +133,7 @@ class VllmInProcessEngine(VllmEngine):
             await self._in_process.llm.start_weight_update()
 
     async def receive(self, update_info: dict[str, Any]) -> None:
-        """A part of the weights, or all of them."""
+        """Receive a part of the weights, or all of them."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         request = WeightTransferUpdateRequest(update_info=_plain(update_info))
@@ -139,7 +141,7 @@ class VllmInProcessEngine(VllmEngine):
             await self._in_process.llm.update_weights(request)
 
     async def end_transfer(self, policy_version: int) -> None:
-        """Running turns continue with the new weights, and with none of the old keys and values."""
+        """End the transfer. Running turns continue with the new weights, and with none of the old keys and values."""
         with self._or_torn():
             await self._in_process.llm.finish_weight_update()
             await self._in_process.forget_prefixes()
@@ -221,7 +223,8 @@ class _InProcessControl:
 
 @contextmanager
 def _classified_faults() -> Iterator[None]:
-    """vLLM raises a ValueError for a request that it refuses, and anything else for an internal error."""
+    """Turns vLLM's errors into ours: it raises a ValueError for a request that it refuses, and others for internal
+    errors."""
     try:
         yield
     except (UserError, InfrastructureError):
@@ -278,7 +281,7 @@ def _engine_arguments(options: VllmOptions, *, is_cpu: bool) -> dict[str, Any]:
 
 
 def _plain(update_info: dict[str, Any]) -> dict[str, Any]:
-    """The same in a form that vLLM can pass to its workers: memory handles as text."""
+    """The update info in a form that vLLM can pass to its workers: memory handles as text."""
     handles = update_info.get("ipc_handles")
     if handles is None:
         return update_info

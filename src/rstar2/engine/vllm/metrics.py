@@ -1,4 +1,4 @@
-"""vLLM's metrics page as an `EngineLoad`. Pure.
+"""Reads vLLM's metrics page as an `EngineLoad`. Pure.
 
 A server with several engines behind it (data parallelism) counts as one: blocks, queues and counters are added up.
 """
@@ -17,7 +17,7 @@ _Samples = Mapping[str, list[tuple[dict[str, str], float]]]
 
 
 def load_of(page: str) -> EngineLoad:
-    """UserError if it is the page of something else."""
+    """The load that a metrics page reports. UserError if the page is not vLLM's."""
     samples = _samples(page)
     caches = {labels.get("engine", "0"): labels for labels, _ in samples["cache_config_info"]}
     if not caches or "kv_cache_usage_perc" not in samples:

@@ -1,4 +1,4 @@
-"""A rank's side of vLLM's weight transfer: vLLM's own `TrainerWeightTransferEngine`. Imports vLLM."""
+"""A rank's side of vLLM's weight transfer, by vLLM's own `TrainerWeightTransferEngine`. Imports vLLM."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A rank's side of vLLM's weight transfer for vLLM 0.25, which has no engine for it. Imports vLLM."""
+"""A rank's side of weight transfer for vLLM 0.25, which has no trainer engine of its own. Imports vLLM."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -54,7 +54,7 @@ class _IpcSender:
             raise self._link.failure
 
     def close(self) -> None:
-        """Nothing is open between two transfers."""
+        """Does nothing: nothing is open between two transfers."""
 
 
 class _NcclSender:

@@ -1,7 +1,7 @@
 """vLLM at an address: `vllm serve`, asked in token ids through its completions route.
 
-Every field that decides the distribution is stated: what a request leaves out, vLLM takes from the model's
-generation_config.json. Nothing but the caller's own stop tokens ends a turn.
+A request states every field that decides the distribution: vLLM takes missing ones from the model's
+generation_config.json. Only the caller's stop tokens and limits end a turn.
 """
 
 import asyncio
@@ -60,14 +60,14 @@ class _Reader:
 
 
 PERIOD_S = 0.25
-"""Between two reads of the metrics. Writing the page costs vLLM milliseconds."""
+"""Seconds between two reads of the metrics. Writing the page costs vLLM milliseconds."""
 STALE_S = 10.0
-"""A server that did not serve its metrics for so long is lost. They come within milliseconds, also while it loads
-weights, but a machine may be busy."""
+"""A server that has not served its metrics for this long is lost. They come within milliseconds, even while weights
+load, but a machine may be busy."""
 
 
 class VllmServerEngine(VllmEngine):
-    """Made by `connect`. Leaving a request closes its connection, which makes vLLM drop it."""
+    """vLLM at an address, made by `connect`. Leaving a request closes its connection, which makes vLLM drop it."""
 
     def __init__(
         self,
@@ -89,8 +89,8 @@ class VllmServerEngine(VllmEngine):
     async def connect(
         cls, base_url: str, model: str, api_key: str | None = None, *, scratch: Path | None = None
     ) -> Self:
-        """`base_url` with its /v1 or without. `scratch`: a folder that this process and the server share, for weights
-        on their way; needed if the server is on another machine."""
+        """Connects to the server at `base_url`, with or without its /v1. `scratch` is a folder that this process and
+        the server share, for weights in transit; needed if the server is on another machine."""
         root = root_of(base_url)
         control = VllmControl(root, api_key)
         try:
@@ -149,8 +149,8 @@ def _context_tokens(models: list[dict[str, Any]], model: str, root: str) -> int:
 
 
 async def _reports_drawn(engine: OpenAIEngine) -> bool:
-    """One token, drawn from the most likely one alone: its log-probability is 0 in the distribution that it was drawn
-    from, and less in the model's own."""
+    """Whether the server reports log-probabilities of the distribution it draws from. It draws one token with `top_k`
+    1, whose log-probability is 0 in that distribution, and less in the model's own."""
     try:
         async with aclosing(engine.generate("probe", [0], Sampling(top_k=1), 1)) as chunks:
             return [value async for chunk in chunks for value in chunk.log_probs] == [0.0]

@@ -1,7 +1,7 @@
-"""Weights from the trainer's ranks to vLLM's workers, through vLLM's own transfer interface. Imports no vLLM.
+"""Sends weights from the trainer's ranks to vLLM's workers, through vLLM's own transfer interface. Imports no vLLM.
 
 Invariant: tensors are gathered one at a time, by all ranks together. So a rank iterates over all of them in every
-transfer, whatever happens to the engines; whether those got them is known at the end.
+transfer, whatever happens to the engines; it learns at the end whether they arrived.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,10 +17,10 @@ from rstar2.engine.vllm.version import require_vllm
 from rstar2.errors import InfrastructureError
 
 Backend = Literal["nccl", "ipc", "gloo"]
-"""How the bytes travel. nccl and ipc are vLLM's own: between GPUs, and within one. gloo is for CPUs."""
+"""How the bytes travel. nccl (between GPUs) and ipc (within one GPU) are vLLM's own; gloo is for CPUs."""
 
 PIECE_BYTES = 512 << 20
-"""Tensors that are sent together: large enough for full speed, small compared to a GPU's memory."""
+"""Bytes of tensors that are sent together: large enough for full speed, small compared to a GPU's memory."""
 STEP_S = 300.0
 """Timeout of each step of a transfer. The weights of a large model take seconds; connecting many workers takes more."""
 
@@ -68,7 +68,7 @@ class WeightStream:
 
     def __init__(self, weights: ServedWeights) -> None:
         self.error: Exception | None = None
-        """Raised by the iteration itself: a fault of this rank, and of no engine."""
+        """The error of the iteration itself: a fault of this rank, and of no engine."""
         self._tensors = self._iterate(weights)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
@@ -97,8 +97,8 @@ class Rendezvous:
 
 
 class Link(Protocol):
-    """Calls of a sender to all engines at once, with the names of vLLM's `VLLMWeightSyncClient`. Each returns when all
-    engines have done it, and raises when one cannot."""
+    """Calls of a sender to all engines at once, with the names of vLLM's `VLLMWeightSyncClient`. Each call returns when
+    all engines are done, and raises if one fails."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
 
@@ -110,8 +110,8 @@ class Link(Protocol):
 
 
 class ErrorKeepingLink:
-    """For `ipc`, in which the ranks wait for each other between the pieces, so that a rank that raised would block the
-    others. The first failure is kept, and no engine is called after it."""
+    """A link for `ipc`, in which ranks wait for each other between pieces, so a rank that raised would block the
+    others. It keeps the first failure, and calls no engine after it."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -138,7 +138,8 @@ class ErrorKeepingLink:
 
 
 class AbortingLink:
-    """For a broadcast, in which the sender waits for every worker: when an engine fails, the broadcast is aborted."""
+    """A link for broadcasts, in which the sender waits for every worker: it aborts the broadcast when an engine
+    fails."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -166,21 +167,22 @@ class Sender(Protocol):
     """One rank's side of transfers to the same engines."""
 
     def send(self, running: WeightStream) -> None:
-        """Every rank calls it. The first rank's raises if an engine did not get them all."""
+        """Sends the weights. Every rank must call it; on the first rank it raises if an engine did not get them all."""
         ...
 
     def close(self) -> None: ...
 
 
 def has_trainer_engines() -> bool:
-    """Whether this vLLM also has engines for the trainer's side: 0.28 has, 0.25 has not."""
+    """Whether this vLLM also has engines for the trainer's side: 0.28 does, 0.25 does not."""
     from vllm.distributed import weight_transfer  # type: ignore[import-not-found]
 
     return hasattr(weight_transfer, "WeightTransferTrainerFactory")
 
 
 def open_sender(backend: Backend, rank: int, weights: ServedWeights, link: Link, meeting: Rendezvous) -> Sender:
-    """Every rank opens one; only the first calls the engines and connects to their workers. It raises if it cannot."""
+    """Opens a rank's sender. Every rank opens one; only the first calls the engines and connects to their workers, and
+    raises if that fails."""
     require_vllm()
     if has_trainer_engines():
         from rstar2.engine.vllm.sender import open_trainer_engine

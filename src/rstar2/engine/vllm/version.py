@@ -1,4 +1,4 @@
-"""Which releases of vLLM are supported. Imports nothing of vLLM: the package's metadata says what is installed.
+"""The supported releases of vLLM. Imports nothing of vLLM: the package's metadata says what is installed.
 
 0.25 has no trainer's side of its weight transfer (`sender_v025` is ours for it), 0.26 and 0.27 have one that was still
 being changed, and the one of 0.28 stayed (`sender`).

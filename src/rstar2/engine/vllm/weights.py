@@ -1,6 +1,6 @@
 """New weights for a running vLLM: written to disk, then read by vLLM while it is paused.
 
-Invariant: no token is sampled with a mixture of old and new weights, nor from keys and values of the old ones. Running
+Invariant: no token is sampled with a mixture of old and new weights, nor from the old weights' keys and values. Running
 turns are kept, recomputed, and continue with the new weights. If vLLM fails in the middle, its weights are of no known
 version: the engine raises `TornWeightsError` until a later update succeeds.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class WeightControl(Protocol):
-    """What an update needs of vLLM, wherever it runs."""
+    """The interface that an update needs of vLLM, wherever it runs."""
 
     async def pause(self) -> None:
         """Stop generating, and keep running turns."""
@@ -34,12 +34,12 @@ class WeightControl(Protocol):
     async def forget_prefixes(self) -> None: ...
 
     async def keeps_old_head(self) -> bool:
-        """Whether it would keep the old output head: on a CPU, when it was started with a tied model."""
+        """Whether an update would leave the old output head: on a CPU, if vLLM was started with a tied model."""
         ...
 
 
 async def check_head(control: WeightControl) -> None:
-    """Once for each vLLM: whether the head is tied is decided when it starts."""
+    """Raises UserError if vLLM would keep its old head. One check is enough: a head is tied or not from the start."""
     if await control.keeps_old_head():
         raise UserError(
             "vLLM on a CPU cannot update a model whose output head is tied to its embedding: start it with the folder "
@@ -48,8 +48,8 @@ async def check_head(control: WeightControl) -> None:
 
 
 async def replace_weights(control: WeightControl, weights: "Weights", scratch: Path | None) -> None:
-    """On return vLLM is still paused, with the new weights. `scratch` is a folder that vLLM can read under the same
-    path; the machine's own temporary folder if None."""
+    """Replaces vLLM's weights, and leaves it paused. `scratch` is a folder that vLLM can read under the same path; by
+    default the machine's own temporary folder."""
     with TemporaryDirectory(prefix="rstar2-weights-", dir=scratch) as temporary:
         folder = await asyncio.to_thread(_prepared, weights, Path(temporary))
         await control.pause()

@@ -1,7 +1,7 @@
 """BFCL, single turn: the calls that a model makes are compared with those that are right, as `bfcl-eval` does it.
 
-Written here because `bfcl-eval` pins numpy 1 and four dozen packages; golden verdicts of that package hold it to the
-same rules. Calls are JSON; Java and JavaScript arguments are source text in them.
+The comparison is reimplemented because `bfcl-eval` pins numpy 1 and four dozen packages; tests hold it to golden
+verdicts of that package. Calls are JSON; their Java and JavaScript arguments are source text.
 """
 
 from rstar2.evals.bfcl.judge import asked_messages, call_judge

@@ -1,4 +1,4 @@
-"""What a BFCL problem shows to the model, and the judge of the calls that it makes."""
+"""The messages of a BFCL problem to the model, and the judge of the calls that the model makes."""
 
 import json
 from collections.abc import Mapping
@@ -30,7 +30,8 @@ def asked_messages(problem: Problem) -> list[Message]:
 
 
 def shown_function(function: Mapping[str, Any], language: Language) -> dict[str, Any]:
-    """As the benchmark states them for the language. Java and JavaScript arguments are asked for as source text."""
+    """A function as the benchmark states it for the language. Java and JavaScript arguments are asked for as source
+    text."""
     schema = json_schema(function.get("parameters") or {})
     if language is not Language.PYTHON:
         written = (function.get("parameters") or {}).get("properties") or {}
@@ -55,7 +56,7 @@ def _as_source_text(details: Mapping[str, Any], language: Language) -> dict[str,
 
 
 def json_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """BFCL writes Python's names of types; models know JSON Schema's."""
+    """The schema with JSON Schema's names of types, which models know, instead of BFCL's Python names."""
     converted = dict(schema)
     if isinstance(schema.get("type"), str):
         converted["type"] = _JSON_TYPES.get(schema["type"], schema["type"])
@@ -67,7 +68,7 @@ def json_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def calls_in(text: str) -> list[ToolCall]:
-    """The calls that can be read, after the last thought; one that cannot is no call, which is how BFCL counts it."""
+    """The calls after the last thought that can be parsed; one that cannot is no call, as in BFCL."""
     parsed = (item.call for item in parse_calls(after_thought(text), {}))
     return [call for call in parsed if call.name is not None]
 

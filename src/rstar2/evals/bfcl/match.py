@@ -1,4 +1,4 @@
-"""Whether the calls that a model made are those that are right, by BFCL's rules for each category. Pure.
+"""Compares the calls that a model made with the right ones, by BFCL's rules for each category. Pure.
 
 Types are exact: an int is no bool, and an int is accepted for a float. Strings are compared without case, spaces and
 the signs `,./-_*^`. An empty string among the right values means that the argument may be left out. Java and JavaScript
@@ -112,8 +112,8 @@ def _function(task: FunctionCallTask, name: str) -> Mapping[str, Any] | None:
 
 
 def is_answerable(task: FunctionCallTask) -> bool:
-    """Whether any calls at all could be right. A few of BFCL's golds name an argument that the function does not have,
-    or list no right value for one that must be given."""
+    """Whether any calls could be right. A few of BFCL's golds name an argument that the function does not have, or list
+    no right value for a required one."""
     return all(_is_answerable_call(task, right) for right in task.ground_truth)
 
 
@@ -133,7 +133,7 @@ def _is_answerable_call(task: FunctionCallTask, right: Mapping[str, Any]) -> boo
 def is_right_value(
     value: Any, right_values: Sequence[Any], details: Mapping[str, Any], language: Language = Language.PYTHON
 ) -> bool:
-    """`details` is the argument's part of the function's schema."""
+    """Whether an argument's value is right. `details` is the argument's part of the function's schema."""
     name = str(details.get("type"))
     expected, item_name = language.types.get(name), _item_type(details)
     if language is not Language.PYTHON:
@@ -160,7 +160,7 @@ def is_right_value(
 
 
 def plain(value: Any) -> Any:
-    """A string as BFCL compares it; anything else as it is."""
+    """A string as BFCL compares it; any other value unchanged."""
     if type(value) is not str:
         return value
     return _IGNORED_SIGNS.sub("", value).lower().replace("'", '"')
@@ -172,8 +172,8 @@ def _item_type(details: Mapping[str, Any]) -> str | None:
 
 
 def _has_type(value: Any, right_values: Sequence[Any], expected: type | None, inner: type | None) -> tuple[bool, bool]:
-    """Whether the type is right; and whether the right values are of another type than the schema says, as where the
-    name of a variable is given for a value."""
+    """Whether the type is right, and whether the right values have another type than the schema says, as when a
+    variable's name stands for a value."""
     example = next((type(right) for right in right_values if right != OPTIONAL), None)
     is_variable = example is not None and example is not expected
     if type(value) is expected:

@@ -1,7 +1,7 @@
 """BFCL's conversations: how they are played, and the judge of what their calls did.
 
-A user's turn lasts until the model makes no call, for at most 21 steps, as in `bfcl-eval`. A longer one ends the
-conversation, which is wrong if the user had more to say, and is judged as it is otherwise.
+A user's turn lasts until the model makes no call, for at most 21 steps, as in `bfcl-eval`. A longer turn ends the
+conversation, which is then wrong if the user had more to say, and otherwise judged as it is.
 """
 
 import json
@@ -38,7 +38,7 @@ _RUN_BY_SERVICES = (ToolStatus.OK, ToolStatus.RAISED)
 
 
 def first_messages(problem: Problem) -> list[Message]:
-    """The functions that are available from the start, and what the user says first."""
+    """The first messages: the functions that are available from the start, and the user's first text."""
     task = MultiTurnCallTask.of(problem)
     missed = {name for names in task.missed_functions.values() for name in names}
     system = with_tools("", _shown(task, known_names(task) - missed)).strip()
@@ -46,7 +46,8 @@ def first_messages(problem: Problem) -> list[Message]:
 
 
 def said_in_turn(task: MultiTurnCallTask, turn: int) -> str:
-    """What the user says. Functions that become available are described here, because the system text cannot change."""
+    """The user's text in a turn. Functions that become available are described in it, because the system text cannot
+    change."""
     names = task.missed_functions.get(turn)
     if names is None:
         return task.turns[turn]

@@ -1,8 +1,8 @@
 """BFCL's simulated services (a file system, a travel agency, ...), which come with `bfcl-eval`, run in the sandbox.
 
-The package hands each call to Python's `eval`, so only calls of functions that the services have are given to it, with
-arguments that are literals; any other is answered as the package would, and fails in its check, too. Nothing is kept
-between two steps of a conversation: each is a program that repeats the calls so far, a matter of milliseconds, and so a
+The package hands each call to Python's `eval`, so it gets only calls of functions that the services have, with
+arguments that are literals; any other call is answered as the package would, and fails in its check, too. No state is
+kept between two steps of a conversation: each step is a program that repeats the calls so far, in milliseconds, so a
 lost sandbox costs nothing. The package's checker then repeats the conversation and compares it with the right calls.
 """
 
@@ -35,7 +35,7 @@ _DOCUMENTS = {
     "VehicleControlAPI": "vehicle_control",
 }
 NOT_RUN = "call_that_was_not_run()"
-"""Stands in the check for a call that the services never saw: it fails there, too."""
+"""A stand-in, in the check, for a call that the services never saw: it fails there, too."""
 
 _MODULE = "bfcl_eval.eval_checker.multi_turn_eval"
 _RUN = f"""
@@ -69,7 +69,7 @@ print(json.dumps([checked["valid"], checked.get("error_type", "")]))
 
 
 def require_services() -> Path:
-    """The package's folder. It is looked for and not imported: its services run in the sandbox."""
+    """The package's folder. The package is located and not imported: its services run in the sandbox."""
     spec = importlib.util.find_spec("bfcl_eval")
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
@@ -100,21 +100,22 @@ def known_names(task: MultiTurnCallTask) -> frozenset[str]:
 
 
 def source_of(name: str, arguments: Mapping[str, Any], known: frozenset[str]) -> str | None:
-    """The call as Python source text; None if the services cannot be asked that."""
+    """The call as Python source text; None if it is not safe to pass to the services."""
     is_safe = name in known and all(key.isidentifier() and not keyword.iskeyword(key) for key in arguments)
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})" if is_safe else None
 
 
 @dataclass(slots=True)
 class Services:
-    """The services of one conversation, in the state that its calls so far have left."""
+    """The services of one conversation, in the state after its calls so far."""
 
     executor: Executor
     task: MultiTurnCallTask
     _before: list[str] = field(default_factory=list)
 
     async def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """The calls of one step, in their order. If they run into a limit, the state is as it was before them."""
+        """Runs the calls of one step, in their order. If they run into a limit, the state stays as it was before
+        them."""
         known = known_names(self.task)
         sources = [source_of(call.name or "", call.arguments, known) for call in calls]
         safe = [source for source in sources if source is not None]
@@ -142,7 +143,8 @@ def _unknown(call: ToolCall) -> ToolResult:
 async def check(
     executor: Executor, task: MultiTurnCallTask, turns: Sequence[Sequence[Sequence[str]]]
 ) -> tuple[bool, str]:
-    """Whether these calls, by turn and step, do what the right ones do; if not, what the package calls the error."""
+    """Whether these calls, by turn and step, have the effect of the right ones; if not, the package's name of the
+    error."""
     stdin = json.dumps({"entry": _entry(task), "turns": turns})
     execution = _checked(await executor.run(Request(_CHECK, stdin, _LIMITS)))
     is_right, error = json.loads(execution.stdout)

@@ -1,8 +1,8 @@
-"""Java and JavaScript arguments: models write them as source text, and BFCL reads the values out of it. Pure.
+"""Reads the values of Java and JavaScript arguments, which models write as source text, as BFCL does. Pure.
 
-A text that is no literal of the expected type stays a text: it may name a variable. The literals are those that BFCL's
-own converters know, with their quirks (an `Array` of strings keeps the quotes of its elements, a comma inside a string
-separates elements), since the golds were written for them.
+A text that is no literal of the expected type stays a text, because it may name a variable. The literals are those that
+BFCL's own converters accept, with their quirks (an `Array` of strings keeps the quotes of its elements, a comma inside
+a string separates elements), since the golds were written for them.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_CHARS = 4096
-"""The longest literal that is read. A longer text stays a text: no gold is as long, and reading one can take quadratic
+"""The longest literal that is read. A longer text stays a text: no gold is that long, and reading can take quadratic
 time."""
 
 _BOOLEANS = {"true": True, "false": False}
@@ -46,7 +46,7 @@ _JS_FIELD = re.compile(r"([^:]+):\s*(.*?)(?:,\s*(?=[^,]+:)|$)")
 
 
 def java_value(text: str, type_name: str, item_type: str | None = None) -> Any:
-    """What `text` means where a `type_name` is expected; `item_type` is that of a list's elements."""
+    """The value of `text` if a `type_name` is expected; `item_type` is the type of a list's elements."""
     if len(text) > MAX_CHARS:
         return text
     match type_name:
@@ -147,16 +147,16 @@ def _js_list(text: str, item_type: str | None) -> Any:
 
 
 def _end_of_rows(text: str) -> int | None:
-    """Where a list of lists that starts the text ends; None if there is none.
+    """The end of the list of lists with which the text starts; None if it starts with none.
 
-    A row goes to the nearest `]` behind which another row or the end of the list follows. As one regular expression,
-    which BFCL has, this takes exponential time where the list is not closed."""
+    A row ends at the nearest `]` that another row or the end of the list follows. BFCL's single regular expression for
+    this takes exponential time if the list is not closed."""
     start = _ROWS_START.match(text)
     if start is None:
         return None
     close = ")" if start[1] else "]"
     ends: dict[int, int] = {}
-    """For each `]` after which the list continues to its end: that end. Found from the right."""
+    """For each `]` after which the list can continue to its end, that end; filled from the right."""
     for position in range(len(text) - 1, start.end() - 1, -1):
         if text[position] != "]":
             continue

@@ -1,6 +1,7 @@
 """IFEval: instructions that a program can check, with the checks of `lm_eval`'s task.
 
-Written here because `lm_eval` brings datasets and scikit-learn; golden verdicts of that task hold it to the same rules.
+The checks are reimplemented because `lm_eval` brings datasets and scikit-learn; tests hold them to golden verdicts of
+that task.
 """
 
 from rstar2.evals.ifeval.checks import CHECKS, follows

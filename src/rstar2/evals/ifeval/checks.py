@@ -1,8 +1,8 @@
 """IFEval's 25 checks, by the names that the data uses. Pure but for the language detector.
 
-Each takes the response and the instruction's arguments. What the task's authors let pass, passes: keywords are searched
-as patterns, a bullet may be a star or a dash, a title needs no separate line. All are linear in the response, since a
-model may write a hundred thousand brackets.
+Each takes the response and the instruction's arguments. They are as lenient as the task's authors: keywords are
+searched as patterns, a bullet may be a star or a dash, a title needs no separate line. All are linear in the response,
+since a model may write a hundred thousand brackets.
 """
 
 import json
@@ -22,7 +22,7 @@ _FENCES = ("```json", "```Json", "```JSON", "```")
 
 
 def follows(name: str, response: str, arguments: Arguments) -> bool:
-    """An empty response follows nothing."""
+    """Whether a response follows the instruction; an empty one follows none."""
     check = CHECKS.get(name)
     if check is None:
         raise UserError(f"IFEval's data ask for the check {name!r}, which is unknown; there are {', '.join(CHECKS)}")

@@ -1,6 +1,6 @@
-"""The judge of IFEval. The score is prompt-level strict accuracy; the task's other three are details.
+"""The judge of IFEval. The score is prompt-level strict accuracy; the task's other three scores are details.
 
-The instruction-level ones are shares of all instructions: a prompt counts as often as it has instructions.
+The instruction-level ones are shares of all instructions: a prompt is weighted by its number of instructions.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,8 @@ def followed(task: InstructionTask, versions: Sequence[str]) -> list[bool]:
 
 
 def loose_versions(response: str) -> list[str]:
-    """Without its first line, its last, both; each with and without stars: an introduction or bold type may pass."""
+    """The response, and versions without its first line, its last, or both, each with and without stars, so that an
+    introduction or bold type may pass."""
     lines = response.split("\n")
     cut = [response, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))]
     return [*cut, *(version.replace("*", "") for version in cut)]

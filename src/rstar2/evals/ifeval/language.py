@@ -15,8 +15,8 @@ _WORD = re.compile(r"\w+")
 
 @functools.cache
 def require_nltk() -> Any:
-    """nltk, with the splitter's data where nltk looks for them, or in llama-index-core, which brings a copy. That
-    package is never imported."""
+    """nltk, with the sentence splitter's data: from where nltk looks for them, or from llama-index-core, which has a
+    copy. That package is never imported."""
     try:
         nltk = importlib.import_module("nltk")
     except ImportError:
@@ -62,7 +62,7 @@ def require_langdetect() -> Any:
 
 def is_in_language(text: str, code: str) -> bool:
     """A text whose language cannot be detected (digits, signs) passes, as in the original. The detector draws random
-    numbers; a fixed seed makes it say the same every time."""
+    numbers; a fixed seed makes it deterministic."""
     langdetect = require_langdetect()
     langdetect.DetectorFactory.seed = 0
     try:

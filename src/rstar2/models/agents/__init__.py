@@ -1,6 +1,6 @@
-"""Agents that come with this package: adapters that were trained here, for a model of the catalog.
+"""Agents that come with this package: adapters that were trained here for a model of the catalog.
 
-A folder each, as `train` leaves it in `final/adapter`, with a card that says how it was trained, and what it
+Each has a folder, as `train` leaves it in `final/adapter`, with a card that says how the agent was trained, and what it
 can and cannot do.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 class AgentEntry:
     name: str
     base: str
-    """What it adapts, by its name in the catalog."""
+    """The model that it adapts, by its name in the catalog."""
     summary: str
 
     @property

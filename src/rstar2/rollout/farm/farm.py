@@ -1,4 +1,4 @@
-"""The owner's side: several workers, each with a share of the problems."""
+"""The owner's side of a farm: it starts the workers and gives each a share of the problems."""
 
 import asyncio
 import socket
@@ -19,7 +19,7 @@ from rstar2.rollout.farm.worker import OpenRoller, work
 from rstar2.rollout.request import OnTrace, RolloutRequest
 
 CANCEL_DEADLINE_S = 60.0
-"""A rollout that is cancelled has to close its notebook, and its program to be ended."""
+"""How long a worker may take to cancel: its rollouts have to close their notebooks and end their programs."""
 
 
 class RollerFarm:
@@ -33,7 +33,7 @@ class RollerFarm:
     @classmethod
     @asynccontextmanager
     async def opened(cls, open_roller: OpenRoller, engine_connections: Sequence[socket.socket]) -> AsyncIterator[Self]:
-        """One worker for each connection to the engine, which is its own from then on."""
+        """Starts one worker for each connection to the engine; the worker owns that connection from then on."""
         async with AsyncExitStack() as stack:
             starting = [Worker.start(open_roller, connection) for connection in engine_connections]
             started = await asyncio.gather(*starting, return_exceptions=True)
@@ -86,7 +86,8 @@ class RollerFarm:
 
 
 def shared_out(requests: Sequence[RolloutRequest], num_workers: int) -> list[list[RolloutRequest]]:
-    """Siblings together, because they share their prompt; each problem to who has the fewest rollouts so far."""
+    """Divides requests among workers. Siblings stay together because they share their prompt; each problem goes to the
+    worker with the fewest rollouts so far."""
     by_problem: dict[str, list[RolloutRequest]] = {}
     for request in requests:
         by_problem.setdefault(request.problem.id, []).append(request)
@@ -97,7 +98,7 @@ def shared_out(requests: Sequence[RolloutRequest], num_workers: int) -> list[lis
 
 
 class Worker(Peer):
-    """One of the processes."""
+    """The owner's handle of one worker process."""
 
     def __init__(self, channel: ChildChannel) -> None:
         self.pid = channel.pid
@@ -115,7 +116,7 @@ class Worker(Peer):
     def run(
         self, requests: Sequence[RolloutRequest], limits: AgentLimits, sampling: Sampling, on_trace: OnTrace
     ) -> "Run":
-        """Sends the requests at once: the caller may be busy when it is time to wait."""
+        """Sends the requests at once, not when the caller first awaits the run, which may be later."""
         number = next(self._numbers)
         ended = self._ask("run", {"requests": requests, "limits": limits, "sampling": sampling}, number)
         run = self._runs[number] = Run(self, number, ended, on_trace)
@@ -144,7 +145,7 @@ class Worker(Peer):
 
     def _take(self, frame: Frame) -> None:
         number = frame.get("number")
-        if number is None:  # it only says that it is there
+        if number is None:  # a heartbeat
             return
         if "trace" in frame:
             if number in self._runs:
@@ -157,7 +158,7 @@ class Worker(Peer):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Some rollouts in one of the processes. Traces that arrive after the caller has left are dropped."""
+    """One worker's share of the rollouts. Traces that arrive after the caller has left are dropped."""
 
     worker: Worker
     number: int
@@ -169,7 +170,7 @@ class Run:
             self.on_trace(trace)
 
     async def leave(self) -> None:
-        """Returns when nothing of it runs any more: at once, if it has ended."""
+        """Cancels the run unless it has ended, and returns when none of its rollouts runs any more."""
         if self.ended.done() and not self.ended.cancelled() and self.ended.exception() is None:
             return
         self.ended.cancel()

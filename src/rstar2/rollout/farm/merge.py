@@ -1,7 +1,7 @@
-"""One step that several processes drove on the same engines, as one record. Pure.
+"""Merges the records of one step that several processes drove on the same engines. Pure.
 
-An engine's own values are the same in all of the records; the work sent to it adds up. An engine is busy while any of
-them has a turn there: that is at least the longest of what each saw.
+An engine's own values are the same in all of the records; the work sent to it adds up. An engine is busy while any
+process has a turn there: at least for the longest busy time that one of them saw.
 """
 
 from collections.abc import Sequence

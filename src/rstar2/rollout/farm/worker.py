@@ -25,8 +25,8 @@ from rstar2.rollout.request import RollsInSteps
 HEARTBEAT_S = 1.0
 
 OpenRoller = Callable[[Awaitable[Engine]], AbstractAsyncContextManager[RollsInSteps]]
-"""What a worker rolls out with, on the farm's engine, which may take longer to load than all else that is opened here.
-It is sent to the child, so it must be a plain function, or a `functools.partial` of one."""
+"""Opens a worker's roller on the farm's engine, which is awaited because it may load longer than everything else. The
+child gets this function by pickling, so it must be a plain function, or a `functools.partial` of one."""
 
 
 def work(connection: socket.socket, engine_connection: socket.socket, open_roller: OpenRoller) -> None:
@@ -37,8 +37,8 @@ def work(connection: socket.socket, engine_connection: socket.socket, open_rolle
 
 
 def _do_without_torch() -> None:
-    """A worker has a tokenizer and no model. Transformers would load PyTorch with it, which is seconds and hundreds of
-    megabytes, in each of many processes."""
+    """Keeps PyTorch out of this process. A worker has a tokenizer and no model, but Transformers would import PyTorch:
+    seconds and hundreds of megabytes, in each of many processes."""
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # as if it were not installed
     os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it warns that torch is missing
 
@@ -122,6 +122,6 @@ class _FrameServer:
 
     async def _cancel(self, number: int) -> None:
         task = self._tasks.get(number)
-        if task is not None:  # otherwise its end is on its way
+        if task is not None:  # otherwise the run has ended, and its answer is on its way
             task.cancel()
             await asyncio.wait([task])

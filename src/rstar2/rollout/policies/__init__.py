@@ -13,7 +13,7 @@ from rstar2.rollout.scheduler import Scheduler
 
 
 def make_policy(name: str) -> Scheduler:
-    """The policy of this name in the table, or of `package.module:name`."""
+    """Makes the policy that the table has under this name, or that is at `package.module:name`."""
     make: Callable[[], Scheduler] = POLICIES.load(name)
     return make()
 

@@ -51,7 +51,7 @@ class KvAwareSettings:
     """Share of all tokens that may be recomputed because of overflow. Unspent budget makes the reserve smaller,
     overspending makes it larger."""
     reserve_gain: float = 100.0
-    """Change of the reserve in deviations, for as many tokens as all caches hold."""
+    """By how many deviations the reserve changes for a budget of as many tokens as all caches hold."""
     least_deviations: float = 0.5
     most_deviations: float = 4.0
     admission_share: float = 0.93
@@ -59,7 +59,8 @@ class KvAwareSettings:
     overflow_share: float = 0.985
     """Share of the cache beyond which rollouts are evicted or cancelled."""
     max_overtakes: int = 16_384
-    """The aging bound: by default as many rollouts as one step of the report has."""
+    """The aging bound: how often a rollout may be overtaken; by default the number of rollouts in a step of the
+    report."""
     prompt_weight: float = 2.0
     """How many tokens of surprise a shared prompt's token is worth when an engine chooses what to start."""
     siblings_per_home: int = 4
@@ -67,7 +68,8 @@ class KvAwareSettings:
     move_gain: float = 4.0
     """A move must save this many times its cost: neighbours end too, and then there is less to save."""
     num_remembered: int = 32_768
-    """Ended rollouts whose engine is remembered, for branches of them: twice as many as one step of the report has."""
+    """For how many ended rollouts the engine is remembered, for their branches: twice the number in a step of the
+    report."""
     move_budget: float = 0.007
     """Share of all tokens so far that may be recomputed, including overflow; beyond it only forced moves happen."""
 
@@ -90,7 +92,7 @@ class KvAware:
         self._num_recomputed = 0
         """Tokens that were, or will be, recomputed because of overflow or of moves that were not forced."""
         self._num_to_spare = 0.0
-        """What is left of the overflow budget; negative if it is overspent."""
+        """The unspent overflow budget, in tokens; negative if it is overspent."""
         self._engine_of: dict[str, str] = {}
         """The engine of each rollout that is in a cache."""
         self._ended_at: OrderedDict[str, str] = OrderedDict()
@@ -131,12 +133,12 @@ class KvAware:
                 return self._lost(fact.engine)
 
     def _submitted(self, specs: Sequence[RolloutSpec]) -> list[Decision]:
-        most = max((account.num_cache_tokens for account in self._accounts.values()), default=0)
+        largest_cache = max((account.num_cache_tokens for account in self._accounts.values()), default=0)
         for spec in specs:
-            if spec.num_prompt_tokens + spec.max_response_tokens > most:
+            if spec.num_prompt_tokens + spec.max_response_tokens > largest_cache:
                 raise UserError(
                     f"rollout {spec.rollout} may need {spec.num_prompt_tokens + spec.max_response_tokens} tokens of "
-                    f"cache, but no engine has more than {most}; lower max_response_tokens"
+                    f"cache, but no engine has more than {largest_cache}; lower max_response_tokens"
                 )
         self._specs |= {spec.rollout: spec for spec in specs}
         self._need.submit(specs)
@@ -147,8 +149,8 @@ class KvAware:
         return [*started, *(KeepWaiting(spec.rollout) for spec in specs if spec.rollout not in running)]
 
     def _choose_homes(self, specs: Sequence[RolloutSpec]) -> dict[str, tuple[str, ...]]:
-        """Branches are at home where their parent ended. Other homes are assigned round-robin, so that each engine is
-        home to as many siblings."""
+        """Branches are at home where their parent ended. Other homes are assigned round-robin, so that every engine is
+        home to equally many siblings."""
         engines = list(self._accounts)
         homes: dict[str, tuple[str, ...]] = {}
         parents = {spec.problem: spec.parent for spec in specs}
@@ -225,7 +227,8 @@ class KvAware:
         return [Move(rollout, engine, target)]
 
     def _num_to_compute(self, rollout: str, account: CacheAccount) -> int:
-        """Tokens that an engine where the rollout is not must compute to continue it: all but what it shares there."""
+        """Tokens that another engine must compute to continue the rollout: all but the prompt parts that its residents
+        share."""
         return account.num_missing(self._specs[rollout]) + self._tokens[rollout]
 
     def _better_engine(self, rollout: str, engine: str) -> str | None:
@@ -298,8 +301,9 @@ class KvAware:
         return decisions
 
     def _steer_limits(self) -> CacheLimits:
-        """The reserve, one for all engines: each alone overflows too rarely to learn from. It is clamped, and budget
-        beyond the clamp lapses: otherwise a long time without overflow would allow an equally long one with it."""
+        """The limits with the present reserve, one for all engines: each alone overflows too rarely to learn from. The
+        reserve is clamped, and budget beyond the clamp lapses: otherwise a long time without overflow would allow an
+        equally long one with it."""
         settings = self._settings
         per_deviation = sum(account.num_cache_tokens for account in self._accounts.values()) / settings.reserve_gain
         wanted = settings.deviations - self._num_to_spare / per_deviation

@@ -37,7 +37,7 @@ class StickyPolicy(ABC):
 
     @abstractmethod
     def place(self, rollouts: Sequence[str]) -> Sequence[str]:
-        """An engine for each of these rollouts."""
+        """Returns an engine for each of these rollouts, and counts it in `num_inflight`."""
 
     def handle(self, fact: Fact) -> Sequence[Decision]:
         match fact:

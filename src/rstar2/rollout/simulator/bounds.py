@@ -34,7 +34,7 @@ def lower_bound_s(workload: Workload, engine: EngineModel, num_engines: int) -> 
 
 
 def alone_s(rollout: PlannedRollout, engine: EngineModel) -> float:
-    """The rollout alone on an engine."""
+    """Seconds that the rollout takes alone on an engine."""
     total_s, context = 0.0, rollout.spec.num_prompt_tokens
     for turn in rollout.turns:
         total_s += engine.decode_s(1, context, turn.num_sampled_tokens - 1) + engine.decode_s(1, 0, 1) + turn.tool_s
@@ -78,8 +78,8 @@ POINTS_PER_BIN = 16
 def informed_bound_s(
     workload: Workload, shape: WorkloadShape, engine: EngineModel, num_engines: int, *, knows_problems: bool
 ) -> float:
-    """Seconds of a workload that was drawn from `shape`. `knows_problems`: how long each problem's rollouts are on
-    average is known from the start; otherwise only how long all are on average."""
+    """The informed bound, in seconds, of a workload drawn from `shape`. `knows_problems`: the mean length of each
+    problem's rollouts is known from the start; otherwise only the mean of all."""
     kinds = _Kinds.of(shape, knows_problems)
     num_rollouts = len(workload.rollouts)
     bin_steps = shape.max_response_tokens / NUM_BINS

@@ -29,7 +29,7 @@ class Cache:
 
     @property
     def num_available(self) -> int:
-        """What running rollouts can still take, if everything that was left behind is evicted."""
+        """Tokens that running rollouts can still take, if everything that was left behind is evicted."""
         return self.num_tokens - self.num_held - self.num_prompt
 
     @property

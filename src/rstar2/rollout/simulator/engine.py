@@ -37,7 +37,7 @@ class EngineTimeline:
 
 
 BLOCK_SIZE = 16
-"""Used only for reported loads; the simulation counts tokens."""
+"""The block size of reported loads only; the simulation counts tokens."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class SimulatedSequence:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """What left the engine at the boundary between two steps."""
+    """The turns that left the engine at the boundary between two steps."""
 
     at_s: float
     ended: tuple[SimulatedSequence, ...] = ()
@@ -82,7 +82,7 @@ class Boundary:
 
 @dataclass(slots=True)
 class _Plan:
-    """The steps in flight: some of decoding alone, or one that also prefills."""
+    """The steps in flight: several that only decode, or one that also prefills."""
 
     num_steps: int = 0
     end_s: float = math.inf
@@ -258,7 +258,7 @@ class SimulatedEngine:
         return tuple(sorted([*cancelled, *queued], key=lambda sequence: sequence.rollout))
 
     def _stop(self, sequence: SimulatedSequence) -> SimulatedSequence:
-        """It no longer runs; its cache is left there."""
+        """Stops a running sequence; its tokens stay cached while there is room."""
         if sequence.decodes_since >= 0:
             self._num_decoding -= 1
             self._num_context_tokens -= sequence.num_prompt_tokens + sequence.own_tokens(self._step)
@@ -325,7 +325,7 @@ class SimulatedEngine:
         self._prefilling[sequence.rollout] = sequence
 
     def _plan_prefill(self) -> _Plan:
-        """One step: a token for each that decodes, and as much of the prefills as the batch takes."""
+        """Plans one step: a token for each decoding sequence, and as much of the prefills as the batch takes."""
         model = self.model
         budget = max(1, model.max_num_batched_tokens - self._num_decoding)
         chunks: list[tuple[SimulatedSequence, int]] = []

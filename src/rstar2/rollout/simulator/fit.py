@@ -22,7 +22,7 @@ MIN_INTERVAL_S = 0.25
 MIN_INTERVALS = 8
 MAX_NUM_BATCHED_TOKENS = 8192
 BLOCK_SIZE = 16
-"""What records do not say of an engine: the defaults of vLLM under verl."""
+"""These two are not in the records: the defaults of vLLM under verl."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class Speeds:
 
     step_s: float
     sequence_s: float
-    """A decoded token."""
+    """The cost of a decoded token."""
     prefill_token_s: float
     cached_token_s: float
-    """A token of a running turn's context, each step."""
+    """The cost, in each step, of a token of a running turn's context."""
 
 
 def engine_model(
@@ -61,7 +61,7 @@ def engine_model(
 
 
 def fit_run(run: Path, step: int | None = None) -> EngineModel:
-    """The engines of a step of a run directory, the last one that was recorded unless said otherwise."""
+    """The engine model fitted to one recorded step of a run directory, by default to the last."""
     view = RunView(run)
     steps = view.schedule_steps()
     if not steps:
@@ -98,7 +98,7 @@ def fit_speeds(records: Iterable[StepRecord]) -> Speeds:
 
 
 def _busy_intervals(samples: Sequence[EngineSample]) -> Iterator[list[EngineSample]]:
-    """Runs of samples that span `MIN_INTERVAL_S`, with turns at the engine at each of them."""
+    """Runs of samples that span `MIN_INTERVAL_S`, at each of which the engine has running turns."""
     interval: list[EngineSample] = []
     for sample in samples:
         interval = [*interval, sample] if sample.num_running else []

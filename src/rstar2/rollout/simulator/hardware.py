@@ -34,7 +34,7 @@ HARDWARE = {
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What the roofline needs to know of a transformer."""
+    """The sizes of a transformer that the roofline needs."""
 
     weight_bytes: float
     num_active_params: float
@@ -51,7 +51,8 @@ class ModelShape:
 
     @property
     def attention_flops_per_pair(self) -> int:
-        """For one token that attends to one other: the scores and the weighted sum, a multiply and an add each."""
+        """FLOPs for one token that attends to one other: the scores and the weighted sum, a multiply and an add
+        each."""
         return 4 * self.num_layers * self.num_heads * self.head_dim
 
 
@@ -76,7 +77,7 @@ class EngineModel:
     sampled_token_s: float = 0.0
     """Extra cost of a decoded token over a prefilled one, or less if negative; for measured engines."""
     max_num_seqs: int = 1024
-    """verl's default, as is the next."""
+    """verl's default, as is that of `max_num_batched_tokens`."""
     max_num_batched_tokens: int = 8192
     block_size: int = 1
     """The cache is allocated in blocks: a turn starts if each running one can still get another, and a prefix cache

@@ -38,11 +38,11 @@ class MeasurePlan:
     num_repeats: int = 3
     """Repeats of each trial; the median counts, since a busy machine is sometimes slower and never faster."""
     num_prefills: int = 4
-    """Prompts at once."""
+    """How many prompts are prefilled at once."""
 
 
 async def measure(engine: Engine, plan: MeasurePlan, clock: Clock = time.monotonic) -> EngineModel:
-    """The engine must have nothing else to do."""
+    """Measures an engine, which must have nothing else to do."""
     load = engine.load()
     num_cache_tokens = load.num_blocks * load.block_size
     if not num_cache_tokens:
@@ -119,7 +119,7 @@ class _Trials:
         return statistics.median(times_s)
 
     async def _decode(self, num_seqs: int, num_prompt_tokens: int) -> float:
-        """The time from the moment when every sequence has a token to the last token of all."""
+        """Seconds of one step, from the moment when every sequence has a token to the last token of all."""
         begin_s, num_begun, num_tokens, num_tokens_at_begin = 0.0, 0, 0, 0
 
         def see(num_new: int, is_first: bool) -> None:

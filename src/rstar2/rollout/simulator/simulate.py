@@ -45,7 +45,7 @@ class Fleet:
     model: EngineModel
     num_engines: int
     joins_s: tuple[float, ...] = ()
-    """Further engines, each at its moment."""
+    """The moments at which further engines join."""
     losses_s: tuple[tuple[float, int], ...] = ()
     """(moment, number of the engine)."""
 
@@ -134,13 +134,13 @@ class _Simulation:
         self.retired: list[SimulatedEngine] = []
         self.specs = tuple(plan.spec for plan in workload.rollouts if not plan.after)
         self.num_awaited = {plan.spec.rollout: len(plan.after) for plan in workload.rollouts if plan.after}
-        """For each rollout that is not submitted yet, how many of those before it have not ended."""
+        """For each rollout that is not submitted yet, how many of the rollouts it waits for have not ended."""
         self.waiting_for: dict[str, list[str]] = {}
         for plan in workload.rollouts:
             for earlier in plan.after:
                 self.waiting_for.setdefault(earlier, []).append(plan.spec.rollout)
         self.parts_below: dict[str, dict[PromptPart, None]] = {}
-        """For each rollout that others are branches of: the parts of their prompts, first to last."""
+        """For each rollout that has branches, the parts of their prompts, first to last."""
         for plan in sorted(workload.rollouts, key=lambda plan: len(plan.spec.parts)):
             if plan.spec.parent:
                 self.parts_below.setdefault(plan.spec.parent, {}).update(dict.fromkeys(plan.spec.parts))
@@ -255,7 +255,7 @@ class _Simulation:
         self._at(self.now_s + turn.tool_s, lambda: self._return_tool(rollout, turn.num_appended_tokens))
 
     def _submit_after(self, ended: str) -> None:
-        """Those that waited for this rollout, and now for no other."""
+        """Submits the rollouts that waited for this one, and now wait for no other."""
         waiting = self.waiting_for.pop(ended, ())
         for rollout in waiting:
             self.num_awaited[rollout] -= 1

@@ -1,4 +1,4 @@
-"""A drawn workload as trees, forked by the policy that live runs use unless told otherwise. Pure.
+"""Turns a drawn workload into trees, forked by the default policy of live runs. Pure.
 
 For the scheduler a branch is what it is in a live run: a rollout whose prompt is everything before its point, which the
 branches of that point share. It is submitted when every root of its problem has ended.
@@ -15,8 +15,8 @@ from rstar2.rollout.trees.policies import ForkFacts, Leaf, Point, uniform
 
 
 def as_trees(workload: Workload, num_roots: int) -> Workload:
-    """The first rollouts of each problem as they are, and the others as branches of them: each has the turns that it
-    would have had after its point. Where no root of a problem calls a tool, nothing is forked."""
+    """Keeps the first rollouts of each problem and makes the others branches of them, each with those of its turns that
+    come after its fork point. Where no root of a problem calls a tool, nothing is forked."""
     problems: dict[str, list[PlannedRollout]] = {}
     for rollout in workload.rollouts:
         problems.setdefault(rollout.spec.problem, []).append(rollout)

@@ -1,4 +1,4 @@
-"""What a simulation runs: rollouts whose lengths, turns and tool delays are known to it, and to no policy.
+"""What a simulation runs: rollouts whose lengths, turns and tool delays the simulator knows, and no policy does.
 
 They are drawn from distributions, all from one seed, or replayed from the traces of a run. A drawn problem has a
 difficulty, and its rollouts scatter around it: response lengths are log-normal with one spread between problems and one
@@ -34,8 +34,8 @@ class PlannedRollout:
     spec: RolloutSpec
     turns: tuple[PlannedTurn, ...]
     after: tuple[str, ...] = ()
-    """The rollouts that have to have ended before this one is submitted, as for a branch of a tree. They come before it
-    in a workload."""
+    """The rollouts that must have ended before this one is submitted, as for a branch of a tree. They come before it in
+    a workload."""
 
     def __post_init__(self) -> None:
         if not self.turns or any(turn.num_sampled_tokens < 1 for turn in self.turns):
@@ -130,7 +130,7 @@ def _draw_turns(shape: WorkloadShape, num_response_tokens: int, rng: np.random.G
 
 
 def replay(run: Path, step: int | None = None) -> Workload:
-    """The rollouts of a step, the last one unless said otherwise, problem by problem."""
+    """The rollouts of one step of a run, by default the last, problem by problem."""
     view = RunView(run)
     steps = view.trace_steps()
     if not steps:
@@ -151,7 +151,7 @@ def replay(run: Path, step: int | None = None) -> Workload:
 
 
 def _parts(trace: Trace, known: Mapping[str, Trace], points: Mapping[str, set[tuple[int, int]]]) -> list[PromptPart]:
-    """Everything before a rollout, from one point of its ancestors' to the next."""
+    """Everything before a rollout, cut at the fork points of its ancestors."""
     if trace.parent not in known:
         return [PromptPart(trace.group_id or trace.problem_id, len(trace.prompt_ids))]
     parts = _parts(known[trace.parent], known, points)

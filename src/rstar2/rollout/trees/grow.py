@@ -1,9 +1,8 @@
-"""A tree of rollouts as it grows: round by round, each leaf from the prompt or from a point of an earlier leaf.
+"""Grows a tree of rollouts round by round: each leaf begins at the prompt or at a point of an earlier leaf.
 
-Invariant: the first requests have a trace each, in their order; the rest were beyond the tree's budget of tokens, and
-without one there is no rest. Where leaves fork follows from what the earlier rounds
-came to, never from timing. A parent has ended before a branch of it begins. Every copy of an episode that was kept is
-closed when the tree is complete, or given up.
+Invariant: the first requests have a trace each, in their order; the others were beyond the tree's budget of tokens, if
+it has one. Where leaves fork depends on the results of earlier rounds, never on timing. A parent has ended before a
+branch of it begins. Every copy of an episode that was kept is closed when the tree is complete, or given up.
 """
 
 import contextlib
@@ -35,20 +34,20 @@ class ForkPoint:
 
     rollout: str
     transcript: Transcript
-    """With `begun` tokens of the turn, if the point is inside it."""
+    """The conversation up to the point; if the point is inside a turn, `begun` holds the first tokens of that turn."""
     episode: Episode
     """A copy that nobody changes: each branch gets a copy of it."""
     parts: tuple[PromptPart, ...] = ()
-    """Everything before it, from one point to the next."""
+    """Everything before this point, cut at the earlier points."""
 
     @property
     def turn(self) -> int:
-        """The turn that branches sample, or sample the rest of."""
+        """The number of the turn that branches sample, or whose rest they sample."""
         return len(self.transcript.turns)
 
     @property
     def num_tokens(self) -> int:
-        """How many of its tokens they keep."""
+        """How many tokens of that turn branches keep."""
         return len(self.transcript.begun.token_ids)
 
 
@@ -60,7 +59,7 @@ class StateKeeper:
     episode: Episode
     rule: PointRule
     states: list[ForkPoint]
-    """One for the start of each turn. Where in the turn branches begin is decided when the rollout has ended."""
+    """One state for the start of each turn. Where in the turn branches begin is decided when the rollout has ended."""
     num_shared_turns: int | None
     """How many turns a branch began with. None: the rollout began at the prompt."""
 
@@ -83,7 +82,7 @@ class LeafRequest:
 
     request: RolloutRequest
     start: ForkPoint | None
-    """None: the prompt."""
+    """Where the leaf begins; None: at the prompt."""
     states: list[ForkPoint] | None = field(default_factory=list)
     """None in the last round, which nothing continues."""
 
@@ -97,7 +96,7 @@ async def grow(requests: Sequence[RolloutRequest], settings: TreeSettings, roll_
     sizes = iter(settings.rounds(len(requests)))
     async with contextlib.AsyncExitStack() as copies:  # closes all of them, also when it is cancelled meanwhile
         while len(traces) < len(requests):
-            # A budget of tokens cuts rounds short; what they leave of it is spent in further ones.
+            # A budget of tokens may cut a round short; what it leaves unspent pays for further rounds.
             num_leaves = next(sizes, len(requests) - len(traces))
             asked = requests[len(traces) : len(traces) + num_leaves]
             starts = _choose(traces, points, settings, asked) if traces else [None] * num_leaves
@@ -136,7 +135,7 @@ def _points_of(leaf: LeafRequest, trace: Trace, rule: PointRule) -> Iterator[For
         turn = trace.turns[state.turn]
         first = 0 if state.turn else 1  # a branch that keeps nothing of the first turn is a root
         if leaf.start is not None and leaf.start.turn == state.turn:
-            first = leaf.start.num_tokens + 1  # the parent's own point
+            first = leaf.start.num_tokens + 1  # after the parent's own point
         num_tokens = rule.cut(turn, first, _generator(leaf.request, state.turn))
         if num_tokens is not None:
             transcript = replace(state.transcript, begun=BegunTurn.of(turn, num_tokens))

@@ -1,4 +1,4 @@
-"""At which places a rollout may be forked: before one of its turns, or inside it. Pure.
+"""Rules for the places where a rollout may be forked: before one of its turns, or inside it. Pure.
 
 A rule says before which turns the state of a running rollout is copied, and, when the rollout has ended, how many of
 the first tokens of such a turn its branches keep. They sample the rest of the turn anew, from that state.
@@ -17,8 +17,8 @@ class PointRule:
     copies: Callable[[Sequence[Turn]], bool]
     """Whether a branch may begin in the turn after these."""
     cut: Callable[[Turn, int, np.random.Generator], int | None] = lambda _turn, _first, _rng: 0
-    """From a turn, the first of its tokens that may be sampled anew, and a generator: how many tokens before that one
-    branches keep. None: they do not fork here."""
+    """Takes a turn, the number of its first token that may be sampled anew, and a generator; returns how many of the
+    turn's tokens branches keep. None: they do not fork here."""
     is_inside: bool = False
     """Whether it may fork inside a turn, also the first one of a rollout."""
     needs_entropies: bool = False
@@ -51,7 +51,7 @@ def _at_random(turn: Turn, first: int, rng: np.random.Generator) -> int | None:
 
 
 def _at_highest_entropy(turn: Turn, first: int, _rng: np.random.Generator) -> int | None:
-    """The earliest of equal ones."""
+    """Where the token with the highest entropy is, the earliest of equal ones."""
     places = range(first, len(turn.entropies))
     return max(places, key=lambda place: (turn.entropies[place], -place), default=None)
 

@@ -1,7 +1,7 @@
-"""Where a tree is forked next: facts in, decisions out, as for the scheduler. Pure.
+"""Policies that decide where a tree is forked next: facts in, decisions out, as for the scheduler. Pure.
 
 A policy gets the leaves that have ended and the points where they can be forked, and returns one point for each leaf
-that is to be sampled; a point may be returned several times. It is not asked where there is no point.
+that is to be sampled; a point may be returned several times. It is not called if there is no point.
 
 A budget in tokens is spent on these choices, in their order, as long as they are expected to fit.
 
@@ -26,7 +26,7 @@ class Leaf:
     reward: float | None
     is_right: bool
     path: tuple[Segment, ...]
-    """What was sampled for it, with what it shares."""
+    """The sampled segments of the rollout, including those that it shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ class ForkFacts:
 
 
 ForkPolicy: TypeAlias = Callable[[ForkFacts, int, np.random.Generator], Sequence[int]]
-"""From the facts, the number of leaves to place and a generator: the index of a point for each of these leaves."""
+"""Takes the facts, the number of leaves to place and a generator; returns the index of a point for each of these
+leaves."""
 
 
 def num_affordable(facts: ForkFacts, starts: Sequence[Point | None], num_tokens: int) -> int:
@@ -116,7 +117,8 @@ def by_uncertainty(facts: ForkFacts, num_leaves: int, _rng: np.random.Generator)
 
 
 def by_entropy(facts: ForkFacts, num_leaves: int, _rng: np.random.Generator) -> list[int]:
-    """Each leaf that is placed halves what its point offers, so that the next most open ones have their turn."""
+    """Chooses the points whose next tokens have the highest entropy. Each leaf placed at a point halves its value, so
+    that others get leaves too."""
     openness = [fmean(point.next_entropies[:FIRST_TOKENS] or (0.0,)) for point in facts.points]
     chosen = []
     for _ in range(num_leaves):
@@ -127,7 +129,7 @@ def by_entropy(facts: ForkFacts, num_leaves: int, _rng: np.random.Generator) -> 
 
 
 def _lowest(num_leaves: int, costs: list[float], step: float) -> list[int]:
-    """The cheapest each time, where each choice makes it dearer by `step`."""
+    """Chooses the cheapest point each time; each choice raises the cost of its point by `step`."""
     chosen = []
     for _ in range(num_leaves):
         index = min(range(len(costs)), key=lambda number: (costs[number], number))

@@ -1,4 +1,5 @@
-"""How a tree's budget is spent: how many leaves begin at the prompt, and in which rounds the others follow. Pure."""
+"""Settings for spending a tree's budget: how many leaves begin at the prompt, and in which rounds the others follow.
+Pure."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -40,7 +41,7 @@ class TreeSettings:
 
     @classmethod
     def for_search(cls, num_leaves: int, max_generated_tokens: int | None = None) -> Self:
-        """At test time, by the number of leaves alone."""
+        """The settings of a search at test time, from the number of leaves alone."""
         num_roots = max(1, num_leaves // ROOT_SHARE)
         return cls(num_roots, max_generated_tokens=max_generated_tokens, knows_rewards=False)
 
@@ -54,7 +55,7 @@ class TreeSettings:
 
     @property
     def rule(self) -> PointRule:
-        """Where a leaf may be forked."""
+        """The rule for where a leaf may be forked."""
         rule: PointRule = FORK_POINTS.load(self.points)
         return rule
 

@@ -1,1 +1,1 @@
-"""What a run saves: checkpoints that it resumes from, and exported models."""
+"""Writes and reads what a run saves: checkpoints to resume from, and exported models."""

@@ -1,4 +1,4 @@
-"""Checkpoints: a folder that is complete or is not there.
+"""Checkpoints: each is a folder that is complete or absent.
 
 Invariant: a folder named `000012-step-000010` was complete and synced before it got that name. A kill, a full disk
 or a loss of power while it is written leaves at most a folder whose name starts with a dot, which is never loaded and
@@ -42,9 +42,10 @@ class CheckpointFolder:
 
     @asynccontextmanager
     async def saving(self, state: TrainState) -> AsyncIterator[Path]:
-        """A folder for the tensors, which `finish` makes the next checkpoint. Without that, it is removed.
+        """Makes a folder for the tensors, which `finish` turns into the next checkpoint; without that call, it is
+        removed.
 
-        Whatever cannot be written inside is one sentence that says what is left.
+        If something cannot be written, the error is one sentence that names the last complete checkpoint.
         """
         unfinished = self._folder / f".{self._next_number():06d}-step-{state.step:06d}"
         try:
@@ -65,8 +66,8 @@ class CheckpointFolder:
     def finish(
         self, unfinished: Path, state: TrainState, *, recipe_digest: str, mark: Mark, keep: bool = False
     ) -> Path:
-        """Call it when the tensors are written; then old checkpoints are dropped. One that is to be kept, at the end of
-        a stage, is never dropped."""
+        """Completes the checkpoint once its tensors are written, and drops old ones. A checkpoint with `keep`, at the
+        end of a stage, is never dropped."""
         about = {
             "format_version": FORMAT_VERSION,
             "recipe_digest": recipe_digest,
@@ -88,7 +89,7 @@ class CheckpointFolder:
         return _read(found[-1]) if found else None
 
     def named(self, name: str | None) -> Checkpoint:
-        """None: the newest. UserError names those that there are."""
+        """The checkpoint of this name, or the newest. UserError if there is none; it names those that exist."""
         found = {path.name: path for path in self._finished()}
         if not found:
             raise UserError(f"{self._folder} holds no checkpoint yet")
@@ -100,14 +101,15 @@ class CheckpointFolder:
         return sorted(path for path in self._folder.glob("[0-9]*-step-*") if (path / "state.json").is_file())
 
     def _next_number(self) -> int:
-        """Names grow in the order of saving, so the newest is the last; none is ever used again."""
+        """The number of the next checkpoint. Numbers grow in the order of saving, so the newest name sorts last, and
+        none is ever used again."""
         found = self._finished()
         return int(found[-1].name.partition("-")[0]) + 1 if found else 1
 
     def _drop_old(self) -> None:
         droppable = [path for path in self._finished() if not json.loads((path / "state.json").read_text())["keep"]]
         for path in droppable[: -self._num_kept]:
-            # Out of sight first: a kill half-way leaves no folder that looks complete.
+            # Rename it first: a kill half-way leaves no folder that looks complete.
             shutil.rmtree(path.rename(path.with_name(f".{path.name}")), ignore_errors=True)
 
     def _sweep(self) -> None:
@@ -117,7 +119,7 @@ class CheckpointFolder:
 
 @contextmanager
 def write_errors(path: Path) -> Iterator[None]:
-    """A full disk, or one that cannot be written, as one sentence."""
+    """Turns the errors of a full or unwritable disk into one sentence."""
     try:
         yield
     except _FAILED_WRITES as error:

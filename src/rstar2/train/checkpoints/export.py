@@ -1,4 +1,4 @@
-"""The trained model as a Hugging Face folder; and trained adapters as a separate, small folder."""
+"""Writes the trained model as a Hugging Face folder, and trained adapters as a separate, small folder."""
 
 import shutil
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ ADAPTER_FOLDER = "adapter"
 
 @contextmanager
 def agent_folder(target: Path, source: Path, chat: ChatFormat, environment: EnvironmentSection) -> Iterator[Path]:
-    """A folder to write weights into, which becomes `target` when it is complete. It has the other files of the model
-    that was trained, and what an agent must know to use it. After an exception `target` is unchanged."""
+    """A folder to write weights into, which becomes `target` when it is complete. It gets the other files of the model
+    that was trained, and the format that an agent needs to use it. After an exception `target` is unchanged."""
     unfinished = target.with_name(f".{target.name}")
     with write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def _copy_all_but_weights(source: Path, target: Path) -> None:
 
 
 def write_model(folder: Path, policy: Policy, *, is_writer: bool = True) -> None:
-    """Every rank calls it; the one that writes gathers the full model in host memory."""
+    """Write the served model. Every rank must call it; the one that writes gathers the full model in host memory."""
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 

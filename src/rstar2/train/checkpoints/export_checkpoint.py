@@ -1,4 +1,4 @@
-"""A checkpoint of a run as a model: of one that still runs, was stopped, or is over."""
+"""Exports a checkpoint as a model, whether its run is still going, was stopped, or is over."""
 
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from rstar2.train.run import VERB, tiny_folder
 
 
 def export_checkpoint(run: Path, name: str | None = None, target: Path | None = None) -> Path:
-    """The folder: `target`, which must be new or empty, or one inside the run, named as the checkpoint. On the CPU: the
-    GPU may be the run's own."""
+    """Exports to `target`, which must be new or empty, or to a folder inside the run named like the checkpoint, and
+    returns that folder. It computes on the CPU, because the run may be using the GPU."""
     view, layout = RunView(run), RunLayout(run)
     if view.info.verb != VERB:
         raise UserError(f"{run} holds a run of `rstar2 {view.info.verb}`: it has no checkpoints")

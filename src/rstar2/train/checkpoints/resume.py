@@ -1,4 +1,4 @@
-"""What a run resumes from: its newest checkpoint, and its records as they were then."""
+"""Finds the newest checkpoint that a run resumes from, and takes its records back to that moment."""
 
 import hashlib
 from pathlib import Path
@@ -13,7 +13,7 @@ from rstar2.train.checkpoints.checkpoint import Checkpoint, CheckpointFolder
 
 
 def run_digest(recipe: Recipe, curriculum: Curriculum) -> str:
-    """What a checkpoint belongs to: the recipe, and the problems that it named when the run was started."""
+    """A digest of what a checkpoint belongs to: the recipe, and the problems that it named when the run was started."""
     digest = hashlib.sha256(to_toml(recipe).encode())
     for problems in (*curriculum.stages, *curriculum.benchmarks.values()):
         for problem in problems:
@@ -33,7 +33,8 @@ def find_checkpoint(run: Path, recipe: Recipe, curriculum: Curriculum) -> Checkp
 
 
 def rewind_to(run: Path, checkpoint: Checkpoint | None) -> int:
-    """Take the run's records back to the checkpoint, or to the start; the number of files that were changed."""
+    """Takes the run's records back to the checkpoint, or to the start. Returns the number of files that were
+    changed."""
     layout = RunLayout(run)
     if checkpoint is None:
         return rewind(layout, -1, {"metrics.jsonl": 0})

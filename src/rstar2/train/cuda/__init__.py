@@ -1,5 +1,5 @@
-"""The update on one CUDA GPU: the model's pass, forward and backward, in few kernels.
+"""The update on one CUDA GPU: the model's forward and backward pass, in few kernels.
 
-Promise: it computes what the embedded engine computes, with the same weights and the same roundings, and the gradients
-of that. Every operation has a test against PyTorch's own.
+Promise: it computes what the embedded engine computes, from the same weights with the same roundings, and its
+gradients. Every operation has a test against PyTorch's own.
 """

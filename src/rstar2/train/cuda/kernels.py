@@ -1,7 +1,7 @@
 # mypy: ignore-errors
-# Triton is there only with a CUDA build of PyTorch, and what it compiles is not Python's to type.
-"""The GPU's kernels, which `operations` launches beside those of the embedded engine. Each docstring says what one
-program does.
+# Triton comes only with a CUDA build of PyTorch, and its kernels cannot be type-checked.
+"""The update's GPU kernels, which `operations` launches besides those of the embedded engine. Each docstring says what
+one program does.
 
 Values are rounded to the model's dtype where the embedded engine rounds them. Sizes in capitals are compile-time
 constants: N query heads, K key-value heads, D width of a head.

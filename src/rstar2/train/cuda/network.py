@@ -1,7 +1,7 @@
-"""The pass of a Llama, Qwen2 or Qwen3 model over a pack, on the weights that an engine reads.
+"""The forward and backward pass of a Llama, Qwen2 or Qwen3 model over a pack, on the weights that an engine reads.
 
-It is the engine's own (`engine/embedded/architecture.py`) with a gradient: the same projections side by side, the same
-order of sums, the same roundings. Suffixes as in `operations`.
+It is the engine's pass (`engine/embedded/architecture.py`) with a gradient: the same fused projections, the same
+reduction order, the same roundings. Suffixes are those of `operations`.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ from rstar2.train.policy.merged_lora import AdaptedLinear, Adapters, MergedModel
 
 
 class TrainedLinear(torch.autograd.Function):
-    """`apply(x, weight, bias, multiply, *parameters)`: the parameters, weights and then biases, are rows of `weight`
-    and `bias`."""
+    """`apply(x, weight, bias, multiply, *parameters)`: a linear layer whose trained parameters, first weights and then
+    biases, are rows of `weight` and `bias`."""
 
     @staticmethod
     def forward(
@@ -47,8 +47,8 @@ class TrainedLinear(torch.autograd.Function):
 
 
 class CudaNetwork:
-    """A model, or the merged form of `adapted`, the network that has the adapters. If it is batch-invariant, its
-    log-probabilities are to the bit those of a batch-invariant engine with the same weights."""
+    """Runs a model, or the merged form of `adapted`, the network with adapters. If batch-invariant, its
+    log-probabilities equal, bit for bit, those of a batch-invariant engine with the same weights."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class CudaNetwork:
         ]
 
     def token_log_probs(self, pack: Pack, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """For each target its log-probability, with gradient, and the entropy of its distribution, without."""
+        """Each target's log-probability, with gradient, and the entropy of its distribution, without."""
         if self._merged is not None:
             self._merged.merge()
         hidden_TH = F.embedding(pack.token_ids_T, self._model.model.embed_tokens.weight)
@@ -132,7 +132,7 @@ class CudaNetwork:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Like the engine's `LayerWeights`, with parameters in place of their values."""
+    """The engine's `LayerWeights`, with trained parameters in place of their values."""
 
     input_norm: Tensor
     qkv: Projection

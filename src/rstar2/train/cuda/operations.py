@@ -1,4 +1,4 @@
-"""The operations of a pass whose gradients are kernels of ours. Each is one launch forward, and one or two back.
+"""The operations of a pass that have our own gradient kernels. Each takes one launch forward, and one or two backward.
 
 Suffixes: T tokens, H hidden size, X any width, N query heads, K key-value heads, D width of a head; S and V as in
 `train/learning/forward.py`.
@@ -19,11 +19,11 @@ from rstar2.train.learning.forward import Spans, attended_pieces, on_device
 
 _GATE_TILE = 1024
 _NUM_PROGRAMS = 1056
-"""Programs of kernels that process many tokens: eight for each of an H200's 132 multiprocessors."""
+"""How many programs a kernel over many tokens launches: eight for each of an H200's 132 multiprocessors."""
 
 
 class AddNorm(torch.autograd.Function):
-    """`apply(hidden_TH, residual_TH or None, weight_H, eps)`: their sum normed, and the sum."""
+    """`apply(hidden_TH, residual_TH or None, weight_H, eps)`: the norm of their sum, and the sum."""
 
     @staticmethod
     def forward(
@@ -81,7 +81,7 @@ class AddNorm(torch.autograd.Function):
 
 
 class Gate(torch.autograd.Function):
-    """`apply(gate_up_TX)`: silu(gate) * up, where the two lie side by side."""
+    """`apply(gate_up_TX)`: silu(gate) * up, of gate and up side by side."""
 
     @staticmethod
     def forward(ctx: Any, gate_up_TX: Tensor) -> Tensor:
@@ -108,8 +108,8 @@ class Gate(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """The context of each piece of a pack, as a batch-invariant engine reads it from the blocks of its cache: here a
-    block is one token of the pack."""
+    """The context of each piece of a pack, laid out as a batch-invariant engine reads it from its cache's blocks; here
+    a block is one token of the pack."""
 
     table_RP: Tensor
     tiles: Tensor
@@ -137,8 +137,8 @@ class Contexts:
 class Attend(torch.autograd.Function):
     """`apply(qkv_TX, q_norm, k_norm, positions_T, rotary, spans, shape, contexts or None)`: queries and keys are normed
     where the model has weights for it, and rotated; then each token attends to its own sequence up to itself, and to
-    the prefix that its sequence shares with others. What comes out is T x (N D); with contexts, to the bit what a
-    batch-invariant engine computes."""
+    the prefix that its sequence shares with others. The result is T x (N D); with contexts it equals, bit for bit, what
+    a batch-invariant engine computes."""
 
     @staticmethod
     def forward(
@@ -232,7 +232,7 @@ def _attend_as_engine(
     contexts: Contexts,
     shape: Shape,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Queries, keys and values as they attend, what they come to, and the normalizers."""
+    """Rotated queries, keys and values, the attention output, and the normalizers."""
     from rstar2.engine.embedded.kernels_cuda import rotate_and_store
 
     rotated_TX = qkv_TX.clone()
@@ -255,7 +255,7 @@ def _head_constants(shape: Shape) -> dict[str, int]:
 
 
 def spans_attention(q_TND: Tensor, k_TKD: Tensor, v_TKD: Tensor, spans: Spans, scaling: float) -> tuple[Tensor, Tensor]:
-    """What each token attends to, and the logarithm of the sum of its weights (N x T)."""
+    """The attention output of each token, and the logarithm of the sum of its weights (N x T)."""
     own = spans.own
     out_TND, normalizer_NT = _flash(
         q_TND, k_TKD, v_TKD, own.on_device, own.on_device, own.longest, own.longest, True, scaling
@@ -302,7 +302,8 @@ def spans_attention_gradients(
     spans: Spans,
     scaling: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The two parts' gradients add up, because each is given the normalizer and the result of both together."""
+    """Gradients of queries, keys and values. Those of the own piece and of the shared prefix add up, because each part
+    is given the normalizer and the output of both together."""
     own = spans.own
     dq, dk, dv = _flash_gradients(
         gradient_TND, q_TND, k_TKD, v_TKD, out_TND, normalizer_NT,
@@ -366,8 +367,8 @@ def _flash_gradients(
 class LogProbs(torch.autograd.Function):
     """`apply(logits_SV, targets_S, temperature)`, where S is not 0: log-probabilities of the targets, and entropies.
 
-    Logits are read once, and once for the gradient; sums are taken in float32. As operations of PyTorch it is a dozen
-    passes over the largest numbers of an update."""
+    Logits are read once, and once more for the gradient; sums are taken in float32. PyTorch's own operations would make
+    a dozen passes over the largest tensor of an update."""
 
     @staticmethod
     def forward(ctx: Any, logits_SV: Tensor, targets_S: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

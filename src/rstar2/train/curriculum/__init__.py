@@ -1,1 +1,1 @@
-"""What a run trains and is evaluated on, stage by stage."""
+"""Filters and checks before a run or a stage: the difficulty filter, and whether call tags can be learnt."""

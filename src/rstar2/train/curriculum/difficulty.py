@@ -1,4 +1,4 @@
-"""Before a stage: what the current policy already solves every time teaches it nothing more, and is dropped."""
+"""The difficulty filter before a stage: it drops problems that the current policy already solves every time."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

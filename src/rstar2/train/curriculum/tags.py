@@ -1,7 +1,7 @@
-"""Whether a model can learn to write the tags of a call, read from its weights before anything is spent.
+"""Checks from a model's weights, before anything is spent, whether it can learn to write the tags of a tool call.
 
-A token that no training saw has a row of the output head that thousands of others have too: whatever goes into the
-head, all of them get the same logit. Adapters beside the layers change what goes in, and never the head.
+A token that was never trained has the same row of the output head as thousands of others, so all of them always get the
+same logit. Adapters of the layers change what goes into the head, and never the head.
 """
 
 from pathlib import Path
@@ -19,14 +19,14 @@ from rstar2.errors import UserError
 MAX_SAME_ROWS = 100
 """Trained rows are all different; the rows that were never trained are counted in hundreds at least."""
 SAME_WITHIN = 0.01
-"""Relative to a row's length: the largest difference that weight decay and rounding leave between untrained rows."""
+"""The largest difference, relative to a row's length, that weight decay and rounding leave between untrained rows."""
 ROWS_AT_ONCE = 8192
 HEAD_MODULE = HEAD.removesuffix(".weight")
 
 
 def require_learnable_tags(recipe: Recipe, folder: Path, chat: ChatFormat) -> None:
-    """UserError if adapters are to learn calls whose tags the model has no trained token for. Full fine-tuning changes
-    the head, and so do adapters beside it."""
+    """Raises UserError if adapters would have to learn call tags whose tokens were never trained. Full fine-tuning
+    changes the head, and so do adapters of the head."""
     lora = recipe.model.lora
     tags = {tag: ids[0] for tag in (OPEN, CLOSE) if len(ids := chat.tokenizer.encode(tag)) == 1}
     if lora is None or HEAD_MODULE in lora.target_modules or not tags:
@@ -45,7 +45,7 @@ def require_learnable_tags(recipe: Recipe, folder: Path, chat: ChatFormat) -> No
 
 
 def num_same_rows(head: Tensor, token_id: int) -> int:
-    """Other rows of the output head [token, hidden] that are the same as this token's."""
+    """How many other rows of the output head [token, hidden] are the same as this token's."""
     row = head[token_id].float()
     limit = SAME_WITHIN * row.norm()
     num_same = torch.tensor(0)
@@ -56,7 +56,7 @@ def num_same_rows(head: Tensor, token_id: int) -> int:
 
 
 def _read_head(folder: Path) -> Tensor | None:
-    """From the model's files; the embedding where the head is tied to it. None if they name neither."""
+    """The output head in the model's files, or the embedding if the head is tied to it; None if they hold neither."""
     files: dict[str, Path] = {}
     for file in folder.glob("*.safetensors"):
         with safe_open(file, framework="pt") as weights:

@@ -1,1 +1,1 @@
-"""From kept rollouts, or conversations, to new weights: packing, the forward pass, the loss, the optimizer."""
+"""Learns new weights from kept rollouts or conversations: packing, the forward pass, the loss, the optimizer."""

@@ -1,7 +1,7 @@
-"""Many sequences laid end to end through one forward pass, each blind to the others; log-probabilities come out.
+"""Runs many sequences, packed end to end and blind to each other, through one forward pass to log-probabilities.
 
-Sequences that begin alike, the rollouts of one problem, may share what they begin with: it is computed once, and gives
-every one of them the same numbers.
+Sequences with a common prefix, such as the rollouts of one problem, may share it: it is computed once, and gives every
+one of them the same numbers.
 
 The model is a plain `transformers` one. Its attention is replaced by one that stays within each sequence, so nothing is
 padded and no mask of tokens times tokens is made; its head is applied only where a token is to be learnt, in pieces,
@@ -26,8 +26,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 ApplyHead = Callable[[Any, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-"""From the head, hidden states, targets and the temperature: each target's log-probability, with gradient, and the
-entropy of its distribution, without."""
+"""Takes the head, hidden states, targets and the temperature; returns each target's log-probability, with gradient, and
+the entropy of its distribution, without."""
 ATTENTION_NAME = "rstar2_packed"
 HEAD_PIECE_TOKENS = 4096
 """Tokens whose logits are in memory at one time: 0.8 GB of float32 for a vocabulary of 50,000."""
@@ -38,8 +38,7 @@ MAX_ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Where each of several consecutive pieces starts, and where the last ends; on the host and where attention
-    computes."""
+    """Where each of several consecutive pieces starts and where the last ends, on the host and on the device."""
 
     values: tuple[int, ...]
     on_device: Tensor
@@ -110,7 +109,7 @@ class Pack:
 
     @classmethod
     def of_families(cls, families: Sequence[Family], device: torch.device) -> "Pack":
-        """Prefixes come first, then what continues them, then sequences that share nothing."""
+        """Lays out prefixes first, then their suffixes, then sequences that share nothing."""
         sharing = [family for family in families if family.num_shared]
         num_rounds = min((MAX_ROUNDS, *(len(family.sequences) for family in sharing)))
         rounds = [[_round(family, number, num_rounds) for family in sharing] for number in range(num_rounds)]
@@ -153,7 +152,7 @@ class Pack:
 
     @classmethod
     def blank(cls, device: torch.device) -> "Pack":
-        """One token, from which nothing is learnt: all its gradients are 0."""
+        """A pack of one token, from which nothing is learnt: all its gradients are 0."""
         return cls.of([[0]], [[False]], device)
 
 
@@ -186,7 +185,7 @@ def on_device(values: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def use_packed_attention(model: Any) -> None:
-    """Make the model's attention ours: from now on it reads full sequences, and no cache."""
+    """Replaces the model's attention by ours, which reads full sequences and no cache."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, _packed_attention)
@@ -194,7 +193,7 @@ def use_packed_attention(model: Any) -> None:
 
 
 def token_log_probs(model: Any, pack: Pack, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """For each target its log-probability, with gradient, and the entropy of its distribution, without."""
+    """Each target's log-probability, with gradient, and the entropy of its distribution, without."""
     hidden_TH = model.model(
         input_ids=pack.token_ids_T[None],
         position_ids=pack.positions_T[None],
@@ -214,7 +213,7 @@ def head_log_probs(head: Any, hidden_TH: Tensor, pack: Pack, temperature: float)
 def in_pieces(
     apply_head: ApplyHead, head: Any, hidden_SH: Tensor, targets_S: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """What `apply_head` gives, without the logits of more than `HEAD_PIECE_TOKENS` at a time."""
+    """The results of `apply_head`, with the logits of at most `HEAD_PIECE_TOKENS` tokens in memory at a time."""
     log_probs, entropies = [], []
     several = len(hidden_SH) > HEAD_PIECE_TOKENS and torch.is_grad_enabled()
     pieces = zip(torch.split(hidden_SH, HEAD_PIECE_TOKENS), torch.split(targets_S, HEAD_PIECE_TOKENS), strict=True)
@@ -242,7 +241,7 @@ def plain_head(head: Any, hidden_SH: Tensor, targets_S: Tensor, temperature: flo
 
 
 def _scaled(logits_SV: Tensor, temperature: float) -> Tensor:
-    """Dividing by 1 would be a pass over all of them for nothing."""
+    """The logits over the temperature. Dividing by 1 would be a pass over all of them for nothing."""
     return logits_SV if temperature == 1 else logits_SV / temperature
 
 
@@ -256,7 +255,8 @@ def _packed_attention(
     spans: Spans | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Tensors are 1 x heads x tokens x width, as `transformers` passes them; the result has tokens before heads."""
+    """Attention within each sequence. Tensors are 1 x heads x tokens x width, as `transformers` passes them; the result
+    has tokens before heads."""
     spans = spans or Spans(Bounds.of([query.shape[2]], query.device))
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         assert spans.shared is None, "prefixes are shared in the pass of `rstar2.train.cuda`"

@@ -36,23 +36,24 @@ class Learner(Protocol):
     async def reset_optimizer(self) -> None: ...
 
     async def weights_id(self) -> str:
-        """The id of its weights: the same for the same bits, and another for any others."""
+        """The id of the learner's weights: equal exactly if all their bits are equal."""
         ...
 
     async def save(self, folder: Path) -> None:
-        """The tensors of a checkpoint, into a folder that exists."""
+        """Write the tensors of a checkpoint into a folder that exists."""
         ...
 
     async def load(self, folder: Path) -> None:
-        """The tensors of a checkpoint, whatever number of ranks wrote it."""
+        """Read the tensors of a checkpoint, whatever number of ranks wrote it."""
         ...
 
     async def hold_reference(self, file: Path) -> None:
-        """Keep the policy that is stored in `file` for the KL term; the present one, stored there, if it is not."""
+        """Keep the policy stored in `file` as the KL term's reference. If there is no such file, the present policy is
+        stored there first."""
         ...
 
     async def export(self, folder: Path) -> None:
-        """The model as a Hugging Face folder."""
+        """Write the model as a Hugging Face folder."""
         ...
 
 

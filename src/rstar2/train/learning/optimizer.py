@@ -1,11 +1,11 @@
-"""AdamW on float32 numbers, whatever format the model's own are in.
+"""AdamW on float32 weights, whatever the model's own dtype is.
 
 A learning rate of 1e-6 moves a bfloat16 weight by less than its last bit, so such weights are updated in float32 copies
 and rounded back into place; the model's tensors stay where they are, and engines that share them see the new values.
-Gradients of micro-batches are summed in float32 too: in bfloat16 a sum of many loses what each of them adds.
+Gradients of micro-batches are summed in float32 too: a bfloat16 sum of many would lose what each of them adds.
 
-Parameters may be sharded over ranks. The norm is that of the full gradient, so all ranks clip, or skip a gradient that
-is no number, alike.
+Parameters may be sharded over ranks. The norm is that of the full gradient, so all ranks alike clip it, or skip it if
+it is not finite.
 """
 
 import math
@@ -19,11 +19,11 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from rstar2.train.sharding.ranks import full_tensor
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-"""AdamW's own names."""
+"""The names that AdamW itself uses."""
 
 
 def weight_key(name: str) -> str:
-    """Under which a checkpoint holds a parameter: as `torch.distributed.checkpoint.state_dict` names them."""
+    """The name under which a checkpoint holds a parameter, as in `torch.distributed.checkpoint.state_dict`."""
     return f"model.{name}"
 
 
@@ -46,7 +46,7 @@ class Optimizer:
         self._adam = self._fresh()
 
     def _accumulate(self, name: str, _parameter: Tensor | None = None) -> None:
-        """Move a parameter's gradient, that of one micro-batch, to its float32 copy."""
+        """Add a parameter's gradient from one micro-batch to that of its float32 copy, and clear it."""
         parameter, master = self._parameters[name], self._masters[name]
         if parameter.grad is None:
             return
@@ -64,7 +64,7 @@ class Optimizer:
         self._adam = self._fresh()
 
     def step(self, lr: float, max_grad_norm: float) -> float:
-        """One update from the gradients that were summed up; they are cleared. The norm they had before clipping."""
+        """Updates the weights from the summed gradients, and clears these. Returns their norm before clipping."""
         for name, master in self._masters.items():
             if master is not self._parameters[name]:
                 self._accumulate(name)
@@ -95,7 +95,7 @@ class Optimizer:
         return state
 
     def room_for(self, stored: Container[str]) -> dict[str, Tensor]:
-        """What a state with these names is read into: the weights in place, and moments where it has some."""
+        """The tensors into which a state with these names is read: the weights in place, and moments if it has some."""
         room = {weight_key(name): master.detach() for name, master in self._masters.items()}
         for name, master in self._masters.items():
             for moment in MOMENTS:
@@ -120,7 +120,7 @@ def warmup_factor(step: int, num_warmup_steps: int) -> float:
 
 
 def cosine_factor(step: int, num_steps: int, warmup_share: float) -> float:
-    """Rises over the warm-up, then falls to 0 along a cosine."""
+    """The factor of the learning rate at `step`: it rises over the warm-up, then falls to 0 along a cosine."""
     num_warmup_steps = int(num_steps * warmup_share)
     if step < num_warmup_steps:
         return (step + 1) / (num_warmup_steps + 1)

@@ -1,8 +1,8 @@
-"""Sequences into micro-batches by tokens. Pure.
+"""Divides sequences into micro-batches by tokens. Pure.
 
 Invariant: every sequence is in exactly one micro-batch, uncut; none has more than `max_tokens` unless it is alone in
-it. The order is a function of the lengths, so the same step is always cut in the same way. What holds for sequences
-holds for families of them, which share the tokens that they begin with.
+it. The order is a function of the lengths, so the same step is always packed in the same way. All this holds for
+families of sequences too, which share a prefix.
 """
 
 import heapq
@@ -26,7 +26,8 @@ def pack(lengths: Sequence[int], max_tokens: int, num_ranks: int = 1) -> list[li
 
 
 def num_shared_tokens(sequences: Sequence[Sequence[int]]) -> int:
-    """With how many tokens all of them begin alike; each has at least one more. 0 for a single one."""
+    """The length of the sequences' common prefix, which leaves each at least one more token. 0 for a single
+    sequence."""
     if len(sequences) == 1:
         return 0
     num_shared = min(len(ids) for ids in sequences) - 1
@@ -38,8 +39,8 @@ def num_shared_tokens(sequences: Sequence[Sequence[int]]) -> int:
 
 
 def cut_family(lengths: Sequence[int], num_shared: int, max_tokens: int) -> list[list[int]]:
-    """Indices of the sequences of one family, in parts that have at most `max_tokens` each, what they share counted
-    once; a sequence that has more is alone."""
+    """Indices of the sequences of one family, in parts of at most `max_tokens` each, counting the shared prefix once; a
+    longer sequence is alone."""
     parts: list[list[int]] = []
     room = 0
     for index, length in enumerate(lengths):
@@ -67,7 +68,7 @@ def _first_fit(order: Sequence[int], lengths: Sequence[int], max_tokens: int) ->
 
 
 def _level(order: Sequence[int], lengths: Sequence[int], num_packs: int) -> list[list[int]]:
-    """Each where there is least so far; packs that stay empty are left out."""
+    """Puts each sequence into the pack with the fewest tokens so far; packs that stay empty are left out."""
     packs: list[list[int]] = [[] for _ in range(num_packs)]
     smallest = [(0, number) for number in range(num_packs)]
     for index in order:

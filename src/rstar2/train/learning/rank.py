@@ -1,4 +1,4 @@
-"""One process's share of the learning; all of it when it is alone.
+"""The learning of one process: its share among the ranks, or all of it when it is alone.
 
 Invariant: every rank calls the same methods with the same arguments in the same order, and ends each of them with the
 same result: the metrics, the clipped gradient and the decision to skip a step are those of all ranks together.
@@ -37,7 +37,7 @@ class LearnerRank:
         self._optimizer = Optimizer(policy.parameters(), weight_decay)
         self._product_rate = product_rate(policy.device, policy.dtype) if policy.device.type == "cuda" else None
         self._reference: Reference | None = None
-        """The policy that the KL term holds on to; None without one."""
+        """The reference policy of the KL term; None without one."""
 
     def warm_up_step(
         self, examples: Sequence[Example], step: int, settings: SftSettings, seed: int
@@ -60,7 +60,8 @@ class LearnerRank:
         return values
 
     def _speed(self, work: TokenWork, seconds: float) -> dict[str, float]:
-        """How fast the update was, and the share of its GPU's rate that its work, without recomputation, took."""
+        """The update's speed in tokens, and its model FLOPs utilization: its work, without recomputation, over the
+        GPU's rate."""
         assert self._product_rate is not None
         sizes, is_full = ModelSizes.of(self.policy.network.config), self.policy.adapters is None
         flop = product_flop(work, sizes, is_full=is_full) + attention_flop(work, sizes)
@@ -81,11 +82,11 @@ class LearnerRank:
         return weights_id(self.policy.parameters(), self._ranks)
 
     def save(self, folder: Path) -> None:
-        """Weights and optimizer into a folder that exists. CannotWrite on all ranks if one of them cannot."""
+        """Writes weights and optimizer into a folder that exists. If one rank cannot, CannotWrite is raised on all."""
         write_shards(folder, self._optimizer.state_dict(), self._ranks)
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        """What any number of ranks saved; without the optimizer's moments, if nothing more is to be learnt."""
+        """Reads what any number of ranks saved; without the optimizer's moments if `weights_only`."""
         shapes = stored_shapes(folder)
         room = self._optimizer.room_for(() if weights_only else shapes)
         _require_same_model(shapes, room)
@@ -93,17 +94,18 @@ class LearnerRank:
         self._optimizer.load_state_dict(room)
 
     def hold_reference(self, path: Path) -> None:
-        """Keep the policy that is stored there for the KL term; the present one, stored there, if there is none."""
+        """Keep the policy stored at `path` as the KL term's reference. If nothing is there, the present policy is
+        stored first."""
         reference = Reference(self.policy)
         tensors = {weight_key(name): tensor for name, tensor in reference.state.items()}
         if path.exists():
             read_shards(path, tensors, self._ranks)
         else:
-            self._keep(path, tensors)
+            self._store_whole(path, tensors)
         self._reference = reference
 
-    def _keep(self, path: Path, tensors: dict[str, Tensor]) -> None:
-        """Complete at `path`, or not there."""
+    def _store_whole(self, path: Path, tensors: dict[str, Tensor]) -> None:
+        """Writes the tensors to `path`, which is complete or absent whatever happens."""
         unfinished = path.with_name(f".{path.name}")
         with write_errors(path):
             write_shards(unfinished, tensors, self._ranks)
@@ -114,12 +116,12 @@ class LearnerRank:
         self._ranks.wait()
 
     def served_state(self) -> Iterator[tuple[str, Tensor]]:
-        """What engines serve: full tensors under the names of the Hugging Face checkpoint, adapters merged in, on the
-        policy's device. Every rank must iterate over all of it; what comes out is the same on each."""
+        """The weights that engines serve: full tensors under the names of the Hugging Face checkpoint, adapters merged
+        in, on the policy's device. Every rank must iterate over all of them, and gets the same."""
         return self.policy.served_state()
 
     def export(self, folder: Path) -> None:
-        """The served model as a Hugging Face folder, written by the first rank."""
+        """Writes the served model as a Hugging Face folder. Every rank must call it; the first one writes."""
         is_writer = self._ranks.rank == 0
         write_model(folder, self.policy, is_writer=is_writer)
         if self.policy.adapters is not None:
@@ -138,7 +140,8 @@ def _require_same_model(stored: dict[str, torch.Size], room: dict[str, Tensor]) 
 
 @contextmanager
 def _memory_errors(micro_batch_tokens: int) -> Iterator[None]:
-    """A GPU that others fill while the run is going on may become too small for what was planned."""
+    """Turns a CUDA out-of-memory error, which other users of the GPU may cause, into a UserError that names the
+    field."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -1,7 +1,7 @@
-"""The policy that the KL term holds on to, run in place of the one that learns.
+"""The reference policy of the KL term, run in place of the policy that learns.
 
-Invariant: outside `in_place` the policy's weights are its own, bit for bit. Only what training changes is kept a second
-time: with adapters, that is the adapters.
+Invariant: outside `in_place` the policy's weights are its own, bit for bit. Only trained weights are copied: with
+adapters, these are the adapters.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,15 @@ from rstar2.train.policy.policy import Policy
 
 class Reference:
     def __init__(self, policy: Policy) -> None:
-        """The reference is the policy as it is now."""
+        """Takes the policy as it is now as the reference."""
         self._policy = policy
         self.state = {name: parameter.detach().clone() for name, parameter in policy.parameters().items()}
         """The weights of the reference, which may be overwritten with those of another policy."""
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The policy is the reference, without dropout; engines that share its tensors must be paused."""
+        """Inside it the policy computes as the reference, without dropout. Engines that share its tensors must be
+        paused."""
         modes = [(module, module.training) for module in self._policy.network.modules()]
         self._swap()
         self._policy.network.eval()

@@ -1,4 +1,4 @@
-"""The supervised warm-up: conversations, packed, learnt on the assistant's own tokens.
+"""The supervised warm-up: it learns packed conversations, on the assistant's own tokens.
 
 Invariant: the loss of a step is a mean over the assistant's tokens of all its conversations, however they are packed
 and on however many ranks; which conversations a step takes is a function of the seed and its number.
@@ -44,8 +44,8 @@ class SftSettings:
 
 
 def render_all(conversations: Sequence[Conversation], chat: ChatFormat, max_tokens: int) -> tuple[list[Example], int]:
-    """What can be learnt from, and how many conversations are too long for it."""
-    # Tokenizers let go of the interpreter while they work.
+    """The rendered conversations that fit into `max_tokens`, and how many are too long."""
+    # Tokenizers release the interpreter's lock while they work.
     with ThreadPoolExecutor() as pool:
         examples = list(pool.map(lambda conversation: render_conversation(conversation, chat), conversations))
     fitting = [example for example in examples if len(example.token_ids) <= max_tokens]

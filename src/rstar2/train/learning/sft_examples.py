@@ -1,8 +1,8 @@
-"""A conversation to the ids that it is learnt from, written piece by piece exactly as the agent's rollouts are.
+"""Renders a conversation to token ids to learn from, piece by piece, exactly as the agent writes rollouts.
 
 Invariant: the mask covers exactly the assistant's text, its end of turn included; the opening of its turn is the
-environment's, as it is in a rollout. Each piece is tokenized alone, so what is learnt here are the very ids that the
-agent sees and samples.
+environment's, as it is in a rollout. Each piece is tokenized alone, so the ids learnt here are those that the agent
+sees and samples.
 """
 
 import json
@@ -45,10 +45,10 @@ def render_conversation(conversation: Conversation, chat: ChatFormat) -> Example
 
 
 def conversation_texts(conversations: Sequence[Conversation]) -> Iterator[str]:
-    """All texts, for a tokenizer to build its vocabulary from."""
+    """All texts of the conversations, from which a tokenizer can build its vocabulary."""
     for conversation in conversations:
         for message in conversation.messages:
-            yield _said(message)
+            yield _message_text(message)
 
 
 def _opening(before: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[str, Any]], chat: ChatFormat) -> str:
@@ -58,7 +58,7 @@ def _opening(before: Sequence[Mapping[str, Any]], functions: Sequence[Mapping[st
 
 
 def _turns(messages: Sequence[Mapping[str, Any]], conversation_id: str) -> Iterator[tuple[str, bool]]:
-    """Alternately a text of the assistant and the reply to it; nothing after its last text."""
+    """Alternately a text of the assistant and the reply to it, up to the assistant's last text."""
     pending: list[Mapping[str, Any]] = []
     was_assistant = False
     for message in messages:
@@ -71,20 +71,20 @@ def _turns(messages: Sequence[Mapping[str, Any]], conversation_id: str) -> Itera
         if pending:
             yield _environment_text(pending), False
             pending = []
-        yield _said(message), True
+        yield _message_text(message), True
         was_assistant = True
 
 
 def _environment_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """What is said to the assistant between two of its turns, or before the first, as one turn of the user's."""
-    return "\n".join(map(_said, messages))
+    """The messages to the assistant between two of its turns, or before the first, joined as one user turn."""
+    return "\n".join(map(_message_text, messages))
 
 
 def _role(message: Mapping[str, Any]) -> str:
     return str(message["role"])
 
 
-def _said(message: Mapping[str, Any]) -> str:
+def _message_text(message: Mapping[str, Any]) -> str:
     """A message's text and its calls, as the agent writes calls."""
     content = str(message.get("content") or "")
     if _role(message) == "tool":

@@ -1,4 +1,4 @@
-"""From kept rollouts to new weights.
+"""Updates the weights from kept rollouts.
 
 Invariant: the gradient of an optimizer step is that of one mean over all its tokens, however they were packed and on
 however many ranks. In the first optimizer step of a batch the old log-probabilities are the new ones, without gradient;
@@ -32,7 +32,7 @@ from rstar2.train.sharding.ranks import ALONE, Ranks
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One segment of a kept rollout, as far as the gradient is concerned: mostly all of it."""
+    """What the gradient needs of one segment of a kept rollout; a rollout has mostly one segment."""
 
     token_ids: tuple[int, ...]
     mask: tuple[bool, ...]
@@ -40,7 +40,7 @@ class Rollout:
     """The log-probabilities of the sampled tokens alone, in order."""
     advantage: float
     by_segment: tuple[tuple[int, float], ...] = ()
-    """In a tree: how many of the sampled tokens, in order, have which advantage, in place of the one."""
+    """In a tree, pairs of a number of sampled tokens, in order, and their advantage; they replace `advantage`."""
 
     @property
     def num_learnt(self) -> int:
@@ -76,7 +76,8 @@ def kept_rollouts(group: Group, traces: Mapping[str, Trace]) -> list[Rollout]:
 
 
 def _kept_of_tree(group: Group, traces: Mapping[str, Trace]) -> list[Rollout]:
-    """Each segment is learnt in one of the leaves that share it; a leaf without such a segment is left out."""
+    """A tree's rollouts. Each segment is learnt in one of the leaves that share it; a leaf without such a segment is
+    left out."""
     rollouts = []
     for trace_id, leaf_advantage, segments in zip(
         group.trace_ids, group.advantages, group.token_advantages, strict=True
@@ -109,8 +110,7 @@ def update_policy(
     reference: Reference | None = None,
     ranks: Ranks = ALONE,
 ) -> dict[str, float]:
-    """All optimizer steps on one batch of groups; the metrics are means over the steps, but for the largest
-    mismatch."""
+    """All optimizer steps on one batch of groups; the metrics are means over the steps, except `mismatch_max`."""
     num_steps = min(settings.optimizer_steps_per_batch, len(groups))
     parts = [_Part.of(groups[number::num_steps], settings, ranks, policy) for number in range(num_steps)]
     olds = [None if part is parts[0] else _log_probs(policy, part, settings) for part in parts]
@@ -140,10 +140,11 @@ def token_work(policy: Policy, groups: Sequence[Sequence[Rollout]], settings: Up
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one optimizer step learns from, as far as this rank is concerned."""
+    """This rank's part of what one optimizer step learns from."""
 
     micro_batches: list["_MicroBatch"]
-    """This rank's; an empty one is run through the model like any other, because the other ranks run theirs."""
+    """This rank's micro-batches. Empty ones run through the model too, because the other ranks run theirs at the same
+    time."""
     num_tokens: int
     """Tokens to learn from, over all ranks."""
 
@@ -172,7 +173,8 @@ class _Family:
 
 
 def _families(group: Sequence[Rollout], settings: UpdateSettings, *, is_shared: bool) -> list[_Family]:
-    """The rollouts of one problem begin with its prompt: where that is shared they stay together as far as they fit."""
+    """The families of one problem's rollouts, which all begin with its prompt: where prefixes are shared, the rollouts
+    stay together as far as they fit into a micro-batch."""
     if not is_shared:
         return [_Family([rollout], 0) for rollout in group]
     num_shared = num_shared_tokens([rollout.token_ids for rollout in group])
@@ -185,7 +187,8 @@ def _families(group: Sequence[Rollout], settings: UpdateSettings, *, is_shared: 
 
 @dataclass
 class _MicroBatch:
-    """Its tensors are made when they are asked for: while a GPU computes one micro-batch, the next is laid out."""
+    """A micro-batch. Its tensors are made when they are first read: while a GPU computes one micro-batch, the next is
+    laid out."""
 
     families: list[_Family]
     device: torch.device
@@ -213,7 +216,7 @@ class _MicroBatch:
 
     @cached_property
     def advantages(self) -> Tensor:
-        """Each rollout's, or each of its turns', once for each of its tokens."""
+        """The advantage of each learnt token: its rollout's, or in a tree its segment's."""
         spans = [
             span
             for rollout in self._rollouts
@@ -234,8 +237,8 @@ def _backward(
     settings: UpdateSettings,
     reference: Reference | None,
 ) -> tuple[dict[str, float], float]:
-    """Add the gradients of the part; this rank's share of its metrics, and the largest difference between trainer and
-    engine in the log-probability of a token."""
+    """Adds the part's gradients. Returns this rank's share of the metrics, and the largest difference between trainer
+    and engine in a token's log-probability."""
     reference_log_probs: Sequence[Tensor] | None = None
     if reference is not None:
         with reference.in_place():
@@ -260,7 +263,7 @@ def _backward(
         metrics.append(result.metrics)
         if len(old_log_probs):
             mismatches.append((old_log_probs - batch.engine_log_probs).abs().max())
-    # Read only now: a GPU would wait for each micro-batch's before it got the next to compute.
+    # Metrics are read only now: reading each micro-batch's at once would make the GPU wait before it gets the next.
     totals: defaultdict[str, float] = defaultdict(float)
     for values in metrics:
         for name, value in zip(values, torch.stack(list(values.values())).tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""The work of an update, in floating-point operations: what its tokens need, not what was recomputed for them. Pure."""
+"""The work of an update in floating-point operations, without recomputation. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,8 @@ from rstar2.train.memory.sizes import ModelSizes
 _FORWARD = 2
 """Operations for each weight and token: a multiply and an add."""
 _ATTENTION = 4
-"""Operations for each query number and pair of tokens: its score, and its part of the weighted sum."""
+"""Operations for each number of a query and pair of tokens: a multiply and an add for the score and for the weighted
+sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +17,13 @@ class TokenWork:
     """Counts of tokens, over any number of rollouts."""
 
     num_trained: int = 0
-    """Prompts and responses, each prompt once for every rollout."""
+    """Tokens of prompts and responses, with each prompt counted once for every rollout."""
     num_computed: int = 0
-    """The same, with shared prompts once."""
+    """Tokens of prompts and responses, with shared prompts counted once."""
     num_learnt: int = 0
     """Tokens that are learnt from: the head is applied only where they are predicted."""
     num_pairs: float = 0.0
-    """Tokens that attend to another, or to themselves."""
+    """Pairs of a token and one that it attends to, itself included."""
 
     @classmethod
     def of_family(cls, lengths: Sequence[int], num_learnt: int, num_shared: int) -> "TokenWork":

@@ -1,4 +1,5 @@
-"""What a micro-batch keeps in memory on a GPU, by the sizes of the model: the arithmetic of `train/cuda`. Pure."""
+"""The activations that a micro-batch keeps on a GPU, from the model's sizes and the arithmetic of `train/cuda`.
+Pure."""
 
 from dataclasses import dataclass
 
@@ -8,7 +9,7 @@ from rstar2.train.memory.sizes import ModelSizes
 _NORMALIZER_BYTES = 4
 """Attention keeps one float32 for each head and token."""
 _PLAIN_FACTOR = 2.2
-"""The layers of `transformers` keep about twice as much as ours (benchmarks/update.py)."""
+"""How much more the layers of `transformers` keep than ours (benchmarks/update.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +17,12 @@ class ActivationBytes:
     """The activations of one micro-batch, in bytes."""
 
     kept_layers: int
-    """Kept from the forward to the backward pass, of all layers; with gradient checkpointing, their inputs alone."""
+    """What all layers keep from the forward to the backward pass; with gradient checkpointing, only their inputs."""
     one_layer: int
-    """In addition while one layer is computed: what gradient checkpointing recomputes, and gradients of activations."""
+    """Additional bytes while one layer is computed: what gradient checkpointing recomputes, and gradients of
+    activations."""
     ends: int
-    """In addition while the head is computed: logits of a piece and their gradients; on a CPU their log-softmax,
+    """Additional bytes while the head is computed: logits of a piece and their gradients; on a CPU their log-softmax,
     too."""
 
     @property
@@ -36,14 +38,14 @@ class GpuActivations:
     itemsize: int
     is_checkpointed: bool
     is_full: bool
-    """All weights are trained, not adapters."""
+    """Whether all weights are trained, not adapters."""
     is_ours: bool = True
-    """Computed by the kernels of `train/cuda`, not by the layers of `transformers`."""
+    """Whether the kernels of `train/cuda` compute them, not the layers of `transformers`."""
 
     def measure(self, num_tokens: int) -> ActivationBytes:
         sizes, itemsize = self.sizes, self.itemsize
         inputs = 2 * sizes.hidden * itemsize
-        """What a layer reads: hidden states and the residual stream."""
+        """Bytes of a layer's inputs for one token: hidden states and the residual stream."""
         factor = 1.0 if self.is_ours else _PLAIN_FACTOR
         layer = factor * self._layer_bytes
         recomputed = layer if self.is_checkpointed else 0.0
@@ -59,23 +61,23 @@ class GpuActivations:
 
     @property
     def token_bytes(self) -> int:
-        """What all layers keep of one token, if nothing is recomputed."""
+        """Bytes that all layers keep of one token, if nothing is recomputed."""
         return self.sizes.layers * self._layer_bytes
 
     @property
     def _layer_bytes(self) -> int:
-        """What one layer keeps of one token: two sums, two normed inputs, queries with keys and values, what attention
-        gives, gate with up, and their product."""
+        """Bytes that one layer keeps of one token: two sums, two normed inputs, queries with keys and values, the
+        attention output, gate with up, and their product."""
         sizes = self.sizes
         numbers = 4 * sizes.hidden + sizes.qkv + sizes.queries + 3 * sizes.intermediate
         if sizes.has_qk_norms:
-            numbers += sizes.qkv  # as they were before they were normed
+            numbers += sizes.qkv  # queries, keys and values before the norm
         return numbers * self.itemsize + _NORMALIZER_BYTES * sizes.heads
 
     @property
     def _gradient_bytes(self) -> int:
-        """Gradients of one token in flight in the backward pass of a layer: those of the gate, or those of attention
-        with the float32 sums of flash attention, when what the gate kept is gone."""
+        """Bytes of one token's gradients during a layer's backward pass: those of the gate, or those of attention with
+        the float32 sums of flash attention, when the gate's activations are freed."""
         sizes = self.sizes
         of_gate = (2 * sizes.intermediate + sizes.hidden) * self.itemsize
         of_attention = (sizes.qkv + 3 * sizes.queries + sizes.hidden) * self.itemsize + 4 * sizes.queries

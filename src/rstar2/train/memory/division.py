@@ -2,7 +2,7 @@
 
 Where engine and trainer take turns (`train.max_staleness` of 0), the cache and the activations are not needed at the
 same time: if both do not fit, the cache's memory is given back during an update. Where they run at the same time, each
-has its own part. What the recipe says is kept, and what it leaves open is chosen.
+has its own part. Values that the recipe gives are kept; those that it leaves open are chosen.
 """
 
 from collections.abc import Callable
@@ -15,14 +15,14 @@ GIB = 1 << 30
 MICRO_BATCH_UNIT = 256
 MAX_MICRO_BATCH_TOKENS = 1 << 16
 _ENOUGH_NUMBERS = 1 << 25
-"""Numbers of the hidden states of a micro-batch from which on a larger one is no faster: 65,536 tokens of a model of
-135M parameters, 21,760 of one of 1.5B."""
+"""Size of a micro-batch, in numbers of its hidden states, from which on a larger one is no faster: 65,536 tokens of a
+model of 135M parameters, 21,760 of one of 1.5B."""
 _LEAST_SHARE = 8
-"""Rather than take micro-batches of less than this part of enough, activations are recomputed."""
+"""Activations are recomputed rather than making micro-batches smaller than one part in this many of that size."""
 _FRAGMENTS = 0.1
-"""Share of the activations by which an allocator's fragments may exceed them."""
+"""The allocator's fragmentation, as a share of the activations."""
 _CACHE_SHARE = 0.95
-"""Share of the room between two updates for the cache: the trainer's process keeps fragments of an update."""
+"""The cache's share of the room between two updates: the trainer's process keeps fragments of an update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class Division:
     micro_batch_tokens: int
     is_checkpointed: bool
     gives_cache_back: bool
-    """The cache's memory is given back during an update."""
+    """Whether the cache's memory is given back during an update."""
     need: GpuNeed
     capacity_bytes: int
     problem: str | None = None
-    """What does not fit, as a sentence that names the field and what would fit; None if everything does."""
+    """A sentence about what does not fit, with the field and what would fit; None if everything fits."""
 
     @property
     def cache_bytes(self) -> int:
@@ -52,7 +52,7 @@ class Division:
         return self.capacity_bytes - self.need.engine_workspace - cache
 
     def settle(self, recipe: Recipe) -> Recipe:
-        """The recipe with what it left open."""
+        """The recipe with the values that it left open filled in."""
         train = {"micro_batch_tokens": self.micro_batch_tokens, "gradient_checkpointing": self.is_checkpointed}
         return recipe.model_copy(
             update={
@@ -75,7 +75,8 @@ class Division:
 
 
 def divide(recipe: Recipe, need: GpuNeed, capacity_bytes: int, device_bytes: int, num_workers: int = 1) -> Division:
-    """`capacity_bytes` may be used of a device of `device_bytes`; the cache is shared by `num_workers` drivers."""
+    """Divides the `capacity_bytes` that may be used of a device of `device_bytes`; `num_workers` drivers share the
+    cache."""
     room = capacity_bytes - need.fixed
     in_turns = recipe.train.max_staleness == 0
     wanted_cache = _wanted_cache(recipe, need, device_bytes, num_workers)
@@ -107,7 +108,7 @@ def longest_sequence(recipe: Recipe) -> int:
 
 
 def longest_rollout(recipe: Recipe) -> int:
-    """Tokens of prompt and response, in training and in evaluation."""
+    """The longest rollout, prompt and response, of training and evaluation, in tokens."""
     limits = [stage.max_response_tokens for stage in recipe.stages]
     if recipe.eval.benchmarks:
         limits.append(recipe.eval.max_response_tokens)
@@ -132,7 +133,8 @@ def largest(holds: Callable[[int], bool], unit: int, most: int) -> int | None:
 
 
 def _wanted_cache(recipe: Recipe, need: GpuNeed, device_bytes: int, num_workers: int) -> int:
-    """Tokens: all rollouts of a step at their full length, at most the recipe's share of the device."""
+    """The wanted cache in tokens: room for all rollouts of a step at full length, within the recipe's share of the
+    device."""
     if recipe.engine.kv_cache_tokens is not None:
         return recipe.engine.kv_cache_tokens
     num_rollouts = recipe.train.prompts_per_step * recipe.algo.num_sampled
@@ -143,7 +145,8 @@ def _wanted_cache(recipe: Recipe, need: GpuNeed, device_bytes: int, num_workers:
 
 
 def _choose_micro_batch(recipe: Recipe, need: GpuNeed, room: int) -> tuple[int, bool]:
-    """Its tokens, and whether activations are recomputed: only if otherwise too few tokens would fit."""
+    """The tokens of a micro-batch, and whether to use gradient checkpointing: only if otherwise too few tokens would
+    fit."""
     given, is_checkpointed = recipe.train.micro_batch_tokens, recipe.train.gradient_checkpointing
     longest = longest_sequence(recipe)
     enough = min(MAX_MICRO_BATCH_TOKENS, _ENOUGH_NUMBERS // need.activations.sizes.hidden)

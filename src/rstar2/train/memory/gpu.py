@@ -1,4 +1,4 @@
-"""The division of the GPU of this machine, by what is free on it."""
+"""Divides the GPU of this machine, by the memory that is free on it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,15 +14,16 @@ from rstar2.train.memory.need import GpuNeed
 
 _LEAST_MARGIN_BYTES = 1 << 30
 _MARGIN_SHARE = 0.03
-"""Left free of what is free: for libraries, compiled kernels and the allocators' rounding."""
+"""The share of free memory that is left free, for libraries, compiled kernels and the allocators' rounding."""
 
 
 def divide_gpu(recipe: Recipe, folder: Path, device: torch.device, itemsize: int, num_workers: int) -> Division:
-    """For the model in the folder, of which nothing is loaded yet. UserError if the recipe cannot fit."""
+    """The division for the model in the folder, of which nothing is loaded yet. Raises UserError if the recipe cannot
+    fit."""
     torch.cuda.empty_cache()
     index = _index(device)
     free_bytes, device_bytes = torch.cuda.mem_get_info(index)
-    # A limit that this process was given is one for all of the run.
+    # A limit on this process's memory is taken as the limit of the whole run.
     free_bytes = min(free_bytes, int(device_bytes * torch.cuda.get_per_process_memory_fraction(index)))
     capacity_bytes = free_bytes - max(_LEAST_MARGIN_BYTES, int(free_bytes * _MARGIN_SHARE))
     need = GpuNeed.of(recipe, load_config(folder), itemsize)
@@ -34,7 +35,7 @@ def divide_gpu(recipe: Recipe, folder: Path, device: torch.device, itemsize: int
 
 @contextmanager
 def limited_trainer(division: Division, device: torch.device) -> Iterator[None]:
-    """Inside it the engine's process finds what it was promised: beyond its own part the trainer reuses what it has."""
+    """Inside it the trainer's process cannot exceed its part of the GPU, so the engine's process gets its own part."""
     index = _index(device)
     before = torch.cuda.get_per_process_memory_fraction(index)
     _, device_bytes = torch.cuda.mem_get_info(index)

@@ -1,4 +1,4 @@
-"""What the parts of a run take of one GPU: weights, optimizer, gradients, the engine's workspace. Pure."""
+"""How much memory the parts of a run take on one GPU: weights, optimizer, gradients, the engine's workspace. Pure."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -9,13 +9,13 @@ from rstar2.train.memory.activations import GpuActivations
 from rstar2.train.memory.sizes import ModelSizes
 
 _MASTER_BYTES = 4
-"""Weights are updated, and gradients summed, in float32."""
+"""Bytes of a float32 master weight, and of a summed gradient."""
 _MOMENT_BYTES = 8
-"""AdamW's two moments of each weight."""
+"""Bytes of AdamW's two moments of each weight."""
 _UPDATE_BYTES = 4
-"""AdamW's temporary of each weight while it updates all of them."""
+"""Bytes of AdamW's temporary for each weight, while it updates all of them."""
 _PROCESS_BYTES = 5 << 28
-"""What a second process takes on the GPU: CUDA's context, libraries and compiled kernels."""
+"""Bytes that a second process takes on the GPU: CUDA's context, libraries and compiled kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,22 +23,22 @@ class GpuNeed:
     """The bytes of each part. A part whose size can be chosen is a method."""
 
     weights: int
-    """The weights that are trained, or that adapters are trained beside."""
+    """The trained weights; with adapters, the frozen weights and the adapters."""
     engine_weights: int
     """Copies with the adapters merged in: one for the pass, one more for an engine that samples meanwhile."""
     optimizer: int
     gradients: int
     reference: int
     optimizer_step: int
-    """In addition during the optimizer's step, when activations are gone."""
+    """Additional bytes during the optimizer's step, when activations are freed."""
     engine_workspace: int
     cache_token: int
-    """One token in the engine's cache."""
+    """Bytes of one token in the engine's cache."""
     activations: GpuActivations
 
     @classmethod
     def of(cls, recipe: Recipe, config: Any, itemsize: int) -> Self:
-        """`config` is the model's, of `transformers`; `itemsize` is of the dtype that it computes in."""
+        """`config` is the model's `transformers` config; `itemsize` is that of the dtype it computes in."""
         sizes, lora = ModelSizes.of(config), recipe.model.lora
         num_params = sizes.num_params
         weights, copies, masters = num_params * itemsize, 0, 0 if itemsize == _MASTER_BYTES else _MASTER_BYTES
@@ -68,17 +68,17 @@ class GpuNeed:
 
     @property
     def fixed(self) -> int:
-        """The bytes of the parts that are there all the time."""
+        """The bytes of the parts that are in memory all the time."""
         return self.weights + self.engine_weights + self.optimizer + self.reference + self.engine_workspace
 
     def update(self, num_tokens: int, *, is_checkpointed: bool) -> int:
-        """What an update takes in addition, with micro-batches of that size."""
+        """Additional bytes of an update with micro-batches of `num_tokens`."""
         activations = replace(self.activations, is_checkpointed=is_checkpointed).measure(num_tokens).total
         return self.gradients + max(activations, self.optimizer_step)
 
 
 def _workspace_bytes(recipe: Recipe, sizes: ModelSizes, itemsize: int) -> int:
-    """Activations of the engine's passes, which are recorded in pools that stay, and its tables of blocks."""
+    """Bytes of the engine's activations, which CUDA graphs keep in pools, and of its block tables."""
     of_token = (4 * sizes.hidden + sizes.qkv + sizes.queries + 3 * sizes.intermediate) * itemsize
     num_prefilled = 1 << (recipe.engine.prefill_chunk_tokens - 1).bit_length()
     num_rows = recipe.engine.max_batch

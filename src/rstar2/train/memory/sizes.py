@@ -15,12 +15,12 @@ class ModelSizes:
     head_dim: int
     vocab: int
     is_tied: bool
-    """The head is the embedding."""
+    """Whether the head is the embedding."""
     has_qk_norms: bool
 
     @classmethod
     def of(cls, config: Any) -> Self:
-        """From a config of `transformers`."""
+        """The sizes in a config of `transformers`."""
         return cls(
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
@@ -57,13 +57,14 @@ class ModelSizes:
         }
 
     def num_projected(self, names: Iterable[str] | None = None) -> int:
-        """Weights of these linear layers in all blocks; of all of them, without names."""
+        """The number of weights in the linear layers of these names, or in all linear layers without names, over all
+        blocks."""
         shapes = self.projections
         chosen = shapes if names is None else [name for name in names if name in shapes]
         return self.layers * sum(shapes[name][0] * shapes[name][1] for name in chosen)
 
     def num_adapted(self, names: Iterable[str], rank: int) -> int:
-        """Weights of the adapters of these linear layers."""
+        """The number of weights in the adapters of these linear layers."""
         shapes = self.projections
         return self.layers * rank * sum(sum(shapes[name]) for name in names if name in shapes)
 
@@ -73,6 +74,6 @@ class ModelSizes:
 
     @property
     def num_params(self) -> int:
-        """Without biases, which are less than a thousandth."""
+        """The number of parameters without biases, which are less than a thousandth."""
         norms = self.layers * 2 * self.hidden + self.hidden
         return self.num_projected() + self.num_embedded * (1 if self.is_tied else 2) + norms

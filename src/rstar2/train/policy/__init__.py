@@ -1,1 +1,1 @@
-"""The model that is trained: its weights, its adapters, and what engines serve of it."""
+"""The model that is trained: its weights, its adapters, and the weights that engines serve."""

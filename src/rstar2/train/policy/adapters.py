@@ -16,7 +16,7 @@ from rstar2.train.seeds import named_seed
 
 
 def add_adapters(network: Any, recipe: Recipe) -> Any:
-    """The network with the recipe's adapters, which change nothing yet."""
+    """Adds the recipe's adapters to the network, whose output they do not change yet."""
     from peft import get_peft_model
 
     assert recipe.model.lora is not None
@@ -51,7 +51,7 @@ def adapter_settings(recipe: Recipe) -> Any:
 
 
 def first_adapter(name: str, shape: torch.Size, seed: int) -> Tensor:
-    """Random on the way down, as peft has it, and 0 on the way up."""
+    """The initial weights of one adapter matrix: random for `lora_A`, as peft draws them, and 0 for `lora_B`."""
     matrix = torch.zeros(shape)
     if ".lora_A." in name:
         generator = torch.Generator().manual_seed(named_seed(seed, "adapter", name))

@@ -1,8 +1,8 @@
-"""A model whose adapters are merged into its weights, and still learn.
+"""A model whose adapters are merged into its weights and can still be trained.
 
-Adapters beside a layer read and write all of its activations once more, and round otherwise than their sum, which is
-what engines serve. Here a pass multiplies by the merged weights. Their gradient is never made: that of an adapter needs
-two narrow products. The weights are merged again when the adapters have changed, not with every pass.
+Unmerged adapters read and write all activations of a layer once more, and round differently from the merged weights
+that engines serve. Here a pass multiplies by the merged weights. Their gradient is never computed: an adapter's own
+needs only two narrow products. The weights are merged again when the adapters have changed, not with every pass.
 
 Invariant: a layer's weights in training equal, to the bit, those that `served_state` gives to the engines.
 """
@@ -97,14 +97,15 @@ class Adapters:
 
 
 def _product(first: Tensor, second: Tensor) -> Tensor:
-    """The product in float32: it is a sum over all tokens of a pack."""
+    """The product in float32, because it sums over all tokens of a pack."""
     if first.is_cuda and first.dtype is not torch.float32:
         return torch.mm(first, second, out_dtype=torch.float32)
     return first.float() @ second.float()
 
 
 class MergedModel:
-    """A copy of the base model, taken before adapters are added to it. What gets none is not copied but shared."""
+    """A copy of the base model, made before adapters are added to it. Modules without adapters are shared, not
+    copied."""
 
     def __init__(self, base: Any, target_modules: Sequence[str]) -> None:
         copied = {
@@ -116,8 +117,8 @@ class MergedModel:
         self._adapters: list[Adapters] = []
 
     def adapters(self, network: Any, names: Sequence[str]) -> Adapters | None:
-        """Those of the modules of `network` with these names, which are to be merged into the modules here that have
-        the same names; None if they have none."""
+        """The adapters of the modules with these names in `network`, to be merged into the modules of the same names
+        here; None if these modules have no adapters."""
         modules = [network.get_submodule(name) for name in names]
         if not any(is_adapted(module) for module in modules):
             return None
@@ -130,7 +131,7 @@ class MergedModel:
             adapters.merge()
 
     def adapt_each(self, network: Any) -> None:
-        """Every adapted layer learns by itself: for models that run as `transformers` runs them."""
+        """Lets every adapted layer learn by itself, for models that run as `transformers` runs them."""
         for name, module in network.named_modules():
             if is_adapted(module):
                 adapters = self.adapters(network, [name])

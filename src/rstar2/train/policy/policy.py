@@ -1,9 +1,9 @@
-"""The model that is trained, and how the engine comes to see what it learnt.
+"""The model that is trained, and the sync of its weights to the engine.
 
 Invariant: full fine-tuning changes the very tensors that an engine in this process reads. Low-rank adapters are merged
-into a second copy of the base weights; always with the base as it was loaded, so that no rounding adds up over the
-steps. The engine reads that copy, or, if it samples while the next step is learnt, one more, which `publish` brings up
-to date. A network that is sharded over ranks is read by no engine: they get its `served_state`.
+into a second copy of the base weights, always from the base as it was loaded, so that rounding does not add up over the
+steps. The engine reads that copy or, if it samples during learning, a third one, which `publish` updates. A network
+that is sharded over ranks is read by no engine: they get its `served_state`.
 """
 
 import copy
@@ -25,7 +25,7 @@ from rstar2.train.policy.merged_lora import MergedModel
 from rstar2.train.policy.served_weights import served_state
 
 Forward = Callable[..., tuple[Tensor, Tensor]]
-"""From the network, a pack and the temperature, by name: log-probabilities of its targets, and entropies."""
+"""Takes the network, a pack and the temperature (by name); returns the targets' log-probabilities and entropies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +36,23 @@ class Policy:
     """The model whose tensors the engine reads: `network` itself, or its copy with the adapters added. None where the
     network is sharded."""
     device: torch.device
-    """The device on which it computes."""
+    """The device on which the trainer computes."""
     dtype: torch.dtype
-    """What it computes with, and what engines get."""
+    """The dtype that the trainer computes in, and that engines get."""
     adapters: Any = None
-    """The peft config of the adapters, if it has some."""
+    """The peft config of the adapters; None if all weights are trained."""
     shares_prefixes: bool = False
-    """Whether sequences of a pack that begin alike have what they share computed once."""
+    """Whether the common prefix of sequences in a pack is computed once."""
     _forward: Forward = field(default=token_log_probs)
     _publish: Callable[[], None] = field(default=lambda: None)
     _settle: Callable[[], None] = field(default=lambda: None)
 
     def parameters(self) -> dict[str, Tensor]:
-        """All that training changes, by name."""
+        """The trained parameters, by name."""
         return {name: parameter for name, parameter in self.network.named_parameters() if parameter.requires_grad}
 
     def token_log_probs(self, pack: Pack, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """For each target its log-probability, with gradient, and the entropy of its distribution, without."""
+        """Each target's log-probability, with gradient, and the entropy of its distribution, without."""
         return self._forward(self.network, pack, temperature=temperature)
 
     def publish(self) -> None:
@@ -65,12 +65,13 @@ class Policy:
         self._settle()
 
     def served_state(self) -> Iterator[tuple[str, Tensor]]:
-        """What engines serve: full tensors under the names of the checkpoint. All ranks must iterate over all of it."""
+        """The weights that engines serve: full tensors under the checkpoint's names. All ranks must iterate over all of
+        them."""
         return served_state(self.network, self.dtype)
 
 
 def load_policy(folder: Path, recipe: Recipe) -> Policy:
-    """All of the model in this process."""
+    """Loads the whole model into this process, as a policy."""
     device = choose_device(recipe.model.device)
     dtype = compute_dtype(recipe, device)
     network = load_model(folder, device, dtype)
@@ -166,8 +167,8 @@ def require_context(config: Any, recipe: Recipe) -> None:
 
 
 def is_checkpointed(recipe: Recipe) -> bool:
-    """Whether activations are recomputed in the backward pass. They are, if neither the recipe nor the division of a
-    GPU's memory says otherwise."""
+    """Whether activations are recomputed in the backward pass. They are, unless the recipe or the division of a GPU's
+    memory says otherwise."""
     return recipe.train.gradient_checkpointing is not False
 
 

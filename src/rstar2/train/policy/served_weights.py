@@ -1,4 +1,4 @@
-"""What an engine is to serve: the network with its adapters merged into it, under the names of its checkpoint."""
+"""The weights that an engine serves: the network's, with adapters merged in, under the names of its checkpoint."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +12,8 @@ ADAPTER = "default"
 
 
 def served_state(network: Any, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Full tensors, one at a time; of tied ones only the first. Where the network is sharded every rank must
-    iterate over all of it."""
+    """Full tensors, one at a time; of tied ones only the first. If the network is sharded, every rank must iterate over
+    all."""
     adapted = {f"{name}.base_layer.weight": module for name, module in network.named_modules() if is_adapted(module)}
     for name, parameter in network.named_parameters():
         if "lora_" in name:

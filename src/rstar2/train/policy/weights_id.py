@@ -1,4 +1,4 @@
-"""Which weights these are: a short name, the same for the same bits and another for any others.
+"""A short id of a set of weights: the same for the same bits, and another for any others.
 
 Each parameter's bits are read as integers and summed, on their device, with a random odd factor for each place,
 modulo 2**64: the reduction order does not matter, so a GPU gives the same name every time. Two sets of weights that
@@ -51,6 +51,6 @@ def _sums(tensor: Tensor) -> Iterator[Tensor]:
 
 @cache
 def _factors(size: int, device: torch.device) -> Tensor:
-    """Odd, so that no change of a single number is ever lost."""
+    """The random factors, which are odd, so that no change of a single number is ever lost."""
     drawn = torch.randint(-(2**63), 2**63 - 1, (size,), generator=torch.Generator().manual_seed(0))
     return (drawn | 1).to(device)

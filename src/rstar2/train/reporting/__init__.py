@@ -1,1 +1,1 @@
-"""What a run reports: metrics, progress, traces."""
+"""Reports of a run: metrics, progress, traces."""

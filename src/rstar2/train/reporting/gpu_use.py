@@ -3,7 +3,7 @@
 Busy is the share of the time in which at least one kernel ran, as the driver counts it.
 
 The driver's library is asked directly, from a thread, ten times a second: a tool in a separate process would cost more
-than what it measures. Where there is no NVIDIA driver there is nothing to say.
+than what it measures. Without an NVIDIA driver nothing is reported.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ class _Memory(ctypes.Structure):
 
 
 class GpuWatch:
-    """Used as a context: it looks while inside it, if the driver can be asked at all."""
+    """Used as a context: it samples the GPU's use inside it, if the driver can be asked."""
 
     def __init__(self, device: torch.device) -> None:
         self._samples: list[int] = []
@@ -46,8 +46,8 @@ class GpuWatch:
             self._thread.join()
 
     def use(self) -> dict[str, float]:
-        """Since the last call: the busy share, and the most memory that was taken, by all processes together. Nothing,
-        if the driver cannot be asked."""
+        """The busy share and the peak memory of all processes together since the last call; empty if the driver cannot
+        be asked."""
         samples, self._samples = self._samples, []
         peak_bytes, self._peak_bytes = self._peak_bytes, 0
         if not samples:
@@ -82,7 +82,7 @@ _NUM_PRODUCTS = 10
 
 
 def product_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a large product on an idle GPU: what shares of its speed are shares of."""
+    """FLOP/s of a large matrix product on an idle GPU, the rate that `mfu` is a share of."""
     first, second = (torch.randn(_PRODUCT_SIZE, _PRODUCT_SIZE, device=device, dtype=dtype) for _ in range(2))
     for _ in range(3):
         first @ second

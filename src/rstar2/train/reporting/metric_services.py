@@ -1,4 +1,4 @@
-"""Metrics to services that people already watch. Each is an option: metrics.jsonl is always written."""
+"""Sends metrics to services that people already use. All are optional; metrics.jsonl is always written."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -36,7 +36,7 @@ class MetricWriter:
 
 
 def open_writers(names: Sequence[str], run: Path, config: Mapping[str, Any]) -> list[MetricWriter]:
-    """UserError names the package that a writer lacks, before the run begins."""
+    """Opens the writers of these names. UserError, before the run begins, names a package that a writer lacks."""
     makers = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}
     return [makers[name](run, config) for name in names]
 
@@ -49,7 +49,7 @@ def _tensorboard(run: Path, _config: Mapping[str, Any]) -> MetricWriter:
 
     @cache
     def writer() -> Any:
-        """Made with the first row, because it makes a folder, and a new run wants its own empty."""
+        """The writer, made with the first row because it makes a folder, and a new run's folder must be empty."""
         return SummaryWriter(str(run / "tensorboard"))
 
     def write(step: int, values: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""What is watched while a policy learns, and when it is called collapsed. Pure."""
+"""The metrics that are watched while a policy learns, and when it is called collapsed. Pure."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +12,11 @@ from rstar2.records import Group, Outcome, Selection, StepRecord, StopReason, Tr
 Item = TypeVar("Item")
 
 WINDOW = 10
-"""Steps that a mean reward is taken over before it says anything: single steps are noisy."""
+"""How many steps a mean reward is taken over, because single steps are noisy."""
 COLLAPSED_SHARE = 0.4
-"""A mean reward below this share of the stage's best is no fluctuation of a policy that still works."""
+"""A mean reward below this share of the stage's best is a collapse, not a fluctuation."""
 LEAST_BEST_REWARD = 0.15
-"""Below this, a policy has not yet learnt what it could lose."""
+"""With a best reward below this, a policy has not learnt enough to collapse."""
 MAX_STEPS_WITHOUT_SIGNAL = 5
 
 
@@ -59,7 +59,7 @@ def watch_rollouts(traces: Sequence[Trace], groups: Sequence[Group]) -> dict[str
 
 
 def _own_entropies(trace: Trace) -> list[float]:
-    """Without those of tokens that are its parent's, in a tree."""
+    """The entropies of a rollout's own tokens, without those that it shares with its parent in a tree."""
     return [value for turn in trace.own_turns for value in turn.entropies][trace.num_shared_tokens :]
 
 
@@ -107,7 +107,7 @@ def window_mean(rewards: Sequence[float]) -> float | None:
 
 
 def no_signal(metrics: Mapping[str, float]) -> str:
-    """What a step that left no group to train on was lacking."""
+    """Says why a step left no group to train on, and what to change."""
     seen = f"in none of its {metrics['groups_dropped']:.0f} groups rewards differ, and "
     if metrics["accuracy"] == 0:
         return (
@@ -120,7 +120,7 @@ def no_signal(metrics: Mapping[str, float]) -> str:
 
 
 def collapse(metrics: dict[str, float], recent_rewards: Sequence[float], best_reward: float) -> str | None:
-    """Why the policy is called collapsed after a step, with what was seen; None if it is not."""
+    """Why the policy is called collapsed after a step, with the metrics that show it; None if it is not."""
     for name in ("loss", "grad_norm", "entropy"):
         if name in metrics and not math.isfinite(metrics[name]):
             return f"{name} is {metrics[name]}"

@@ -1,4 +1,4 @@
-"""Who follows a run: terminals, metric services, tests."""
+"""The interface of those who follow a run: terminals, metric services, tests."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -15,7 +15,7 @@ class Observer(Protocol):
         ...
 
     def waits_for(self, what: str) -> None:
-        """From now on the run waits for this: the engine, rollouts, the update."""
+        """The run begins to wait for `what`: the engine, rollouts, the update."""
         ...
 
     def rollouts_begun(self, num_begun: int) -> None:
@@ -27,7 +27,7 @@ class Observer(Protocol):
         ...
 
     def say(self, message: str) -> None:
-        """Something worth a separate line."""
+        """A message to the user, on a separate line."""
         ...
 
 

@@ -1,10 +1,11 @@
-"""What a training run writes down, in its run directory and for its observers.
+"""Writes a training run's records into its run directory, and passes them to its observers.
 
-A thread writes traces; but an interpreter runs one thread at a time, and thousands of rollouts that end in one second
-wait for each trace that is written among them. So traces are held back for up to `HOLD_S`, unless there is time now.
+A thread writes traces. An interpreter runs one thread at a time, so when thousands of rollouts end in one second, each
+write would delay them. So traces are held back for up to `HOLD_S`, or until `begin_writing`.
 
 Invariant: traces are written in the order in which they were given; after `settled` they are in their files, or the
-error that prevented it was raised. A kill of the process loses those of the last moments, which are sampled again.
+error that prevented it was raised. If the process is killed, the traces of the last moments are lost, and their
+rollouts are sampled again.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ HOLD_S = 2.0
 
 
 class RunRecords:
-    """Used as a context: at its end every trace is written."""
+    """The records of a run. Used as a context: at its end every trace is written."""
 
     def __init__(self, run: RunDirectory, observer: Observer, *, hold_s: float = HOLD_S) -> None:
         self._run = run
@@ -78,12 +79,12 @@ class RunRecords:
         self._run.sync()
 
     def mark(self, step: int) -> Mark:
-        """How long every file is now: what a resumed run goes back to."""
+        """The present length of every file, to which a resumed run goes back."""
         return mark(self._run.layout, step)
 
 
 class TraceWriter:
-    """Used as a context: at its end everything is written."""
+    """Writes traces in a thread. Used as a context: at its end everything is written."""
 
     def __init__(self, write: Callable[[Trace], None], hold_s: float = HOLD_S) -> None:
         self._write = write

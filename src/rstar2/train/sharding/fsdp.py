@@ -38,7 +38,8 @@ FORWARD = "token_log_probs"
 
 
 def load_sharded_policy(folder: Path, recipe: Recipe, ranks: Ranks) -> Policy:
-    """This rank's part of the model in the folder. All ranks call it, inside the process group that they joined."""
+    """Loads this rank's part of the model in the folder. All ranks must call it, inside the process group that they
+    joined."""
     device = choose_device(recipe.model.device)
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
@@ -54,7 +55,8 @@ def load_sharded_policy(folder: Path, recipe: Recipe, ranks: Ranks) -> Policy:
 
 
 def make_mesh(recipe: Recipe, ranks: Ranks, device_type: str) -> DeviceMesh:
-    """All ranks in a row; or, sharded within nodes, a row for each node. Ranks of a node must be consecutive."""
+    """A mesh with all ranks in one row or, if sharded within nodes, one row for each node. A node's ranks must be
+    consecutive."""
     cluster = recipe.cluster
     if cluster is None or cluster.sharding == "full" or cluster.num_nodes == 1:
         return init_device_mesh(device_type, (ranks.size,), mesh_dim_names=("shard",))
@@ -68,7 +70,7 @@ def make_mesh(recipe: Recipe, ranks: Ranks, device_type: str) -> DeviceMesh:
 
 
 def shard(network: Any, mesh: DeviceMesh, recipe: Recipe, dtype: torch.dtype) -> None:
-    """The network as ranks train it: cut into shards, and with a way through it that gathers them."""
+    """Shards the network over the ranks, and adds a forward method that gathers the shards."""
     is_offloaded = recipe.cluster is not None and recipe.cluster.cpu_offload
     shard_layers(network, mesh, dtype, is_offloaded=is_offloaded)
     # The head is applied piece by piece outside the network's own `forward`, on weights that must be gathered for it.
@@ -77,7 +79,8 @@ def shard(network: Any, mesh: DeviceMesh, recipe: Recipe, dtype: torch.dtype) ->
 
 
 def shard_layers(network: Any, mesh: DeviceMesh, dtype: torch.dtype, *, is_offloaded: bool = False) -> None:
-    """Layer by layer, so that a rank gathers one layer at a time; what is left goes with the network itself."""
+    """Shards layer by layer, so that a rank gathers one layer at a time; other parameters are sharded with the
+    network."""
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if is_offloaded else OffloadPolicy()
     for module in (*network.model.layers, network):
@@ -92,7 +95,8 @@ def _forward(network: Any, pack: Pack, *, temperature: float) -> tuple[Tensor, T
 
 
 def _without_memory(folder: Path, recipe: Recipe, dtype: torch.dtype) -> Any:
-    """Trained weights are float32, since they are what the optimizer updates; frozen ones are as they compute."""
+    """The network without memory. Trained weights are float32, because the optimizer updates them; frozen ones have the
+    dtype that they compute in."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if not (folder / "config.json").is_file():

@@ -1,7 +1,7 @@
-"""One process among those that learn together, and the little that they tell each other besides gradients.
+"""One process among the ranks that learn together, and the collectives that they need besides gradients.
 
 Invariant: ranks that learn together do the same things in the same order, each on its own share, so that every
-collective that one of them enters is entered by all. A rank that is alone enters none.
+collective that one of them enters is entered by all. A single rank enters none.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ class Ranks:
     size: int
 
     def share(self, packs: Sequence[list[int]]) -> list[list[int]]:
-        """This rank's packs. All ranks get the same number, and those who lack one get an empty pack."""
+        """This rank's packs. All ranks get the same number; a rank with too few gets empty packs."""
         mine = list(packs[self.rank :: self.size])
         num_rounds = -(-len(packs) // self.size)
         return mine + [[] for _ in range(num_rounds - len(mine))]
@@ -63,10 +63,10 @@ ALONE = Ranks(rank=0, size=1)
 def joined(
     rank: int, size: int, rendezvous: str, device: torch.device, timeout_s: float = JOIN_TIMEOUT_S
 ) -> Iterator[Ranks]:
-    """The ranks that meet at `rendezvous`, `tcp://HOST:PORT` or `file://PATH`, as one process group.
+    """Joins the ranks that meet at `rendezvous` (`tcp://HOST:PORT` or `file://PATH`) into one process group.
 
-    GPUs talk through NCCL. What is in host memory (metrics, offloaded weights, plans of checkpoints) goes through
-    gloo on any machine.
+    GPUs communicate through NCCL. Data in host memory (metrics, offloaded weights, plans of checkpoints) go through
+    gloo.
     """
     is_cuda = device.type == "cuda"
     if is_cuda:
@@ -85,7 +85,7 @@ def joined(
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The tensor itself, or all of one that is sharded: then every rank must ask for it."""
+    """The tensor, gathered if it is sharded; every rank must call this then."""
     if not isinstance(tensor, DTensor):
         return tensor
     on_device: Any = tensor.to(tensor.device_mesh.device_type)  # Offloaded shards are gathered where the ranks talk.

@@ -1,4 +1,4 @@
-"""Tensors by name in a folder: written by any number of ranks, read by any other.
+"""Tensors by name in a folder: any number of ranks writes them, and any other number may read them.
 
 The format is that of `torch.distributed.checkpoint`, on one rank as on many, so a run that was begun on a laptop can go
 on on a cluster. Each rank writes and reads only what it holds; every file is synced before the call returns.
@@ -23,7 +23,7 @@ from rstar2.train.sharding.ranks import Ranks
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
-    """Every rank calls it. If one of them fails, CannotWrite is raised on all."""
+    """Writes the tensors. Every rank must call it; if one of them fails, CannotWrite is raised on all."""
     try:
         with quiet():
             save(dict(tensors), storage_writer=FileSystemWriter(folder), no_dist=ranks.size == 1)
@@ -56,8 +56,8 @@ def _unreadable(folder: Path, error: BaseException) -> UserError:
 
 
 def _reason(error: BaseException) -> str:
-    """The first sentence of the first rank that failed: torch's own text holds every rank's traceback. A full disk is
-    what is behind torch's remark on a position in its file."""
+    """The first sentence of the first rank that failed: torch's own text holds every rank's traceback. Torch hides a
+    full disk behind a remark on a file position, so the OSError behind an error is preferred."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
     cause: BaseException | None = error
@@ -68,7 +68,7 @@ def _reason(error: BaseException) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the warning that a single process saves alone, which is what it means to do."""
+    """Silences torch's warning that a single process saves alone, which is intended here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

@@ -1,8 +1,8 @@
 """Conversations about small everyday sums: a story with numbers, a program that works the answer out, the answer.
 
 They show how a text becomes a program, sentence by sentence, each sum in its own variable, and how its output becomes
-an answer. Promise: no story is one of `word_problems` or of a benchmark, so they solve nothing that is trained on or
-measured later; every answer is an integer.
+an answer. Promise: no story is one of `word_problems` or of a benchmark, so they give no solution to problems that are
+trained on or measured later; every answer is an integer.
 """
 
 import random
@@ -34,7 +34,7 @@ def story_conversation(rng: random.Random, conversation_id: str) -> Conversation
 
 
 def _value(story: FilledStory) -> int:
-    """The programs are our own, so they may run here."""
+    """The value of the story's program, which is our own, so it may run here."""
     values: dict[str, int] = {}
     exec(story.program, {}, values)
     return values[story.asked]

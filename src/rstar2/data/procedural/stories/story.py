@@ -1,4 +1,4 @@
-"""A small sum as a story, with blanks for its numbers and people, and the lines of a program that works it out.
+"""A small sum as a story, with blanks for its numbers and people, and the lines of a program that computes it.
 
 Stories are in TOML files beside this one:
 
@@ -7,9 +7,9 @@ Stories are in TOML files beside this one:
     numbers = { a = "2..9", b = "2..9", c = "90..150" }
     steps = ["cost = a * b", "change = c - cost"]
 
-A number is drawn from a range; `2..9 * 10` is a multiple of ten, `2..9 * a` one of an earlier number, `2..9 + a` is
-`a` and 2 to 9 more. `{a:w}` is written as a word up to twenty. `{who}` and `{other}` are people, `{they}`, `{them}`
-and `{their}` (or `{They}`, `{Their}`) what the first of them is called, `{what}` is some kind of thing.
+A number is drawn from a range; `2..9 * 10` is a multiple of ten, `2..9 * a` one of an earlier number, `2..9 + a` is `a`
+and 2 to 9 more. `{a:w}` is written as a word up to twenty. `{who}` and `{other}` are people, `{they}`, `{them}` and
+`{their}` (or `{They}`, `{Their}`) are pronouns for the first of them, `{what}` is some kind of thing.
 """
 
 import random
@@ -59,7 +59,7 @@ class FilledStory:
     question: str
     program: str
     asked: str
-    """The name under which the program has the answer."""
+    """The name of the program's variable that holds the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Story:
     text: str
     numbers: dict[str, str]
     steps: tuple[str, ...]
-    """Each gives a sum a name; the last is what is asked for."""
+    """Assignments, each of a sum to a name; the last is the answer."""
 
     def fill(self, rng: random.Random) -> FilledStory:
         numbers = self._draw(rng)
@@ -78,8 +78,8 @@ class Story:
         return FilledStory(self.text.format(**blanks), "\n".join(program), _name_of(self.steps[-1]))
 
     def _read(self) -> list[list[str]]:
-        """For each step the sentences that have to be read for it, in their order and each once: up to the last that
-        tells one of its numbers; for the last step all that are left."""
+        """For each step, the sentences to read for it, in their order and each once: up to the last one that tells one
+        of its numbers; for the last step all remaining ones."""
         sentences = _SENTENCE_END.split(self.text)
         told_at: dict[str, int] = {}
         for index, sentence in enumerate(sentences):
@@ -117,7 +117,8 @@ def all_stories() -> tuple[Story, ...]:
 
 
 def _numbers_in(sentence: str) -> set[str]:
-    """Names of drawn ones, and others as a program writes them, whether the text has digits or words."""
+    """The numbers of a sentence: names of drawn ones, and others as a program writes them, whether the text has digits
+    or words."""
     words = re.findall(r"[a-z]+", sentence.lower())
     return {*_WRITTEN_NUMBER.findall(sentence), *(_IN_WORDS[word] for word in words if word in _IN_WORDS)}
 
