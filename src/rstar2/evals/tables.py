@@ -58,7 +58,7 @@ CAVEATS = {
     "part, all categories together.",
     "arena_hard": "Arena-Hard: a win rate depends on the judge and on the baseline's answers; compare only where both "
     "are the same.",
-    "ifeval": "IFEval: prompt-level strict accuracy; sentences and capital words are counted by rules, not by nltk.",
+    "ifeval": "IFEval: the score is prompt-level strict accuracy, one of the official script's four.",
 }
 """Why a number here may differ from the published one of the same name, whatever the model."""
 
