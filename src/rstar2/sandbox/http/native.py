@@ -120,15 +120,15 @@ class NativeApi:
             max_bytes = NUM_OUTPUTS * request.limits.output_bytes
             if request.rich or request.fetch_files:
                 max_bytes += MAX_OUTPUT_BYTES
-            await room.wait_for(max_bytes)
+            reserved_bytes = await room.wait_for(max_bytes)
             kept_bytes = 0
             try:
                 execution = await self._service.run_when_possible(request)
-                kept_bytes = min(_num_kept(execution), max_bytes)
+                kept_bytes = min(_num_kept(execution), reserved_bytes)
                 held[index] = kept_bytes
                 return execution
             finally:
-                room.give_back(max_bytes - kept_bytes)
+                room.give_back(reserved_bytes - kept_bytes)
 
         for index, run in enumerate(runs):
             try:
