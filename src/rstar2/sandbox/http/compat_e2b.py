@@ -15,6 +15,7 @@ from aiohttp import web
 from pydantic import Field, JsonValue, TypeAdapter
 
 from rstar2.sandbox.execution import Display, Execution, ExecutionStatus, Limits, OnOutput
+from rstar2.sandbox.executor import Session
 from rstar2.sandbox.http.compat_sandbox_fusion import split_traceback
 from rstar2.sandbox.http.errors import ApiError
 from rstar2.sandbox.http.native import NDJSON
@@ -211,16 +212,15 @@ class E2bApi:
         return context
 
     async def _make_context(self, cwd: str | None) -> _Context:
-        self._sessions.check_room()
-        session = await self._service.executor.session()
-        started = await session.run(_START.format(cwd=cwd))
-        if not started.ok:
-            await session.close()
-            if started.status.is_sandbox_fault:
-                raise ApiError(503, "infrastructure", started.message, retry_after_s=1.0)
-            raise ApiError(409, "invalid", f"cwd: {cwd!r} cannot be used; name a folder below the working directory")
-        info = ContextInfo(session.id, "python", started.stdout.removesuffix("\n"))
-        context = self._contexts[info.id] = _Context(info, self._sessions.add(session))
+        with self._sessions.room_for_one():
+            session = await self._service.executor.session()
+            try:
+                folder = await _started(session, cwd)
+            except BaseException:
+                await session.close()
+                raise
+            info = ContextInfo(session.id, "python", folder)
+            context = self._contexts[info.id] = _Context(info, self._sessions.add(session))
         return context
 
     def _find_context(self, context_id: str) -> _Context:
@@ -233,6 +233,16 @@ class E2bApi:
     def _forget_closed(self) -> None:
         """Forget the contexts whose sessions were closed as idle."""
         self._contexts = {id_: context for id_, context in self._contexts.items() if context.held.is_open}
+
+
+async def _started(session: Session, cwd: str | None) -> str:
+    """Go to the working directory, and return its path."""
+    started = await session.run(_START.format(cwd=cwd))
+    if started.status.is_sandbox_fault:
+        raise ApiError(503, "infrastructure", started.message, retry_after_s=1.0)
+    if not started.ok:
+        raise ApiError(409, "invalid", f"cwd: {cwd!r} cannot be used; name a folder below the working directory")
+    return started.stdout.removesuffix("\n")
 
 
 def events_of(execution: Execution) -> list[bytes]:
