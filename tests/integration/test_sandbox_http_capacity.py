@@ -261,6 +261,16 @@ async def test_sessions_that_open_at_the_same_time_are_bounded_too() -> None:
         assert len(done) == 2 and executor.num_opening == 2
 
 
+async def test_first_executions_of_a_sandbox_share_its_default_context() -> None:
+    executor = SlowToOpen()
+    async with service(executor) as running, aiohttp.ClientSession(running.url) as http:
+        asking = [asyncio.ensure_future(http.post("/execute", json={"code": "1"})) for _ in range(2)]
+        await until(lambda: running.service.num_in_flight == 2)
+        executor.gate.set()
+        assert [(await each).status for each in asking] == [200, 200]
+        assert len(await (await http.get("/contexts")).json()) == 1
+
+
 async def test_draining_finishes_what_is_in_flight_and_refuses_the_rest() -> None:
     executor = GateExecutor()
     async with service(executor) as running, aiohttp.ClientSession(running.url) as http:

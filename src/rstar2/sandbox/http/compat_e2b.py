@@ -5,11 +5,13 @@ A context is a notebook session. Code without a context runs in the default cont
 names in a header. Output is streamed; results and an error follow when the cell has ended.
 """
 
+import asyncio
 import json
 import re
 import time
 from dataclasses import dataclass
 from functools import partial
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 from pydantic import Field, JsonValue, TypeAdapter
@@ -120,6 +122,8 @@ class E2bApi:
         self._contexts: dict[str, _Context] = {}
         self._defaults: dict[str, str] = {}
         """The id of the default context, by sandbox."""
+        self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Held while the default context of a sandbox is made, by sandbox."""
 
     def operations(self) -> list[Operation]:
         post = partial(Operation, "POST", tag="E2B", refusals=(404, 409, 503))
@@ -203,12 +207,13 @@ class E2bApi:
         if context_id is not None:
             return self._find_context(context_id)
         sandbox = request.headers.get(SANDBOX_HEADER, "")[:128]
-        self._forget_closed()
-        context = self._contexts.get(self._defaults.get(sandbox, ""))
-        if context is None:
-            context = await self._make_context(None)
-            self._defaults = {name: id_ for name, id_ in self._defaults.items() if id_ in self._contexts}
-            self._defaults[sandbox] = context.info.id
+        async with self._opening.setdefault(sandbox, asyncio.Lock()):
+            self._forget_closed()
+            context = self._contexts.get(self._defaults.get(sandbox, ""))
+            if context is None:
+                context = await self._make_context(None)
+                self._defaults = {name: id_ for name, id_ in self._defaults.items() if id_ in self._contexts}
+                self._defaults[sandbox] = context.info.id
         return context
 
     async def _make_context(self, cwd: str | None) -> _Context:
