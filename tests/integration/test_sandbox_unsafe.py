@@ -135,6 +135,32 @@ async def test_sessions_survive_crashes_fork_and_roll_back(executor: UnsafeExecu
         await session.rollback(5)
 
 
+async def test_a_file_that_cannot_be_put_again_does_not_keep_the_session_from_being_rebuilt(
+    executor: UnsafeExecutor, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The cell before it leaves a folder in its place when it runs again."""
+    mark = tmp_path_factory.mktemp("outside") / "mark"
+    session = await executor.session()
+    await session.run(f"import os\nif os.path.exists({str(mark)!r}): os.mkdir('f')\nopen({str(mark)!r}, 'w').close()")
+    await session.put_file("f", b"1")
+    await session.run("a = 1")
+    await session.run("os._exit(1)")
+    assert [(await session.run("a")).value for _ in range(2)] == ["1", "1"] and session.num_cells == 5
+
+
+async def test_a_cell_that_ends_its_interpreter_when_it_runs_again_is_forgotten(
+    executor: UnsafeExecutor, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    mark = tmp_path_factory.mktemp("outside") / "mark"
+    session = await executor.session()
+    await session.run("import os\na = 1")
+    await session.run(f"if os.path.exists({str(mark)!r}): os._exit(1)\nopen({str(mark)!r}, 'w').close()\na = 2")
+    await session.put_file("f", b"1")
+    await session.run("b = 3")
+    await session.run("os._exit(1)")
+    assert (await session.run("a, b, open('f').read()")).value == "(1, 3, '1')" and session.num_cells == 4
+
+
 async def test_the_environment_is_not_inherited(executor: UnsafeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_SECRET", "x")
     assert (await executor.run(Request("import os; os.environ.get('A_SECRET')"))).value is None

@@ -145,6 +145,7 @@ class ChildInterpreter:
                 answer = _FILES_REPLY.validate_json(await reply)
         except (TimeoutError, ValueError):
             self._kill_group()
+            await self._process.wait()
             raise UserError("the session's interpreter did not answer for its files") from None
         finally:
             reply.cancel()
@@ -271,6 +272,19 @@ def _from_reply(reply: _Reply, max_value_bytes: int) -> Execution:
     )
 
 
+def _is_kept(child: ChildInterpreter, execution: Execution) -> bool:
+    """Whether the session keeps the cell, and its child."""
+    return child.alive and execution.status in (ExecutionStatus.OK, ExecutionStatus.ERROR)
+
+
+def _without_last_cell(steps: tuple[_Cell | _PutFile, ...]) -> tuple[_Cell | _PutFile, ...]:
+    """The steps without the last cell among them. InfrastructureError if there is none."""
+    for number in range(len(steps) - 1, -1, -1):
+        if isinstance(steps[number], _Cell):
+            return steps[:number] + steps[number + 1 :]
+    raise InfrastructureError("a new interpreter of the session does not answer")
+
+
 class SubprocessSession:
     """A notebook in one long-lived child. When that child exits, the cell log rebuilds it."""
 
@@ -318,7 +332,7 @@ class SubprocessSession:
             except asyncio.CancelledError:
                 await self._drop_child()
                 raise
-            if child.alive and execution.status in (ExecutionStatus.OK, ExecutionStatus.ERROR):
+            if _is_kept(child, execution):
                 self._log = (*self._log, cell)
             else:
                 await self._drop_child()
@@ -362,14 +376,31 @@ class SubprocessSession:
         await self._drop_child()
 
     async def _live_child(self) -> ChildInterpreter:
-        if self._child is None:
-            self._child = await ChildInterpreter.start(self._launcher)
-            for step in self._log:
-                if isinstance(step, _PutFile):
-                    await self._child.put_file(step.path, step.data)
-                else:
-                    await self._child.run(step.code, step.stdin, step.limits)
+        """The child with this session's state, rebuilt if need be."""
+        while self._child is None:
+            self._child = child = await ChildInterpreter.start(self._launcher)
+            try:
+                num_replayed = await self._replay(child)
+            except BaseException:
+                await self._drop_child()
+                raise
+            if num_replayed < len(self._log):
+                await self._drop_child()
+                self._log = _without_last_cell(self._log[: num_replayed + 1]) + self._log[num_replayed + 1 :]
         return self._child
+
+    async def _replay(self, child: ChildInterpreter) -> int:
+        """Do the steps again; returns how many the child lived through. The last cell up to the step that it did not
+        live through is at fault."""
+        for number, step in enumerate(self._log):
+            if isinstance(step, _PutFile):
+                with contextlib.suppress(UserError):  # a cell did not leave the same files as before
+                    await child.put_file(step.path, step.data)
+                if not child.alive:
+                    return number
+            elif not _is_kept(child, await child.run(step.code, step.stdin, step.limits)):
+                return number
+        return len(self._log)
 
     async def _drop_child(self) -> None:
         child, self._child = self._child, None
