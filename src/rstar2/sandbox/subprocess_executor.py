@@ -38,6 +38,7 @@ START_S = 60.0
 REPLY_BYTES = 256 * MIB
 """The maximum length of a line of the child's answer: the value's JSON, before it is cut."""
 FILES_S = 30.0
+_CLOSED = "the sandbox was closed"
 
 
 class Launcher(Protocol):
@@ -302,6 +303,7 @@ class SubprocessSession:
         self._log = log
         self._child: ChildInterpreter | None = None
         self._lock = asyncio.Lock()
+        self._is_closed = False
         open_sessions.add(self)
 
     @property
@@ -324,11 +326,15 @@ class SubprocessSession:
         cell = _Cell(code, stdin, limits or Limits())
         relay = None if on_output is None else OutputRelay(on_output)
         async with self._lock, self._slots:
+            self._check_open()
             try:
                 child = await self._live_child()
                 execution = await child.run(code, stdin, cell.limits, relay)
-            except InfrastructureError as error:
-                return Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error))
+                self._check_not_ended()
+            except (InfrastructureError, OSError) as error:
+                await self._drop_child()
+                message = _CLOSED if self._is_closed else str(error)
+                return Execution(ExecutionStatus.INFRASTRUCTURE, message=message)
             except asyncio.CancelledError:
                 await self._drop_child()
                 raise
@@ -353,34 +359,55 @@ class SubprocessSession:
 
     async def _use_files(self, use: Callable[[ChildInterpreter], Awaitable[T]]) -> T:
         async with self._lock, self._slots:
+            self._check_open()
             child = await self._live_child()
             try:
                 return await use(child)
             except BaseException:
                 await self._drop_child()
+                self._check_not_ended()
                 raise
 
     async def fork(self) -> "SubprocessSession":
         async with self._lock:
+            self._check_open()
             return SubprocessSession(self._launcher, self._slots, self._open_sessions, self._log)
 
     async def rollback(self, num_cells: int = 1) -> None:
         async with self._lock:
+            self._check_open()
             if not 0 <= num_cells <= len(self._log):
                 raise ValueError(f"num_cells must be at most {len(self._log)}, the number of cells, not {num_cells}")
             self._log = self._log[: len(self._log) - num_cells]
             await self._drop_child()
 
     async def close(self) -> None:
+        """Close the session after its running cell."""
+        async with self._lock:
+            await self.end()
+
+    async def end(self) -> None:
+        """Close the session at once; a running cell ends as a fault of the sandbox."""
+        self._is_closed = True
         self._open_sessions.discard(self)
         await self._drop_child()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ValueError("the session is closed")
+
+    def _check_not_ended(self) -> None:
+        if self._is_closed:
+            raise InfrastructureError(_CLOSED)
 
     async def _live_child(self) -> ChildInterpreter:
         """The child with this session's state, rebuilt if need be."""
         while self._child is None:
             self._child = child = await ChildInterpreter.start(self._launcher)
             try:
+                self._check_not_ended()
                 num_replayed = await self._replay(child)
+                self._check_not_ended()
             except BaseException:
                 await self._drop_child()
                 raise
@@ -473,7 +500,7 @@ class SubprocessExecutor:
 
     async def close(self) -> None:
         for session in tuple(self._sessions):
-            await session.close()
+            await session.end()
 
     async def __aenter__(self) -> Self:
         return self
