@@ -307,6 +307,17 @@ async def test_a_folder_that_is_no_adapter_of_this_model_is_named(folder: Path, 
         assert (await post(found, "/init_weight_transfer_engine", {"init_info": {}}))[0] == 501
 
 
+async def test_an_update_whose_trainer_was_lost_can_be_finished(folder: Path) -> None:
+    async with running(folder, ServeSettings(allows_updates=True)) as found:
+        assert (await post(found, "/pause?mode=keep"))[0] == 200
+        assert (await post(found, "/start_weight_update", {}))[0] == 200
+        status, document = await post(found, "/start_weight_update", {})
+        assert status == 409 and "finish it first" in document["error"]["message"]
+        for path in ("/finish_weight_update", "/resume", "/start_weight_update", "/finish_weight_update"):
+            assert (await post(found, path, {}))[0] == 200, path
+        assert await ids_of(found)
+
+
 async def test_updates_need_the_operators_consent(folder: Path) -> None:
     async with running(folder) as found:
         assert (await post(found, "/pause"))[0] == 404
