@@ -34,7 +34,7 @@ pytestmark = pytest.mark.integration
 
 LIMITS = AgentLimits(max_turns=3, max_response_tokens=600, max_fault_retries=0)
 PROGRAMS = '''
-import os, sys, json, threading
+import asyncio, os, sys, json, threading
 from openai import AsyncOpenAI, OpenAI, BadRequestError
 
 
@@ -65,6 +65,20 @@ async def cuts(row, base_url, api_key):
 def insists(row, base_url, api_key):
     while True:
         _client(base_url, api_key).chat.completions.create(model="m", messages=[{"role": "user", "content": "?"}])
+
+
+def chooses(row, base_url, api_key):
+    asked = [{"role": "user", "content": row["prompt"]}]
+    answer = _client(base_url, api_key).chat.completions.create(model="m", messages=asked, n=4)
+    return sorted(bool(choice.message.content) for choice in answer.choices)
+
+
+async def asks_at_once(row, base_url, api_key):
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+        asked = [{"role": "user", "content": row["prompt"]}]
+        asking = [client.chat.completions.create(model="m", messages=asked) for _ in range(4)]
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+    return sorted(each.code if isinstance(each, BadRequestError) else "answered" for each in answers)
 
 
 def crashes(row, base_url, api_key):
@@ -216,6 +230,24 @@ async def test_a_program_that_goes_on_is_stopped_by_the_limit_of_turns(programs:
         (trace,) = await roll("a")
     assert (trace.outcome, trace.reward, len(trace.turns)) == (Outcome.TURN_LIMIT, 0.0, LIMITS.max_turns + 1)
     assert len(trace.segments) == len(trace.turns), "it begins anew each time"
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("chooses", [False, False, True, True]),
+        ("asks_at_once", ["answered", "answered", "context_length_exceeded", "context_length_exceeded"]),
+    ],
+)
+async def test_sequences_that_are_asked_for_together_share_the_token_budget(
+    programs: Path, name: str, answer: list[Any]
+) -> None:
+    num_wanted = LIMITS.max_response_tokens * 2 // 3
+    text = "</reason>" + CHAT.tokenizer.decode(CHAT.tokenizer.encode("fine and well " * num_wanted)[:num_wanted])
+    async with rolling(programs.parent, {"agent": f"file:{programs}:{name}"}, lambda _: text) as roll:
+        (trace,) = await roll("a")
+    assert (json.loads(trace.answer), trace.outcome) == (answer, Outcome.ANSWERED), trace.note
+    assert trace.num_sampled_tokens == LIMITS.max_response_tokens
 
 
 async def test_a_program_that_asks_nothing_is_left_out(programs: Path) -> None:

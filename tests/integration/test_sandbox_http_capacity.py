@@ -15,6 +15,7 @@ from rstar2.sandbox import Execution, ExecutionStatus, OnOutput, Request
 from rstar2.sandbox.executor import Overloaded
 from rstar2.sandbox.http import ServiceSettings, create_app, serve_forever
 from rstar2.sandbox.http.idempotency import OnceTable
+from rstar2.sandbox.subprocess_executor import SubprocessSession
 from rstar2.sandbox.unsafe.executor import UnsafeExecutor
 
 pytestmark = pytest.mark.integration
@@ -231,6 +232,43 @@ async def test_sessions_are_bounded_and_idle_ones_are_closed() -> None:
         async with asyncio.timeout(240):
             while (await http.post("/v1/sessions")).status != 201:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+
+
+class SlowToOpen(UnsafeExecutor):
+    """Its sessions open when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.num_opening = 0
+
+    async def session(self) -> SubprocessSession:
+        self.num_opening += 1
+        await self.gate.wait()
+        return await super().session()
+
+
+async def test_sessions_that_open_at_the_same_time_are_bounded_too() -> None:
+    executor = SlowToOpen()
+    async with (
+        service(executor, ServiceSettings(max_sessions=2)) as running,
+        aiohttp.ClientSession(running.url) as http,
+    ):
+        opening = [asyncio.ensure_future(http.post("/v1/sessions")) for _ in range(4)]
+        done, _ = await asyncio.wait(opening, timeout=1)
+        executor.gate.set()
+        assert sorted([(await each).status for each in opening]) == [201, 201, 503, 503]
+        assert len(done) == 2 and executor.num_opening == 2
+
+
+async def test_first_executions_of_a_sandbox_share_its_default_context() -> None:
+    executor = SlowToOpen()
+    async with service(executor) as running, aiohttp.ClientSession(running.url) as http:
+        asking = [asyncio.ensure_future(http.post("/execute", json={"code": "1"})) for _ in range(2)]
+        await until(lambda: running.service.num_in_flight == 2)
+        executor.gate.set()
+        assert [(await each).status for each in asking] == [200, 200]
+        assert len(await (await http.get("/contexts")).json()) == 1
 
 
 async def test_draining_finishes_what_is_in_flight_and_refuses_the_rest() -> None:

@@ -135,6 +135,60 @@ async def test_sessions_survive_crashes_fork_and_roll_back(executor: UnsafeExecu
         await session.rollback(5)
 
 
+async def test_a_file_that_cannot_be_put_again_does_not_keep_the_session_from_being_rebuilt(
+    executor: UnsafeExecutor, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The cell before it leaves a folder in its place when it runs again."""
+    mark = tmp_path_factory.mktemp("outside") / "mark"
+    session = await executor.session()
+    await session.run(f"import os\nif os.path.exists({str(mark)!r}): os.mkdir('f')\nopen({str(mark)!r}, 'w').close()")
+    await session.put_file("f", b"1")
+    await session.run("a = 1")
+    await session.run("os._exit(1)")
+    assert [(await session.run("a")).value for _ in range(2)] == ["1", "1"] and session.num_cells == 5
+
+
+async def test_a_cell_that_ends_its_interpreter_when_it_runs_again_is_forgotten(
+    executor: UnsafeExecutor, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    mark = tmp_path_factory.mktemp("outside") / "mark"
+    session = await executor.session()
+    await session.run("import os\na = 1")
+    await session.run(f"if os.path.exists({str(mark)!r}): os._exit(1)\nopen({str(mark)!r}, 'w').close()\na = 2")
+    await session.put_file("f", b"1")
+    await session.run("b = 3")
+    await session.run("os._exit(1)")
+    assert (await session.run("a, b, open('f').read()")).value == "(1, 3, '1')" and session.num_cells == 4
+
+
+async def test_a_closed_session_starts_nothing(executor: UnsafeExecutor, tmp_path: Path) -> None:
+    session = await executor.session()
+    running = asyncio.ensure_future(session.run("import time\nopen('begun', 'w')\ntime.sleep(1)\n1"))
+    await until(lambda: any(tmp_path.rglob("begun")))
+    await session.close()
+    assert (await running).value == "1", "the running cell has ended before"
+    for use in (session.run("1"), session.put_file("f", b""), session.list_files(), session.fork()):
+        with pytest.raises(ValueError, match="closed"):
+            await use
+    assert left_in(tmp_path) == []
+    await session.close()
+
+
+async def test_closing_the_executor_ends_a_running_cell_as_a_fault_of_the_sandbox(
+    executor: UnsafeExecutor, tmp_path: Path
+) -> None:
+    session, replaying = await executor.session(), await executor.session()
+    code = "open('begun', 'w')\nimport time; time.sleep({})"
+    await replaying.run(code.format(2))
+    await replaying.run("import os; os._exit(1)")
+    running = [asyncio.ensure_future(session.run(code.format(60))), asyncio.ensure_future(replaying.run("1"))]
+    await until(lambda: len(list(tmp_path.rglob("begun"))) == 2)
+    await executor.close()
+    assert left_in(tmp_path) == []
+    results = [await each for each in running]
+    assert [(each.status, each.message) for each in results] == [(S.INFRASTRUCTURE, "the sandbox was closed")] * 2
+
+
 async def test_the_environment_is_not_inherited(executor: UnsafeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_SECRET", "x")
     assert (await executor.run(Request("import os; os.environ.get('A_SECRET')"))).value is None

@@ -122,6 +122,35 @@ async def test_the_time_of_a_request_ends_before_and_in_the_middle_of_a_stream(f
         await until(lambda: found.engine.load().num_running == 0)
 
 
+async def test_a_pause_that_fails_does_not_undo_an_earlier_one(folder: Path) -> None:
+    async def is_paused() -> bool:
+        async with found.http.get(f"{found.root}/is_paused") as response:
+            paused: bool = (await response.json())["is_paused"]
+            return paused
+
+    async with running(folder, ServeSettings(request_timeout_s=1, allows_updates=True)) as found:
+        async with found.service.gate.leased(""):
+            assert (await post(found, "/pause?mode=wait"))[0] == 504 and not await is_paused()
+            assert (await post(found, "/pause?mode=keep"))[0] == 200
+            assert (await post(found, "/pause?mode=wait"))[0] == 504 and await is_paused()
+            assert (await post(found, "/resume"))[0] == 200 and not await is_paused()
+        assert await ids_of(found)
+
+
+async def test_a_pause_that_fails_leaves_one_that_still_waits(folder: Path) -> None:
+    async with running(folder, ServeSettings(allows_updates=True)) as found:
+        gate = found.service.gate
+        async with gate.leased(""):
+            first, second = (asyncio.ensure_future(gate.pause("wait", found.service.cancel_all)) for _ in range(2))
+            await asyncio.sleep(0)
+            first.cancel()
+            await asyncio.wait([first])
+            assert gate.is_paused
+        await second
+        assert gate.is_paused
+        await gate.resume()
+
+
 async def test_bodies_beyond_the_limit_are_refused(folder: Path) -> None:
     async with running(folder, ServeSettings(max_body_bytes=1000)) as found:
         status, document = await post(found, "/v1/completions", {"prompt": "x" * 2000})
@@ -276,6 +305,17 @@ async def test_a_folder_that_is_no_adapter_of_this_model_is_named(folder: Path, 
             status, document = await post(found, path, body)
             assert status == 400 and document["error"]["message"], path
         assert (await post(found, "/init_weight_transfer_engine", {"init_info": {}}))[0] == 501
+
+
+async def test_an_update_whose_trainer_was_lost_can_be_finished(folder: Path) -> None:
+    async with running(folder, ServeSettings(allows_updates=True)) as found:
+        assert (await post(found, "/pause?mode=keep"))[0] == 200
+        assert (await post(found, "/start_weight_update", {}))[0] == 200
+        status, document = await post(found, "/start_weight_update", {})
+        assert status == 409 and "finish it first" in document["error"]["message"]
+        for path in ("/finish_weight_update", "/resume", "/start_weight_update", "/finish_weight_update"):
+            assert (await post(found, path, {}))[0] == 200, path
+        assert await ids_of(found)
 
 
 async def test_updates_need_the_operators_consent(folder: Path) -> None:

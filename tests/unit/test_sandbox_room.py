@@ -37,8 +37,7 @@ async def test_more_than_there_is_waits_for_all_of_it() -> None:
     await settled()
     assert not large.done()
     room.give_back(1)
-    await asyncio.wait_for(large, 240)
-    room.give_back(1000)
+    room.give_back(await asyncio.wait_for(large, 240))
     await asyncio.wait_for(room.wait_for(10), 240)
 
 
@@ -61,3 +60,23 @@ async def test_what_exists_already_is_counted() -> None:
     assert not waiting.done()
     room.give_back(10)
     await asyncio.wait_for(waiting, 240)
+
+
+async def test_what_was_taken_beyond_the_budget_is_all_given_back() -> None:
+    room = Room(10)
+    for num_bytes in (15, 6):
+        room.take(num_bytes)
+    room.give_back(21)
+    await asyncio.wait_for(room.wait_for(10), 5)
+
+
+async def test_more_than_there_is_given_back_in_parts_makes_no_room() -> None:
+    room = Room(10)
+    num_reserved = await room.wait_for(15)
+    room.give_back(num_reserved - 8)
+    room.give_back(8)
+    await room.wait_for(10)
+    second = asyncio.create_task(room.wait_for(1))
+    await settled()
+    assert not second.done()
+    second.cancel()

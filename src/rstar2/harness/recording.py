@@ -18,6 +18,7 @@ from rstar2.records import Outcome, StopReason
 from rstar2.serve.errors import ApiError
 from rstar2.serve.generation import Ask, Piece
 
+_NO_TOKENS = "its token budget is used up"
 END_S = 10.0
 """Seconds that a request gets to end when its episode is over."""
 CURRENT: contextvars.ContextVar["Recording"] = contextvars.ContextVar("rstar2_recording")
@@ -45,6 +46,7 @@ class _Sampled:
     began: float
     queue_s: float = 0.0
     seconds: float = 0.0
+    num_tokens: int = 0
     entropies: list[float] = field(default_factory=list)
     policy_version: int = 0
 
@@ -99,14 +101,20 @@ class Recording:
         limits = self._agent.limits
         if self._num_asks + len(asks) > limits.max_turns + 1:
             raise self._refused(Outcome.TURN_LIMIT, f"its {limits.max_turns} turns, and one to answer in, are used up")
-        num_left = limits.max_response_tokens - sum(len(call.token_ids) for call in self.calls)
         admitted = []
         for ask in asks:
-            room = min(num_left, self._max_context_tokens - len(ask.token_ids))
+            room = min(self._num_left, self._max_context_tokens - len(ask.token_ids))
             if room < 1:
-                raise self._refused(Outcome.TRUNCATED, "its token budget is used up")
+                raise self._refused(Outcome.TRUNCATED, _NO_TOKENS)
             admitted.append(self._with_run_sampling(ask, min(ask.max_tokens, room)))
         return admitted
+
+    @property
+    def _num_left(self) -> int:
+        """How many tokens the episode may still sample."""
+        num_sampled = sum(len(call.token_ids) for call in self.calls)
+        num_sampled += sum(sampled.num_tokens for sampled in self._sampled.values())
+        return self._agent.limits.max_response_tokens - num_sampled
 
     def _refused(self, outcome: Outcome, reason: str) -> ApiError:
         self.limit = self.limit or (outcome, reason)
@@ -122,12 +130,18 @@ class Recording:
     async def generate(
         self, session: str, token_ids: Sequence[int], sampling: Sampling, max_tokens: int
     ) -> AsyncIterator[Chunk]:
+        """Generate one sequence, within the tokens that those before it have left: without tokens if none are left."""
         async with self._turn:
             sampled = self._sampled[session] = _Sampled(time.monotonic())
+            max_tokens = min(max_tokens, self._num_left)
+            if max_tokens < 1:
+                yield Chunk((), (), stop_reason=StopReason.TOKEN_LIMIT)
+                return
             async with left_cleanly(self._agent.engine.generate(self._id, token_ids, sampling, max_tokens)) as chunks:
                 async for chunk in chunks:
                     if not sampled.entropies:
                         sampled.policy_version = chunk.policy_version
+                    sampled.num_tokens += len(chunk.token_ids)
                     sampled.entropies += chunk.entropies
                     sampled.queue_s = self._agent.waited_s()
                     sampled.seconds = time.monotonic() - sampled.began
@@ -135,9 +149,10 @@ class Recording:
 
     async def answer(self, asks: Sequence[Ask], pieces: Callable[[], AsyncGenerator[Piece]]) -> list[Piece]:
         """Generate all pieces of the answers, and record the complete answers. If the program disconnects earlier, it
-        got nothing, and nothing is recorded."""
+        got nothing, and nothing is recorded. ApiError if no token was left for any of them."""
 
         async def attempt() -> list[Piece]:
+            self._forget_samples(asks)
             return [piece async for piece in pieces()]
 
         try:
@@ -145,9 +160,18 @@ class Recording:
         except InfrastructureError as error:
             self.fault = self.fault or f"the engine failed: {error}"
             raise
-        for number, ask in enumerate(asks):
-            self._record(ask, [piece for piece in made if piece.choice == number])
-        return made
+        else:
+            if self._num_left < 1 and not any(piece.token_ids for piece in made):
+                raise self._refused(Outcome.TRUNCATED, _NO_TOKENS)
+            for number, ask in enumerate(asks):
+                self._record(ask, [piece for piece in made if piece.choice == number])
+            return made
+        finally:
+            self._forget_samples(asks)
+
+    def _forget_samples(self, asks: Sequence[Ask]) -> None:
+        for ask in asks:
+            self._sampled.pop(ask.session, None)
 
     def _record(self, ask: Ask, pieces: Sequence[Piece]) -> None:
         token_ids = tuple(token_id for piece in pieces for token_id in piece.token_ids)

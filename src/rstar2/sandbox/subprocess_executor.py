@@ -38,6 +38,7 @@ START_S = 60.0
 REPLY_BYTES = 256 * MIB
 """The maximum length of a line of the child's answer: the value's JSON, before it is cut."""
 FILES_S = 30.0
+_CLOSED = "the sandbox was closed"
 
 
 class Launcher(Protocol):
@@ -145,6 +146,7 @@ class ChildInterpreter:
                 answer = _FILES_REPLY.validate_json(await reply)
         except (TimeoutError, ValueError):
             self._kill_group()
+            await self._process.wait()
             raise UserError("the session's interpreter did not answer for its files") from None
         finally:
             reply.cancel()
@@ -271,6 +273,19 @@ def _from_reply(reply: _Reply, max_value_bytes: int) -> Execution:
     )
 
 
+def _is_kept(child: ChildInterpreter, execution: Execution) -> bool:
+    """Whether the session keeps the cell, and its child."""
+    return child.alive and execution.status in (ExecutionStatus.OK, ExecutionStatus.ERROR)
+
+
+def _without_last_cell(steps: tuple[_Cell | _PutFile, ...]) -> tuple[_Cell | _PutFile, ...]:
+    """The steps without the last cell among them. InfrastructureError if there is none."""
+    for number in range(len(steps) - 1, -1, -1):
+        if isinstance(steps[number], _Cell):
+            return steps[:number] + steps[number + 1 :]
+    raise InfrastructureError("a new interpreter of the session does not answer")
+
+
 class SubprocessSession:
     """A notebook in one long-lived child. When that child exits, the cell log rebuilds it."""
 
@@ -288,6 +303,7 @@ class SubprocessSession:
         self._log = log
         self._child: ChildInterpreter | None = None
         self._lock = asyncio.Lock()
+        self._is_closed = False
         open_sessions.add(self)
 
     @property
@@ -310,15 +326,19 @@ class SubprocessSession:
         cell = _Cell(code, stdin, limits or Limits())
         relay = None if on_output is None else OutputRelay(on_output)
         async with self._lock, self._slots:
+            self._check_open()
             try:
                 child = await self._live_child()
                 execution = await child.run(code, stdin, cell.limits, relay)
-            except InfrastructureError as error:
-                return Execution(ExecutionStatus.INFRASTRUCTURE, message=str(error))
+                self._check_not_ended()
+            except (InfrastructureError, OSError) as error:
+                await self._drop_child()
+                message = _CLOSED if self._is_closed else str(error)
+                return Execution(ExecutionStatus.INFRASTRUCTURE, message=message)
             except asyncio.CancelledError:
                 await self._drop_child()
                 raise
-            if child.alive and execution.status in (ExecutionStatus.OK, ExecutionStatus.ERROR):
+            if _is_kept(child, execution):
                 self._log = (*self._log, cell)
             else:
                 await self._drop_child()
@@ -339,37 +359,75 @@ class SubprocessSession:
 
     async def _use_files(self, use: Callable[[ChildInterpreter], Awaitable[T]]) -> T:
         async with self._lock, self._slots:
+            self._check_open()
             child = await self._live_child()
             try:
                 return await use(child)
             except BaseException:
                 await self._drop_child()
+                self._check_not_ended()
                 raise
 
     async def fork(self) -> "SubprocessSession":
         async with self._lock:
+            self._check_open()
             return SubprocessSession(self._launcher, self._slots, self._open_sessions, self._log)
 
     async def rollback(self, num_cells: int = 1) -> None:
         async with self._lock:
+            self._check_open()
             if not 0 <= num_cells <= len(self._log):
                 raise ValueError(f"num_cells must be at most {len(self._log)}, the number of cells, not {num_cells}")
             self._log = self._log[: len(self._log) - num_cells]
             await self._drop_child()
 
     async def close(self) -> None:
+        """Close the session after its running cell."""
+        async with self._lock:
+            await self.end()
+
+    async def end(self) -> None:
+        """Close the session at once; a running cell ends as a fault of the sandbox."""
+        self._is_closed = True
         self._open_sessions.discard(self)
         await self._drop_child()
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ValueError("the session is closed")
+
+    def _check_not_ended(self) -> None:
+        if self._is_closed:
+            raise InfrastructureError(_CLOSED)
+
     async def _live_child(self) -> ChildInterpreter:
-        if self._child is None:
-            self._child = await ChildInterpreter.start(self._launcher)
-            for step in self._log:
-                if isinstance(step, _PutFile):
-                    await self._child.put_file(step.path, step.data)
-                else:
-                    await self._child.run(step.code, step.stdin, step.limits)
+        """The child with this session's state, rebuilt if need be."""
+        while self._child is None:
+            self._child = child = await ChildInterpreter.start(self._launcher)
+            try:
+                self._check_not_ended()
+                num_replayed = await self._replay(child)
+                self._check_not_ended()
+            except BaseException:
+                await self._drop_child()
+                raise
+            if num_replayed < len(self._log):
+                await self._drop_child()
+                self._log = _without_last_cell(self._log[: num_replayed + 1]) + self._log[num_replayed + 1 :]
         return self._child
+
+    async def _replay(self, child: ChildInterpreter) -> int:
+        """Do the steps again; returns how many the child lived through. The last cell up to the step that it did not
+        live through is at fault."""
+        for number, step in enumerate(self._log):
+            if isinstance(step, _PutFile):
+                with contextlib.suppress(UserError):  # a cell did not leave the same files as before
+                    await child.put_file(step.path, step.data)
+                if not child.alive:
+                    return number
+            elif not _is_kept(child, await child.run(step.code, step.stdin, step.limits)):
+                return number
+        return len(self._log)
 
     async def _drop_child(self) -> None:
         child, self._child = self._child, None
@@ -442,7 +500,7 @@ class SubprocessExecutor:
 
     async def close(self) -> None:
         for session in tuple(self._sessions):
-            await session.close()
+            await session.end()
 
     async def __aenter__(self) -> Self:
         return self

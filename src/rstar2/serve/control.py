@@ -30,12 +30,8 @@ class ControlApi:
         mode = request.query.get("mode", "abort")
         if mode not in PAUSE_MODES:
             raise UserError(f"mode: it must be one of {', '.join(PAUSE_MODES)}, not {mode!r}")
-        try:
-            async with asyncio.timeout(self._service.settings.request_timeout_s):
-                await self._service.gate.pause(mode, self._service.cancel_all)
-        except BaseException:
-            await self._service.gate.resume()
-            raise
+        async with asyncio.timeout(self._service.settings.request_timeout_s):
+            await self._service.gate.pause(mode, self._service.cancel_all)
         return web.json_response({"status": "paused"})
 
     async def resume(self, _: web.Request) -> web.Response:

@@ -53,6 +53,8 @@ class WeightGate:
         self._writing = asyncio.Lock()
         self._pause: AbstractContextManager[None] | None = None
         self._is_closed = False
+        self._num_pausing = 0
+        """The number of pauses that have begun and not ended."""
         self._switching: asyncio.Task[None] | None = None
 
     @property
@@ -189,18 +191,26 @@ class WeightGate:
 
     async def pause(self, mode: str, cancel_all: Callable[[], Awaitable[None]]) -> None:
         """Stop generating tokens. `mode`: `keep` freezes running requests, `wait` lets them finish, `abort` ends them.
-        New requests wait."""
+        New requests wait. A pause that fails is undone, unless another one holds or is still wanted."""
         engine = self._updatable()
         self._is_closed = True
-        if mode == "abort":
-            await cancel_all()
-        if mode in ("abort", "wait"):
-            await self._idle.wait()
-        async with self._writing:
-            if self._pause is None and self._is_closed:
-                pause = engine.paused()
-                await asyncio.to_thread(pause.__enter__)
-                self._pause = pause
+        self._num_pausing += 1
+        try:
+            if mode == "abort":
+                await cancel_all()
+            if mode in ("abort", "wait"):
+                await self._idle.wait()
+            async with self._writing:
+                if self._pause is None and self._is_closed:
+                    pause = engine.paused()
+                    await asyncio.to_thread(pause.__enter__)
+                    self._pause = pause
+        except BaseException:
+            if self._pause is None and self._num_pausing == 1:
+                await self.resume()
+            raise
+        finally:
+            self._num_pausing -= 1
 
     async def resume(self) -> None:
         async with self._writing:

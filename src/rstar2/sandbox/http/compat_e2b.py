@@ -5,16 +5,19 @@ A context is a notebook session. Code without a context runs in the default cont
 names in a header. Output is streamed; results and an error follow when the cell has ended.
 """
 
+import asyncio
 import json
 import re
 import time
 from dataclasses import dataclass
 from functools import partial
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 from pydantic import Field, JsonValue, TypeAdapter
 
 from rstar2.sandbox.execution import Display, Execution, ExecutionStatus, Limits, OnOutput
+from rstar2.sandbox.executor import Session
 from rstar2.sandbox.http.compat_sandbox_fusion import split_traceback
 from rstar2.sandbox.http.errors import ApiError
 from rstar2.sandbox.http.native import NDJSON
@@ -119,6 +122,8 @@ class E2bApi:
         self._contexts: dict[str, _Context] = {}
         self._defaults: dict[str, str] = {}
         """The id of the default context, by sandbox."""
+        self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Held while the default context of a sandbox is made, by sandbox."""
 
     def operations(self) -> list[Operation]:
         post = partial(Operation, "POST", tag="E2B", refusals=(404, 409, 503))
@@ -202,25 +207,25 @@ class E2bApi:
         if context_id is not None:
             return self._find_context(context_id)
         sandbox = request.headers.get(SANDBOX_HEADER, "")[:128]
-        self._forget_closed()
-        context = self._contexts.get(self._defaults.get(sandbox, ""))
-        if context is None:
-            context = await self._make_context(None)
-            self._defaults = {name: id_ for name, id_ in self._defaults.items() if id_ in self._contexts}
-            self._defaults[sandbox] = context.info.id
+        async with self._opening.setdefault(sandbox, asyncio.Lock()):
+            self._forget_closed()
+            context = self._contexts.get(self._defaults.get(sandbox, ""))
+            if context is None:
+                context = await self._make_context(None)
+                self._defaults = {name: id_ for name, id_ in self._defaults.items() if id_ in self._contexts}
+                self._defaults[sandbox] = context.info.id
         return context
 
     async def _make_context(self, cwd: str | None) -> _Context:
-        self._sessions.check_room()
-        session = await self._service.executor.session()
-        started = await session.run(_START.format(cwd=cwd))
-        if not started.ok:
-            await session.close()
-            if started.status.is_sandbox_fault:
-                raise ApiError(503, "infrastructure", started.message, retry_after_s=1.0)
-            raise ApiError(409, "invalid", f"cwd: {cwd!r} cannot be used; name a folder below the working directory")
-        info = ContextInfo(session.id, "python", started.stdout.removesuffix("\n"))
-        context = self._contexts[info.id] = _Context(info, self._sessions.add(session))
+        with self._sessions.room_for_one():
+            session = await self._service.executor.session()
+            try:
+                folder = await _started(session, cwd)
+            except BaseException:
+                await session.close()
+                raise
+            info = ContextInfo(session.id, "python", folder)
+            context = self._contexts[info.id] = _Context(info, self._sessions.add(session))
         return context
 
     def _find_context(self, context_id: str) -> _Context:
@@ -233,6 +238,16 @@ class E2bApi:
     def _forget_closed(self) -> None:
         """Forget the contexts whose sessions were closed as idle."""
         self._contexts = {id_: context for id_, context in self._contexts.items() if context.held.is_open}
+
+
+async def _started(session: Session, cwd: str | None) -> str:
+    """Go to the working directory, and return its path."""
+    started = await session.run(_START.format(cwd=cwd))
+    if started.status.is_sandbox_fault:
+        raise ApiError(503, "infrastructure", started.message, retry_after_s=1.0)
+    if not started.ok:
+        raise ApiError(409, "invalid", f"cwd: {cwd!r} cannot be used; name a folder below the working directory")
+    return started.stdout.removesuffix("\n")
 
 
 def events_of(execution: Execution) -> list[bytes]:

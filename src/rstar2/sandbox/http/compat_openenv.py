@@ -138,8 +138,8 @@ class _Episode:
         return observation
 
     async def _open(self) -> HeldSession:
-        self._sessions.check_room()
-        self._held = self._sessions.add(await self._service.executor.session())
+        with self._sessions.room_for_one():
+            self._held = self._sessions.add(await self._service.executor.session())
         return self._held
 
     async def close(self) -> None:

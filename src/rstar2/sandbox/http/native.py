@@ -120,15 +120,15 @@ class NativeApi:
             max_bytes = NUM_OUTPUTS * request.limits.output_bytes
             if request.rich or request.fetch_files:
                 max_bytes += MAX_OUTPUT_BYTES
-            await room.wait_for(max_bytes)
+            reserved_bytes = await room.wait_for(max_bytes)
             kept_bytes = 0
             try:
                 execution = await self._service.run_when_possible(request)
-                kept_bytes = min(_num_kept(execution), max_bytes)
+                kept_bytes = min(_num_kept(execution), reserved_bytes)
                 held[index] = kept_bytes
                 return execution
             finally:
-                room.give_back(max_bytes - kept_bytes)
+                room.give_back(reserved_bytes - kept_bytes)
 
         for index, run in enumerate(runs):
             try:
@@ -145,8 +145,7 @@ class NativeApi:
 
     async def create_session(self, request: web.Request) -> web.Response:
         await read_body(self._service, request, schema.SESSION, if_empty=b"{}")
-        with self._service.admitted():
-            self._sessions.check_room()
+        with self._service.admitted(), self._sessions.room_for_one():
             held = self._sessions.add(await self._service.executor.session())
         return json_response(_info(held), 201)
 
@@ -168,9 +167,9 @@ class NativeApi:
 
     async def fork_session(self, request: web.Request) -> web.Response:
         async def fork(held: HeldSession, _: ForkRequest) -> tuple[bytes, bool]:
-            self._sessions.check_room()
-            async with self._sessions.turn(held) as session:
-                return _info(self._sessions.add(await session.fork())), True
+            with self._sessions.room_for_one():
+                async with self._sessions.turn(held) as session:
+                    return _info(self._sessions.add(await session.fork())), True
 
         return json_response(
             await change_once(self._service, self._sessions, request, schema.FORK, fork, if_empty=b"{}"), 201

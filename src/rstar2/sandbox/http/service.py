@@ -150,14 +150,14 @@ class Service:
         max_bytes = 2 * (NUM_OUTPUTS * limits.output_bytes) + (MAX_DISPLAY_BYTES if is_rich else 0)
         try:
             async with asyncio.timeout(wait_s):
-                await room.wait_for(max_bytes)
+                reserved_bytes = await room.wait_for(max_bytes)
         except TimeoutError:
             message = "over capacity: too much streamed output waits for its readers"
             raise overloaded(message, self.settings.retry_after_s) from None
         try:
             yield
         finally:
-            room.give_back(max_bytes)
+            room.give_back(reserved_bytes)
 
     def load(self) -> Load:
         """The load that the executor reports. Without a report, all requests in flight count as queued."""

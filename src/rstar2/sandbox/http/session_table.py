@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from rstar2.sandbox.execution import MIB
@@ -30,16 +30,25 @@ class HeldSession:
 class SessionTable:
     def __init__(self, settings: ServiceSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._held: dict[str, HeldSession] = {}
+        self._num_being_made = 0
         self._settings = settings
         self._clock = clock
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def check_room(self) -> None:
-        if len(self._held) >= self._settings.max_sessions:
-            message = f"over capacity: {len(self._held)} sessions are open; close those that are done"
+    @contextmanager
+    def room_for_one(self) -> Iterator[None]:
+        """Keep a place free for the session that the block makes and adds; ApiError if all are taken."""
+        num_sessions = len(self._held) + self._num_being_made
+        if num_sessions >= self._settings.max_sessions:
+            message = f"over capacity: {num_sessions} sessions are open; close those that are done"
             raise overloaded(message, self._settings.retry_after_s)
+        self._num_being_made += 1
+        try:
+            yield
+        finally:
+            self._num_being_made -= 1
 
     def add(self, session: Session) -> HeldSession:
         held = self._held[session.id] = HeldSession(session, self._clock())

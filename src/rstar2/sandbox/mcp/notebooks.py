@@ -33,9 +33,9 @@ class Notebooks:
             yield session
 
     async def fork(self, session_id: str) -> Session:
-        self._table.check_room()
-        async with self._table.turn(self._table.get(session_id)) as session:
-            return self._table.add(await session.fork()).session
+        with self._table.room_for_one():
+            async with self._table.turn(self._table.get(session_id)) as session:
+                return self._table.add(await session.fork()).session
 
     async def close(self, session_id: str) -> None:
         await self._table.close(self._table.get(session_id))
@@ -52,8 +52,8 @@ class Notebooks:
             await self._table.close_all()
 
     async def _open(self) -> HeldSession:
-        self._table.check_room()
-        return self._table.add(await self._executor.session())
+        with self._table.room_for_one():
+            return self._table.add(await self._executor.session())
 
     async def _sweep(self) -> None:
         while True:
