@@ -2,6 +2,7 @@
 
 Promise: each recorded segment has exactly the ids that the engine saw and sampled; every token that the program got is
 trained on in exactly one segment; a request beyond the limits gets OpenAI's error.
+May import: records, engine, config, agent, environments, serve.
 """
 
 from rstar2.harness.environment import HARNESS

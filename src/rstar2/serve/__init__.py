@@ -4,6 +4,7 @@ weight updates.
 Promise: the token ids in an answer are the ids that the engine sampled; every request is answered, with a result or
 with a reason in OpenAI's form; a request is cancelled when its caller disconnects; nothing that a caller sends exceeds
 the limits.
+May import: records, sandbox, engine, grading, models, agent, environments.
 """
 
 from rstar2.sandbox.http.server import Server
