@@ -118,7 +118,8 @@ class ForkableEpisode(Episode, Protocol):
 
 
 async def fork_of(episode: Episode) -> Episode | None:
-    """A copy of the episode; None if it cannot be copied. Any error of its code becomes an InfrastructureError."""
+    """A copy of the episode; None if it cannot be copied. UserError passes; any other error of its code becomes an
+    InfrastructureError."""
     if not isinstance(episode, ForkableEpisode):
         return None
     try:

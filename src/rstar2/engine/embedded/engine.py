@@ -404,8 +404,9 @@ class EmbeddedEngine:
         return self._is_closed or self._in_flight is not None or (not self._num_pauses and bool(has_work))
 
     def _work(self) -> None:
-        """Queues the next run, then absorbs the one before. A run's tokens are handed over when the next run is queued:
-        the event loops that they wake compete with this thread for the interpreter, and then this thread only waits."""
+        """Queues the next run, then processes the previous one. A run's tokens are passed on once the next run is
+        queued: the event loops that they wake compete with this thread for the interpreter, and then this thread only
+        waits."""
         plan = self._scheduler.plan()
         if plan.prefill:
             self._runner.prefill(plan.prefill)
