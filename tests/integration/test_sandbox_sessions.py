@@ -554,6 +554,25 @@ async def test_a_cancelled_rebuild_leaves_no_slot() -> None:
         assert await value(session, "x + 1") == "42"
 
 
+async def test_a_spare_slot_lost_with_the_session_s_own_is_not_the_cell_s_fault() -> None:
+    async with cold() as executor:
+        session = await executor.session()
+        assert isinstance(session, LocalSession)
+        await run(session, "x = 41")
+        trees = session._trees
+        await until(lambda: trees._spare is not None and trees._spare.pid > 0)
+        spare, own_pid = trees._spare, slot_pid(session)
+        assert spare is not None
+        running = asyncio.create_task(session.run("import time; time.sleep(0.5); x + 1"))
+        await until(lambda: session.tree is not None and session.tree.waiting is not None)
+        os.kill(spare.pid, signal.SIGSTOP)  # it is about to die, and its channel does not tell so yet
+        os.kill(own_pid, signal.SIGKILL)
+        await until(lambda: session.tree is not None and session.tree.pid not in (0, own_pid))
+        await kill(spare.pid)
+        execution = await running
+        assert (execution.value, execution.num_attempts) == ("42", 2)
+
+
 @pytest.mark.parametrize("num_kills", [1, 2])
 async def test_a_cell_whose_slot_is_killed_is_rerun_once(session: Session, num_kills: int) -> None:
     """A second loss is the cell's own error: a fault of ours on demand would be a way to never be scored."""

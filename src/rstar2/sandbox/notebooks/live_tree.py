@@ -65,6 +65,7 @@ class LiveTree:
     pid: int = 0
     next_state: int = 1
     fingerprint: int = 0
+    made_at: float = field(default_factory=time.monotonic)
     last_used: float = field(default_factory=time.monotonic)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     sessions: set[TreeUser] = field(default_factory=set)

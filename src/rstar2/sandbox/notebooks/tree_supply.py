@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import time
 
 from rstar2.sandbox.execution import Limits
@@ -28,6 +29,7 @@ class TreeSupply:
         self.live: set[LiveTree] = set()
         self._spare: LiveTree | None = None
         self._next_number = 0
+        self._last_lost_at = -math.inf
         self._is_closed = False
 
     @property
@@ -39,11 +41,12 @@ class TreeSupply:
         return len(self.live) - (self._spare is not None)
 
     async def take(self, limits: Limits) -> LiveTree:
-        """The spare tree if its limits suffice, else a new one; the next spare is made in the background."""
+        """The spare tree if its limits suffice, else a new one; the next spare is made in the background. A spare
+        that is older than the last loss is not used: what ended that tree may have ended the spare too, unnoticed."""
         spare, self._spare = self._spare, None
         names = ("memory_bytes", "num_processes", "file_bytes")
         is_fit = all(getattr(limits, name) <= getattr(SPARE_LIMITS, name) for name in names)
-        if spare is not None and not (is_fit and spare.channel.is_open):
+        if spare is not None and not (is_fit and spare.channel.is_open and spare.made_at > self._last_lost_at):
             self.end(spare)
             spare = None
         tree = spare or await self._make_tree(limits)
@@ -104,6 +107,7 @@ class TreeSupply:
         return tree
 
     def _on_lost(self, tree: LiveTree) -> None:
+        self._last_lost_at = time.monotonic()
         lost = LostError(for_memory=tree.memory.was_killed())
         tree.resolve(lambda waiting: waiting.set_exception(lost))
         self.end(tree)
