@@ -1,13 +1,15 @@
 """`rstar2 serve` and vLLM's server on the same requests, in one run: throughput and latency over HTTP.
 
-    python benchmarks/serve.py --model FOLDER [--vllm-python PYTHON] [--in-flight 1 8 32] [--json]
+    python benchmarks/serve.py --model FOLDER [--shapes NAME] [--vllm-python PYTHON] [--in-flight 1 8 32] [--json]
 
 Both servers run at the same time, and their rounds alternate, so that a noisy machine is noisy for both; while one is
 measured, the other has nothing to do. A request is a stream of `/v1/completions` with a prompt of token ids, and asks
 for as many tokens as it gets (`ignore_eos`). At most `--in-flight` run at a time; the next starts when one ends. Time
 to first token counts from the sending of a request. The time between two events is divided by the tokens of the second.
-Values are the middle of `--num-repeats` rounds after one to warm up. Requests have no seed: with seeds, vLLM 0.32 on a
-CPU fails at a prompt that is prefilled in chunks.
+Values are the middle of `--num-repeats` rounds after one of one request for each in flight, to warm up. Requests have
+no seed: with seeds, vLLM 0.32 on a CPU fails at a prompt that is prefilled in chunks. On a GPU rstar2 starts first, and
+its cache takes half of the memory: give vLLM `--gpu-memory-utilization 0.4`. With `--shapes` the weights are random,
+in the shapes of that model, and only the tokenizer is the folder's.
 """
 
 import argparse
@@ -16,11 +18,12 @@ import json
 import os
 import platform
 import random
-import re
+import shlex
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -29,9 +32,11 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TextIO
 from urllib.request import urlopen
 
 import aiohttp
+from model_shapes import SHAPES
 
 START_S = 900.0
 STOP_S = 60.0
@@ -178,10 +183,12 @@ def middle(rounds: Sequence[Round]) -> Round:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="a model folder")
+    parser.add_argument("--shapes", choices=SHAPES, help="random weights in these shapes")
     parser.add_argument(
         "--vllm-python", help="the Python of an environment with vLLM; without it only rstar2 is measured"
     )
     parser.add_argument("--vllm-arguments", default="", help="further arguments of `vllm serve`")
+    parser.add_argument("--rstar2-arguments", default="", help="further arguments of `rstar2 serve`")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--requests-each", type=int, default=3, help="requests of a round for each one in flight")
     parser.add_argument("--prompt-tokens", type=int, nargs=2, default=(64, 128))
@@ -193,14 +200,41 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, default=Path())
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        if options.shapes:
+            write_random_model(options, Path(scratch))
+            options.model = scratch
+        compare(options)
+
+
+def write_random_model(options: argparse.Namespace, folder: Path) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    shapes = {"max_position_embeddings": 4096, "tie_word_embeddings": True, **SHAPES[options.shapes]}
+    config = AutoConfig.for_model(
+        shapes.pop("model_type"), **shapes, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id
+    )
+    torch.manual_seed(options.seed)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def compare(options: argparse.Namespace) -> None:
     options.vocab_size = json.loads((Path(options.model) / "config.json").read_text())["vocab_size"]
     most = str(max(1024, *options.in_flight))
     commands = {
-        "rstar2": [sys.executable, "-m", "rstar2", "serve", options.model, "--max-in-flight", most],
+        "rstar2": [
+            *(sys.executable, "-m", "rstar2", "serve", options.model, "--max-in-flight", most),
+            *shlex.split(options.rstar2_arguments),
+        ],
     }
     if options.vllm_python:
         entry = [options.vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", options.model]
-        commands["vllm"] = [*entry, *options.vllm_arguments.split()]
+        commands["vllm"] = [*entry, *shlex.split(options.vllm_arguments)]
     environment = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     results: dict[str, dict[int, Round]] = {name: {} for name in commands}
     with ExitStack() as stack:
@@ -214,13 +248,13 @@ def main() -> None:
             rounds: dict[str, list[Round]] = {name: [] for name in commands}
             for repeat in range(options.num_repeats + 1):
                 for name, url in urls.items():
-                    found = measure(pool, url, requests, num_in_flight, options.client_processes)
+                    sent = requests if repeat else requests[:num_in_flight]
+                    found = measure(pool, url, sent, num_in_flight, options.client_processes)
                     if repeat:
                         rounds[name].append(found)
             for name in commands:
                 results[name][num_in_flight] = middle(rounds[name])
-            if not options.json:
-                show(results, num_in_flight)
+            show(results, num_in_flight, sys.stderr if options.json else sys.stdout)
     if options.json:
         document = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -231,13 +265,14 @@ def main() -> None:
         print(json.dumps(document, indent=2))
 
 
-def show(results: dict[str, dict[int, Round]], num_in_flight: int) -> None:
+def show(results: dict[str, dict[int, Round]], num_in_flight: int, file: TextIO) -> None:
     for name, rows in results.items():
         row = rows[num_in_flight]
         print(
-            f"{num_in_flight:5d} in flight  {re.sub('_', ' ', name):8s} {row.tokens_per_s:9.1f} tokens/s   "
+            f"{num_in_flight:5d} in flight  {name:8s} {row.tokens_per_s:9.1f} tokens/s   "
             f"first token {row.first_p50_ms:8.1f} / {row.first_p99_ms:8.1f} ms   "
             f"between {row.between_p50_ms:7.2f} / {row.between_p99_ms:7.2f} ms",
+            file=file,
             flush=True,
         )
 

@@ -160,6 +160,7 @@ async def _serve(
     port: int,
     drain_s: float,
 ) -> None:
+    from rstar2.engine.process.child import make_garbage_collection_rare
     from rstar2.sandbox.http.supervisor import address_of, listen
     from rstar2.serve import Server, create_app
 
@@ -168,6 +169,7 @@ async def _serve(
     note("loading the model ...")
     async with opening as (model, agent):
         server = Server(create_app(model, settings, agent))
+        make_garbage_collection_rare()
         await server.start([listener])
         what = f"the agent {model.name}" if agent else model.name
         note(f"serving {what} on {address}/v1 (OpenAPI: {address}/openapi.json); Ctrl-C drains and stops")

@@ -120,7 +120,7 @@ def _embedded(recipe: Recipe, folder: Path) -> Engine:
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     dtype = dtypes.get(recipe.model.dtype) or (torch.bfloat16 if device.type == "cuda" else torch.float32)
     weights = read_weights(folder, device, dtype) or share_weights(load_model(folder, device, dtype))
-    return EmbeddedEngine(weights, EmbeddedOptions(**_options(recipe, folder)))
+    return EmbeddedEngine(weights, EmbeddedOptions(starts_early=True, **_options(recipe, folder)))
 
 
 def _vllm_in_process(recipe: Recipe, folder: Path) -> Engine:

@@ -36,6 +36,7 @@ class ChatApi:
         num_choices = body.n or 1
         prompt = service.prompts.write(body)
         stream = EventStream(request, service.settings.transfer_timeout_s)
+        last: list[bytes] = []
         async with streamed(stream), service.begun(request, body.model, num_choices) as sessions:
             reply = ChatReply(service, body, prompt)
             asks = service.asks(
@@ -52,11 +53,14 @@ class ChatApi:
                 return web.json_response(reply.full(answers, tops, usage))
             async with aclosing(service.pieces(asks, usage)) as pieces:
                 async for piece in pieces:
-                    for event in reply.events(piece):
-                        await stream.send(event)
+                    num_choices -= piece.finish_reason is not None
+                    if num_choices:
+                        await stream.send(*reply.events(piece))
+                    else:
+                        last += reply.events(piece)
             if body.wants_usage:
-                await stream.send(reply.usage_event(usage))
-        return await stream.end()
+                last.append(reply.usage_event(usage))
+        return await stream.end(*last)
 
     async def _tops(self, body: ChatRequest, asks: Sequence[Ask], answers: Sequence[Answer]) -> list[Sequence[Top]]:
         """The likeliest ids at each position of each answer, scored by another pass over the full sequence."""

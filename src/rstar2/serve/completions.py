@@ -31,6 +31,7 @@ class CompletionApi:
         prompts = [Prompt(ids, body.n or 1) for ids in self._prompt_ids(body)]
         num_sequences = sum(prompt.num_choices for prompt in prompts)
         stream = EventStream(request, service.settings.transfer_timeout_s)
+        last: list[bytes] = []
         async with streamed(stream), service.begun(request, body.model, num_sequences) as sessions:
             reply = CompletionReply(service, body, prompts)
             if body.max_tokens == 0:
@@ -48,10 +49,14 @@ class CompletionApi:
                 return web.json_response(reply.full(answers, tops, scores, usage))
             async with aclosing(service.pieces(asks, usage)) as pieces:
                 async for piece in pieces:
-                    await stream.send(reply.event(piece))
+                    num_sequences -= piece.finish_reason is not None
+                    if num_sequences:
+                        await stream.send(reply.event(piece))
+                    else:
+                        last.append(reply.event(piece))
             if body.wants_usage:
-                await stream.send(reply.usage_event(usage))
-        return await stream.end()
+                last.append(reply.usage_event(usage))
+        return await stream.end(*last)
 
     def _check(self, body: CompletionRequest) -> None:
         if body.logprobs is not None or body.return_token_ids or not _is_text(body.prompt):

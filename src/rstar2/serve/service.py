@@ -215,22 +215,33 @@ class EventStream:
     def has_begun(self) -> bool:
         return self._response is not None
 
-    async def send(self, data: bytes) -> None:
-        """Send one event; ConnectionError if the caller does not read in time."""
+    async def send(self, *events: bytes) -> None:
+        """Send some events at once; ConnectionError if the caller does not read in time."""
+        if not events:
+            return
+        async with self._open_response() as response:
+            await response.write(_framed(events))
+
+    async def end(self, *events: bytes) -> web.StreamResponse:
+        """Send the last events and the end of the answer at once."""
+        async with self._open_response() as response:
+            await response.write_eof(_framed((*events, b"[DONE]")))
+        return response
+
+    @asynccontextmanager
+    async def _open_response(self) -> AsyncIterator[web.StreamResponse]:
         try:
             async with asyncio.timeout(self.timeout_s):
                 if self._response is None:
                     headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"}
                     self._response = web.StreamResponse(headers=headers)
                     await self._response.prepare(self.request)
-                await self._response.write(b"data: " + data + b"\n\n")
+                yield self._response
         except TimeoutError:
             if self.request.transport is not None:
                 self.request.transport.abort()
             raise ConnectionResetError("the caller does not read its answer") from None
 
-    async def end(self) -> web.StreamResponse:
-        await self.send(b"[DONE]")
-        assert self._response is not None
-        await self._response.write_eof()
-        return self._response
+
+def _framed(events: Sequence[bytes]) -> bytes:
+    return b"".join(b"data: " + event + b"\n\n" for event in events)

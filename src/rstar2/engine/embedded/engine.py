@@ -59,6 +59,8 @@ class _Turn:
     log_probs: list[float] = field(default_factory=list)
     """The log-probabilities of the tokens that were not handed over yet; `entropies` likewise."""
     entropies: list[float] = field(default_factory=list)
+    has_begun: bool = False
+    """Whether a chunk was handed over."""
 
     @property
     def num_new_tokens(self) -> int:
@@ -69,7 +71,7 @@ class _Turn:
         wanted = tuple(self.entropies) if self.sequence.sampling.entropies else ()
         chunk = Chunk(token_ids, tuple(self.log_probs), wanted, stop_reason, policy_version)
         self.num_handed_over += len(token_ids)
-        self.log_probs, self.entropies = [], []
+        self.log_probs, self.entropies, self.has_begun = [], [], True
         return chunk
 
 
@@ -436,7 +438,7 @@ class EmbeddedEngine:
         num_running = len(run.sequences)
         is_crowd = num_running > _MANY_SEQUENCES
         chunk_tokens = max(_MIN_CHUNK_TOKENS, num_running // _CHUNKS_PER_STEP) if is_crowd else 1
-        turns, steps_ahead = self._turns, self._limits.steps_ahead
+        turns, steps_ahead, starts_early = self._turns, self._limits.steps_ahead, self._limits.starts_early
         rows = zip(run.sequences, sampled.token_ids, sampled.log_probs, sampled.entropies, strict=True)
         for sequence, token_ids, log_probs, entropies in rows:
             turn = turns.get(sequence)
@@ -449,7 +451,8 @@ class EmbeddedEngine:
             stop_reason = sequence.stop_reason()
             if stop_reason is not None:
                 self._remove(sequence)
-            if stop_reason is not None or turn.num_new_tokens >= chunk_tokens:
+            is_due = turn.num_new_tokens >= chunk_tokens or (starts_early and not turn.has_begun)
+            if stop_reason is not None or is_due:
                 self._outbox[turn.loop].append((turn, turn.take_chunk(stop_reason, run.policy_version)))
         self._load = self._measure_load()
 

@@ -39,6 +39,9 @@ class EmbeddedOptions:
     batch_invariant: bool = False
     """On a GPU: whether a token's bits do not depend on other sequences, so that a trainer can compute the same ones.
     On a CPU in float32 they never do."""
+    starts_early: bool = False
+    """Whether a turn's first tokens are handed over as soon as there are any, for callers who watch them arrive. Among
+    many sequences they otherwise wait for a full chunk, which costs less."""
     seed: int = 0
     """Seeds the requests that have no seed of their own."""
 
@@ -63,6 +66,7 @@ class EngineLimits:
     block_size: int = field(default=BLOCK_SIZE)
     gives_cache_back: bool = False
     batch_invariant: bool = False
+    starts_early: bool = False
 
     @property
     def max_blocks_per_sequence(self) -> int:
@@ -103,6 +107,7 @@ def choose_limits(
         block_size=block_size,
         gives_cache_back=options.gives_cache_back and is_cuda,
         batch_invariant=options.batch_invariant and is_cuda,
+        starts_early=options.starts_early,
     )
 
 
