@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 
 from rstar2.errors import InfrastructureError
 from rstar2.sandbox.client import RemoteExecutor
@@ -94,6 +95,7 @@ class BenchRun:
     async def in_process(self, executor: LocalExecutor) -> AsyncIterator["BenchRun"]:
         """Measure an executor in this process, without a service, as a trainer uses the sandbox."""
         async with executor:
+            await _idle_machine()
             inner = BenchRun(executor, "", 0, self.scale)
             yield inner
             self.num_failures += inner.num_failures
@@ -229,6 +231,23 @@ async def measure(chosen: Mapping[str, Measurement], *, quick: bool, say: Callab
     )
 
 
+async def _idle_machine(deadline_s: float = 15.0) -> None:
+    """Wait until the cores are idle: an executor that has just started makes a spare template in the background."""
+    deadline = time.monotonic() + deadline_s
+    idle_share = 0.0
+    while idle_share < 0.9 and time.monotonic() < deadline:
+        idle, total = _cpu_times()
+        await asyncio.sleep(0.3)
+        idle_now, total_now = _cpu_times()
+        idle_share = (idle_now - idle) / max(total_now - total, 1)
+
+
+def _cpu_times() -> tuple[int, int]:
+    """Of all cores since boot: idle and in total."""
+    times = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return times[3], sum(times)
+
+
 @contextlib.asynccontextmanager
 async def _service() -> AsyncIterator[tuple[str, int]]:
     """Start `rstar2 sandbox serve` on a free port; yields its address and process id."""
@@ -246,6 +265,7 @@ async def _service() -> AsyncIterator[tuple[str, int]]:
                         break
         if not said[-1].startswith("serving on "):
             raise InfrastructureError(f"the service did not start: {''.join(said).strip()}")
+        await _idle_machine()
         yield said[-1].split()[2], process.pid
     finally:
         if process.returncode is None:

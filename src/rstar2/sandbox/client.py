@@ -8,17 +8,18 @@ request) raises UserError at once.
 import asyncio
 import base64
 import contextlib
-import json
 import math
 import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
+import pydantic_core
 from aiohttp.abc import AbstractResolver
 from pydantic import ValidationError
 
@@ -272,11 +273,12 @@ class RemoteExecutor:
         """Send one batch request; after a lost connection, repeat the unanswered runs with the same idempotency
         keys."""
         pending: dict[int, dict[str, Any]] = {}
+        chunk_key = uuid.uuid4().hex
         for index, request in chunk.items():
             if (refused := _unsendable(request.code, request.stdin)) is not None:
                 report((index, refused))
             else:
-                pending[index] = {**_run_body(request), "idempotency_key": uuid.uuid4().hex}
+                pending[index] = {**_run_body(request), "idempotency_key": f"{chunk_key}-{index}"}
         longest_s = max(request.queue_s + request.limits.longest_s for request in chunk.values())
         result_bytes = max(most_bytes_of(request.limits) for request in chunk.values())
 
@@ -410,7 +412,7 @@ class RemoteSession:
         if (refused := _unsendable(code, stdin)) is not None:
             return refused
         limits = limits or Limits()
-        cell: dict[str, Any] = {"code": code, "stdin": stdin, "limits": asdict(limits)}
+        cell: dict[str, Any] = {"code": code, "stdin": stdin, "limits": _limits_body(limits)}
         if rich:
             cell["rich"] = True
         try:
@@ -483,7 +485,7 @@ def _run_body(request: Request) -> dict[str, Any]:
     body: dict[str, Any] = {
         "code": request.code,
         "stdin": request.stdin,
-        "limits": asdict(request.limits),
+        "limits": _limits_body(request.limits),
         "queue_s": request.queue_s,
     }
     if request.rich:
@@ -495,8 +497,13 @@ def _run_body(request: Request) -> dict[str, Any]:
     return body
 
 
+@lru_cache(maxsize=64)
+def _limits_body(limits: Limits) -> dict[str, Any]:
+    return asdict(limits)
+
+
 def _to_json(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode()
+    return pydantic_core.to_json(value)
 
 
 def _unsendable(code: str, stdin: str) -> Execution | None:

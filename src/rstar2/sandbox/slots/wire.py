@@ -10,8 +10,9 @@ import os
 import signal
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import IntFlag
+from operator import attrgetter
 
 from rstar2.sandbox.execution import (
     GIB,
@@ -96,11 +97,14 @@ class RequestHeader:
     """The interval at which the slot streams output; 0: never."""
 
     def pack(self) -> bytes:
-        return REQUEST.pack(*(getattr(self, name) for name in self.__slots__))
+        return REQUEST.pack(*_fields_of(self))
 
     @classmethod
     def unpack(cls, data: bytes) -> "RequestHeader":
         return cls(*REQUEST.unpack(data))
+
+
+_fields_of = attrgetter(*(field.name for field in fields(RequestHeader)))
 
 
 def encode_request(
