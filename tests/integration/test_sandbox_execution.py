@@ -28,6 +28,7 @@ from rstar2.sandbox import (
 )
 from rstar2.sandbox.execution import MIB
 from rstar2.sandbox.isolation.guarantees import detect
+from rstar2.sandbox.slots.slot import MemoryAccount
 from rstar2.sandbox.slots.slot_factory import SlotConfig
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -222,6 +223,20 @@ async def test_a_memory_error_that_is_caught_is_no_ending(executor: LocalExecuto
     code = "try:\n    bytearray(1 << 40)\nexcept MemoryError:\n    print('caught')"
     result = await run(executor, code, memory_bytes=128 * MIB)
     assert (result.status, result.stdout) == (S.OK, "caught\n")
+
+
+async def test_nothing_runs_in_a_group_that_the_kernel_kills_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program's end may be known before the kernel kills the slot's own process."""
+    monkeypatch.setattr(MemoryAccount, "ends_slot", True)
+    async with cold(num_young=1, max_slots=1) as executor:
+        assert executor._dispatcher is not None
+        (slot,) = executor._dispatcher._slots
+        with monkeypatch.context() as killed:
+            killed.setattr(MemoryAccount, "was_killed", lambda self: True)
+            assert (await run(executor, "import os; os.kill(os.getpid(), 9)")).status is S.MEMORY
+        assert slot not in executor._dispatcher._slots
+        after = await run(executor, "print(1)")
+    assert (after.status, after.num_attempts) == (S.OK, 1)
 
 
 async def test_memory_within_the_limit_is_to_be_had(executor: LocalExecutor) -> None:

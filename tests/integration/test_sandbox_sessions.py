@@ -16,6 +16,7 @@ from rstar2.sandbox import Execution, ExecutionStatus, Limits, LocalConfig, Loca
 from rstar2.sandbox.execution import MIB
 from rstar2.sandbox.notebooks.live_tree import DamagedError, LiveTree
 from rstar2.sandbox.notebooks.local_session import LocalSession
+from rstar2.sandbox.slots.slot import MemoryAccount
 from rstar2.sandbox.slots.slot_factory import SlotConfig
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -430,6 +431,23 @@ async def test_limits_belong_to_their_cell(session: Session) -> None:
     assert (cut.status, len(cut.stdout), cut.stdout_cut) == (S.OUTPUT_LIMIT, 1000, True)
     assert (await run(session, "x = bytearray(1 << 30)", memory_bytes=64 * MIB)).status is S.MEMORY
     assert (await run(session, "print('y' * 5000)\nx = bytearray(150 << 20)", memory_bytes=400 * MIB)).ok
+
+
+async def test_no_cell_runs_in_a_tree_that_the_kernel_kills_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cell's end may be known before the kernel kills the tree's other states."""
+    monkeypatch.setattr(MemoryAccount, "ends_slot", True)
+    async with cold() as executor:
+        session = await executor.session()
+        assert isinstance(session, LocalSession)
+        await run(session, "x = 41")
+        tree = session.tree
+        with monkeypatch.context() as killed:
+            killed.setattr(MemoryAccount, "was_killed", lambda self: True)
+            assert (await run(session, "import os; os.kill(os.getpid(), 9)")).status is S.MEMORY
+        after = await run(session, "x + 1")
+        assert (after.value, after.num_attempts) == ("42", 1)
+        assert session.tree is not tree
+        await session.close()
 
 
 async def test_cpu_limit_of_a_cell(session: Session) -> None:

@@ -133,11 +133,13 @@ class LiveTree:
         execution, _ = wire.decode_reply(
             reply, data, limits, killed_for_memory=killed_for_memory, is_starved=clock.is_starved
         )
-        if kept:
+        if killed_for_memory and self.memory.ends_slot:
+            self.channel.close()  # its sessions rebuild their states in another tree
+        elif kept:
             self.states[new] = ParkedState(inner_pid, tuple(inodes))
             self.newest = new
             self._drop_oldest()
-        return execution, new if kept else None
+        return execution, new if kept and self.channel.is_open else None
 
     async def use_files(self, operation: int, path: str = "", data: bytes = b"") -> bytes:
         """Ask the controller to use files. FileError if it cannot."""
@@ -170,6 +172,8 @@ class LiveTree:
             settle(self.waiting)
 
     async def _ask(self, message: bytes, expected_s: float) -> tuple[bytes, bytes]:
+        if not self.channel.is_open:
+            raise LostError
         self.waiting = asyncio.get_running_loop().create_future()
         self.channel.send(message)
         async with asyncio.timeout(expected_s + 3 * GRACE_S):

@@ -13,6 +13,7 @@ callers wait as for a free worker.
 """
 
 import asyncio
+import itertools
 import math
 import time
 from dataclasses import dataclass, field, replace
@@ -102,6 +103,7 @@ class Dispatcher:
         self._refusal = ""
         """The resource that the machine refused when a slot was last requested."""
         self._next_expiry = math.inf
+        self._group_numbers = itertools.count()
         self.counters = Counters()
         factory.on_template_ready = self._pump
         self._ticker = asyncio.create_task(self._tick(), name="sandbox dispatcher clock")
@@ -189,7 +191,7 @@ class Dispatcher:
 
     def _add_slot(self) -> _Slot | None:
         try:
-            group = self._factory.make_memory_group(f"slot-{len(self._slots)}")
+            group = self._factory.make_memory_group(f"slot-{next(self._group_numbers)}")
         except OSError as error:
             self._refusal = f"no memory group: {error}"
             return None
@@ -290,6 +292,16 @@ class Dispatcher:
             slot.channel.close()
         slot.channel, slot.pid = None, 0
 
+    def _replace(self, slot: _Slot) -> None:
+        """Replace an idle slot whose group is being killed: what ran in it next would be killed too."""
+        self._drop_process(slot)
+        self._slots.remove(slot)
+        self._idle.remove(slot)
+        if slot.memory.group is not None:
+            self._factory.retire_memory_group(slot.memory.group)
+        if (fresh := self._add_slot()) is not None:
+            self._idle.append(fresh)
+
     def _on_reply(self, slot: _Slot, header: bytes, body: bytes) -> None:
         if (asked_after_s := wire.asked_after_s(header)) is not None:
             self._on_wall_limit(slot, asked_after_s)
@@ -309,7 +321,9 @@ class Dispatcher:
             is_starved=job.clock.is_starved,
             fetch_files=job.request.fetch_files,
         )
-        if Flag.USED_UP in flags:  # the slot's process has exited; make the next one before a request needs it
+        if killed_for_memory and slot.memory.ends_slot:
+            self._replace(slot)
+        elif Flag.USED_UP in flags:  # the slot's process has exited; make the next one before a request needs it
             self._drop_process(slot)
             self._make_process(slot)
         self._finish(job, execution)
@@ -348,6 +362,8 @@ class Dispatcher:
             limit = job.request.limits.memory_bytes
             message = f"stopped at its memory limit of {limit} bytes"
             self._finish(job, Execution(ExecutionStatus.MEMORY, message=message, signal=9))
+            if slot.memory.ends_slot:
+                self._replace(slot)
         elif job.num_attempts < MAX_ATTEMPTS and not job.future.done():
             self.counters.num_retried += 1
             self.queue.push_front(job.flow, job)
@@ -371,7 +387,7 @@ class Dispatcher:
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
-            for slot in self._slots:
+            for slot in list(self._slots):
                 job = slot.job
                 if job is None:
                     continue

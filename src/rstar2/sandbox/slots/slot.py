@@ -134,6 +134,11 @@ class MemoryAccount:
             self.group.set_limit(limit_bytes)
             self._num_kills = self.group.num_kills()
 
+    @property
+    def ends_slot(self) -> bool:
+        """Whether a kill for memory also ends the slot's own process, which may still answer before it is its turn."""
+        return self.group is not None and self.group.is_killed_whole
+
     def look(self, pid: int) -> None:
         """Kill the processes below the slot's init `pid` if they exceed the limit and the kernel does not enforce
         it."""
