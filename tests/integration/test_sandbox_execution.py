@@ -232,7 +232,7 @@ async def test_nothing_runs_in_a_group_that_the_kernel_kills_as_a_whole(monkeypa
         assert executor._dispatcher is not None
         (slot,) = executor._dispatcher._slots
         with monkeypatch.context() as killed:
-            killed.setattr(MemoryAccount, "was_killed", lambda self: True)
+            killed.setattr(MemoryAccount, "was_killed", lambda _: True)
             assert (await run(executor, "import os; os.kill(os.getpid(), 9)")).status is S.MEMORY
         assert slot not in executor._dispatcher._slots
         after = await run(executor, "print(1)")

@@ -442,7 +442,7 @@ async def test_no_cell_runs_in_a_tree_that_the_kernel_kills_as_a_whole(monkeypat
         await run(session, "x = 41")
         tree = session.tree
         with monkeypatch.context() as killed:
-            killed.setattr(MemoryAccount, "was_killed", lambda self: True)
+            killed.setattr(MemoryAccount, "was_killed", lambda _: True)
             assert (await run(session, "import os; os.kill(os.getpid(), 9)")).status is S.MEMORY
         after = await run(session, "x + 1")
         assert (after.value, after.num_attempts) == ("42", 1)
