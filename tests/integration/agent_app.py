@@ -19,7 +19,7 @@ from rstar2.environments.open import open_environment
 from rstar2.sandbox import Executor
 from rstar2.serve import ServedAgent, ServedModel, Server, ServeSettings, create_app
 from rstar2.serve.app import SERVICE
-from rstar2.serve.service import Service
+from rstar2.serve.service import ModelService
 
 CONTEXT_TOKENS = 4096
 QUESTION = re.compile(r"square of (\d+)")
@@ -67,7 +67,7 @@ class WatchedEngine:
 @dataclass(frozen=True)
 class RunningAgent:
     root: str
-    service: Service
+    service: ModelService
     engine: WatchedEngine
     client: openai.AsyncOpenAI
 

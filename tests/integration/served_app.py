@@ -16,7 +16,7 @@ from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.engine.embedded.read_weights import read_weights
 from rstar2.serve import ServedModel, Server, ServeSettings, create_app
 from rstar2.serve.app import SERVICE
-from rstar2.serve.service import Service
+from rstar2.serve.service import ModelService
 
 DEADLINE_S = 240.0
 _chat = cache(load_chat)
@@ -25,7 +25,7 @@ _chat = cache(load_chat)
 @dataclass(frozen=True)
 class Running:
     root: str
-    service: Service
+    service: ModelService
     engine: EmbeddedEngine
     server: Server
     http: aiohttp.ClientSession

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from rstar2.cli.models import app
 from rstar2.errors import InfrastructureError
-from rstar2.models import Source, Verification, get_model, read_card
+from rstar2.models import ModelSource, Verification, get_model, read_card
 from rstar2.models.verify import answer_question, continue_text, verify_model
 
 pytestmark = pytest.mark.integration
@@ -37,7 +37,7 @@ def test_it_is_complete_and_its_card_says_what_it_is(folder: Path) -> None:
     assert card.licence == "Apache-2.0"
     assert card.verification is Verification.GENERATED
     assert card.file_bytes["model.safetensors"] == 269_060_552
-    assert (card.quantization is None) == (card.source is Source.HUB)
+    assert (card.quantization is None) == (card.source is ModelSource.HUB)
     assert get_model(NAME, folder=folder).was_there
     assert [path.name for path in folder.parent.iterdir() if path.name.endswith(".partial")] == []
 

@@ -16,7 +16,7 @@ from rstar2.engine.plain_text import PlainTextTokenizer
 from rstar2.engine.scripted import ScriptedEngine, ScriptedPrompt
 from rstar2.environments.math import MathEnvironment
 from rstar2.evals import Bench, Benchmark, EvalPlan, EvalSettings, Judges, grade_again, run_evaluation
-from rstar2.evals.bfcl.services import Services, source_of
+from rstar2.evals.bfcl.services import CallServices, source_of
 from rstar2.grading import Grader
 from rstar2.records import Outcome, Problem, RunDirectory, RunView, ToolCall, ToolStatus
 from rstar2.rollout import make_policy
@@ -91,7 +91,7 @@ async def test_every_conversation_has_the_official_verdict(executor: LocalExecut
 
 async def test_services_run_only_what_they_have(executor: LocalExecutor) -> None:
     row = next(row for row in GOLDEN["tasks"] if "GorillaFileSystem" in row["involved_classes"])
-    services = Services(executor, MultiTurnCallTask.of(problem_of(row, "p")))
+    services = CallServices(executor, MultiTurnCallTask.of(problem_of(row, "p")))
     calls = [
         ToolCall("", "pwd"),
         ToolCall("", "__import__('os').getcwd"),

@@ -27,7 +27,7 @@ from rstar2.sandbox import LocalExecutor
 from rstar2.serve import ServedAgent, ServedModel, ServeSettings
 from rstar2.serve.agent import AgentApi
 from rstar2.serve.routing import answered
-from rstar2.serve.service import Service
+from rstar2.serve.service import ModelService
 from rstar2.web import render_report
 from rstar2.web.demo import unpack_demo
 from rstar2.web.run_reader import open_runs
@@ -75,7 +75,7 @@ class ScriptedPlayground:
         chat = ChatFormat.of(PlainTextTokenizer())
         engine = ScriptedEngine(policy, chat.tokenizer, chat.end_of_turn_id)
         agent = ServedAgent(AskingEnvironment(judge, lambda: [PythonTool(executor)]))
-        self._api = AgentApi(Service(ServedModel(engine, chat, "scripted"), ServeSettings()), agent)
+        self._api = AgentApi(ModelService(ServedModel(engine, chat, "scripted"), ServeSettings()), agent)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         return await answered(self._api.handle, request)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from rstar2.cli.models import app
 from rstar2.cli.output import ExitCode
 from rstar2.errors import UserError
-from rstar2.models import AGENTS, CATALOG, ModelCard, Source, Verification, model_folder
+from rstar2.models import AGENTS, CATALOG, ModelCard, ModelSource, Verification, model_folder
 from rstar2.models.card import file_sizes, write_card
 
 pytestmark = pytest.mark.unit
@@ -30,7 +30,15 @@ def put_there(name: str) -> Path:
     write_card(
         folder,
         ModelCard(
-            name, Source.HUB, "owner/repo", "0" * 40, "Apache-2.0", None, Verification.GENERATED, "", file_sizes(folder)
+            name,
+            ModelSource.HUB,
+            "owner/repo",
+            "0" * 40,
+            "Apache-2.0",
+            None,
+            Verification.GENERATED,
+            "",
+            file_sizes(folder),
         ),
     )
     return folder

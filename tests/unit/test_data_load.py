@@ -11,8 +11,8 @@ from rstar2.data import (
     CATALOG,
     FunctionCallTask,
     InstructionTask,
-    Kind,
     MultiTurnCallTask,
+    SetKind,
     load_any_problems,
     load_benchmark,
     load_conversations,
@@ -135,7 +135,7 @@ def test_reasoning_gym_tasks_without_a_comparable_gold_are_refused(task: str, me
 
 
 def test_every_benchmark_of_the_recipes_is_in_the_catalog() -> None:
-    assert {name for name, entry in CATALOG.items() if entry.kind is Kind.BENCHMARK} == set(BENCHMARKS)
+    assert {name for name, entry in CATALOG.items() if entry.kind is SetKind.BENCHMARK} == set(BENCHMARKS)
 
 
 def test_a_set_that_is_not_there_says_how_to_get_it() -> None:

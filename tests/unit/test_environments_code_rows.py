@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rstar2.environments.code.rows import MAX_TEST_BYTES, read_task
-from rstar2.environments.code.task import Asserts, Calls, CallTest, StdinTest
+from rstar2.environments.code.task import Asserts, CallTest, CallTests, StdinTest
 from rstar2.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -99,7 +99,7 @@ def test_names_of_the_program(
 
 
 def test_asserts_of_literals_are_known_calls() -> None:
-    def calls(*sources: str) -> Calls | None:
+    def calls(*sources: str) -> CallTests | None:
         tests = read_task({"prompt": "x", "tests": list(sources)}, "1").tests
         assert isinstance(tests, Asserts)
         return tests.calls
@@ -147,11 +147,11 @@ def test_live_code_bench_with_stdin(private: Any) -> None:
 
 def test_live_code_bench_with_functions() -> None:
     task = read_task(FUNCTIONAL, "abc")
-    assert task.tests == Calls((CallTest(("Solution", "add"), ([1, 2], 3), 6, is_json=True),))
+    assert task.tests == CallTests((CallTest(("Solution", "add"), ([1, 2], 3), 6, is_json=True),))
     assert "class Solution" in task.question
     assert "from typing import *" in task.prelude
     without_class = read_task(FUNCTIONAL | {"starter_code": ""}, "abc").tests
-    assert isinstance(without_class, Calls)
+    assert isinstance(without_class, CallTests)
     assert without_class.tests[0].path == ("add",)
 
 

@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from rstar2.errors import UserError
-from rstar2.models import AGENTS, CATALOG, ModelCard, Source, Verification, data_home, find_entry, model_folder, resolve
+from rstar2.models import (
+    AGENTS,
+    CATALOG,
+    ModelCard,
+    ModelSource,
+    Verification,
+    data_home,
+    find_entry,
+    model_folder,
+    resolve,
+)
 from rstar2.models.card import CARD_NAME, file_sizes, read_card, write_card
 from rstar2.models.resolve import base_name
 
@@ -26,7 +36,7 @@ def finished_folder(folder: Path, name: str) -> ModelCard:
     (folder / "model.safetensors").write_bytes(b"weights")
     card = ModelCard(
         name=name,
-        source=Source.HUB,
+        source=ModelSource.HUB,
         origin="owner/repo",
         pin="0" * 40,
         licence="Apache-2.0",

@@ -14,7 +14,7 @@ import huggingface_hub.constants
 import pytest
 
 from rstar2.errors import InfrastructureError, UserError
-from rstar2.models import ModelCard, Source, Verification, get_model
+from rstar2.models import ModelCard, ModelSource, Verification, get_model
 from rstar2.models.card import file_sizes, write_card
 from rstar2.models.home import wheel_cache
 from rstar2.models.progress import Advance
@@ -67,7 +67,15 @@ def finished_folder(folder: Path, name: str) -> ModelCard:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     card = ModelCard(
-        name, Source.HUB, "owner/repo", "0" * 40, "Apache-2.0", None, Verification.GENERATED, "", file_sizes(folder)
+        name,
+        ModelSource.HUB,
+        "owner/repo",
+        "0" * 40,
+        "Apache-2.0",
+        None,
+        Verification.GENERATED,
+        "",
+        file_sizes(folder),
     )
     write_card(folder, card)
     return card

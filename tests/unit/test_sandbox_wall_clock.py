@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.sandbox.slots.starvation import STEP_S, Task, WallClock, tasks_below
+from rstar2.sandbox.slots.starvation import STEP_S, ProgramThread, WallClock, tasks_below
 
 pytestmark = [pytest.mark.unit, pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")]
 WALL_S, BOUND_S = 1.0, 10.0
 
 
-def asleep(cpu_s: float = 0.0, delay_s: float = 0.0, number: int = 1) -> Task:
-    return Task(number, cpu_s, delay_s, is_runnable=False)
+def asleep(cpu_s: float = 0.0, delay_s: float = 0.0, number: int = 1) -> ProgramThread:
+    return ProgramThread(number, cpu_s, delay_s, is_runnable=False)
 
 
-def runnable(cpu_s: float = 0.0, delay_s: float = 0.0, number: int = 1) -> Task:
-    return Task(number, cpu_s, delay_s, is_runnable=True)
+def runnable(cpu_s: float = 0.0, delay_s: float = 0.0, number: int = 1) -> ProgramThread:
+    return ProgramThread(number, cpu_s, delay_s, is_runnable=True)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def runnable(cpu_s: float = 0.0, delay_s: float = 0.0, number: int = 1) -> Task:
         ([asleep(delay_s=0.001)], STEP_S),
     ],
 )
-def test_the_first_look(tasks: list[Task], more_s: float) -> None:
+def test_the_first_look(tasks: list[ProgramThread], more_s: float) -> None:
     clock = WallClock(WALL_S, BOUND_S)
     assert clock.more_s(1.0, tasks) == pytest.approx(more_s)
     assert clock.is_starved == bool(more_s)

@@ -9,7 +9,7 @@ from rstar2.records import ToolCall, ToolResult, ToolStatus
 from rstar2.serve.agent import read_conversation
 from rstar2.serve.agent_reply import EventReader, call_text
 from rstar2.serve.bodies import ChatMessage
-from rstar2.serve.errors import ApiError
+from rstar2.serve.errors import OpenAIError
 
 pytestmark = pytest.mark.unit
 
@@ -63,5 +63,5 @@ def test_a_conversation_is_the_texts_of_its_messages() -> None:
     assert read.system == ({"role": "system", "content": "Be brief.\nBe kind."},)
     assert [turn["content"] for turn in read.history] == ["a", "b"]
     assert read.problem.row == {"q": 1}
-    with pytest.raises(ApiError, match="last one must be the user's"):
+    with pytest.raises(OpenAIError, match="last one must be the user's"):
         read_conversation([ChatMessage(role="user", content="  ")])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AgentRequest:
     """A command line's request: a recipe, and values that no recipe has."""
 
     recipe: "Recipe"
@@ -64,7 +64,7 @@ class ReadyAgent:
 
 
 @asynccontextmanager
-async def ready_agent(asked: Asked, progress: "Console") -> AsyncIterator[ReadyAgent]:
+async def ready_agent(asked: AgentRequest, progress: "Console") -> AsyncIterator[ReadyAgent]:
     """Loads the model, saying so on `progress`. A sandbox on this machine starts meanwhile; beside a script or a
     server, which are ready at once, it starts with the first call."""
     from rstar2.agent import Agent, AgentLimits
@@ -94,7 +94,7 @@ async def ready_agent(asked: Asked, progress: "Console") -> AsyncIterator[ReadyA
 
 @asynccontextmanager
 async def served_agent(
-    asked: Asked, progress: "Console", name: str | None = None, seed: int | None = None
+    asked: AgentRequest, progress: "Console", name: str | None = None, seed: int | None = None
 ) -> "AsyncIterator[tuple[ServedModel, ServedAgent]]":
     """A ready agent for any number of requests. Without a seed their answers differ: a training run's own seed is not
     used."""

@@ -16,12 +16,12 @@ def chat_command(flags: AgentFlags) -> None:
     from contextlib import AsyncExitStack
 
     from rstar2.cli.agent_display import AgentDisplay
-    from rstar2.cli.agent_setup import Asked, ready_agent
+    from rstar2.cli.agent_setup import AgentRequest, ready_agent
     from rstar2.cli.console import Console
     from rstar2.environments.begin import asked_problem, observed_start
     from rstar2.records import Outcome
 
-    asked = Asked(asked_recipe(flags, BRIEF), flags.num_threads)
+    asked = AgentRequest(asked_recipe(flags, BRIEF), flags.num_threads)
     console = Console()
     # Between messages the event loop does not run, so that waiting for a line needs no thread and Ctrl-C ends it.
     with asyncio.Runner() as runner:

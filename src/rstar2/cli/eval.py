@@ -23,7 +23,7 @@ from rstar2.errors import UserError
 from rstar2.extensions import BENCHMARKS
 
 if TYPE_CHECKING:
-    from rstar2.cli.agent_setup import Asked
+    from rstar2.cli.agent_setup import AgentRequest
     from rstar2.config import Recipe
     from rstar2.evals import BenchmarkResult, EvalPlan, EvalSettings
     from rstar2.records import RunDirectory, RunView
@@ -108,7 +108,7 @@ def eval_command(
     unless options or a recipe say otherwise. Exit code 1 if samples are missing from the scores."""
     import asyncio
 
-    from rstar2.cli.agent_setup import Asked
+    from rstar2.cli.agent_setup import AgentRequest
     from rstar2.evals import EvalPlan
     from rstar2.grading import AnswerPlace
     from rstar2.records import RunDirectory, make_run_folder
@@ -138,7 +138,7 @@ def eval_command(
             answer_place=AnswerPlace.ANYWHERE if is_answer_anywhere else AnswerPlace.ANSWER_BLOCK,
             data_dir=str(data_dir.absolute()) if data_dir else None,
         )
-        asked = Asked(recipe, flags.num_threads)
+        asked = AgentRequest(recipe, flags.num_threads)
         if flags.tools and not has_tools:
             raise UserError("--tool and --no-tools exclude each other: give one of them")
         _check(plan, asked, judge)
@@ -190,7 +190,7 @@ def _split(bench: str) -> list[str]:
     return [name.replace("+", ",") if name.startswith("procedural:") else name for name in names]
 
 
-def _check(plan: "EvalPlan", asked: "Asked", judge: JudgeFlags) -> None:
+def _check(plan: "EvalPlan", asked: "AgentRequest", judge: JudgeFlags) -> None:
     """Checks that need no run folder."""
     judges = make_judges(plan, judge, executor=None)
     for benchmark in load_benchmarks(plan, asked.recipe):
@@ -222,7 +222,7 @@ def _stored_run(context: typer.Context, resume: Path | None, regrade: Path | Non
     return view
 
 
-def _kept(plan: "EvalPlan", asked: "Asked", judge: JudgeFlags) -> str:
+def _kept(plan: "EvalPlan", asked: "AgentRequest", judge: JudgeFlags) -> str:
     """A recipe and the evaluation's own tables, so that the run can be resumed from anywhere."""
     from rstar2.config import to_toml
 
@@ -261,8 +261,8 @@ def _absolute(recipe: "Recipe") -> "Recipe":
     return recipe.model_copy(update=changes) if changes else recipe
 
 
-def _remembered(view: "RunView", flags: AgentFlags) -> "tuple[EvalPlan, Asked, JudgeFlags]":
-    from rstar2.cli.agent_setup import Asked
+def _remembered(view: "RunView", flags: AgentFlags) -> "tuple[EvalPlan, AgentRequest, JudgeFlags]":
+    from rstar2.cli.agent_setup import AgentRequest
     from rstar2.config.mistakes import validated
     from rstar2.evals import read_plan
 
@@ -272,11 +272,11 @@ def _remembered(view: "RunView", flags: AgentFlags) -> "tuple[EvalPlan, Asked, J
     recipe, mistakes = validated(sections)
     if recipe is None:
         raise UserError(f"this run's recipe.toml is not one of an evaluation: {mistakes[0].sentence}")
-    return plan, Asked(recipe, flags.num_threads), judge
+    return plan, AgentRequest(recipe, flags.num_threads), judge
 
 
 async def _evaluate(
-    plan: "EvalPlan", asked: "Asked", judge: JudgeFlags, open_run: "Callable[[], RunDirectory]"
+    plan: "EvalPlan", asked: "AgentRequest", judge: JudgeFlags, open_run: "Callable[[], RunDirectory]"
 ) -> EvalReport:
     """The run is opened when all that it needs is there: a model that cannot be loaded leaves no folder behind."""
     from collections import Counter
@@ -301,7 +301,7 @@ async def _evaluate(
     return EvalReport(results, plan, plan.deviations(benchmarks), bench.model)
 
 
-async def _regrade(view: "RunView", plan: "EvalPlan", asked: "Asked", judge: JudgeFlags) -> EvalReport:
+async def _regrade(view: "RunView", plan: "EvalPlan", asked: "AgentRequest", judge: JudgeFlags) -> EvalReport:
     from rstar2.cli.agent_setup import open_executor
     from rstar2.cli.eval_display import grading_bar
     from rstar2.data import Grading

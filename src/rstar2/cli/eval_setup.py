@@ -11,7 +11,7 @@ from rstar2.cli.flag_groups import in_panel
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
-    from rstar2.cli.agent_setup import Asked
+    from rstar2.cli.agent_setup import AgentRequest
     from rstar2.config import Recipe
     from rstar2.evals import Bench, Benchmark, EvalPlan, Judges
     from rstar2.rollout.engines import OpenedModel
@@ -34,9 +34,9 @@ class JudgeFlags:
 
 @asynccontextmanager
 async def open_bench(
-    plan: "EvalPlan", benchmarks: "Sequence[Benchmark]", asked: "Asked", judge: JudgeFlags
+    plan: "EvalPlan", benchmarks: "Sequence[Benchmark]", asked: "AgentRequest", judge: JudgeFlags
 ) -> "AsyncIterator[tuple[Bench, OpenedModel]]":
-    from rstar2.cli.agent_setup import Asked, ready_agent
+    from rstar2.cli.agent_setup import AgentRequest, ready_agent
     from rstar2.cli.console import Console
     from rstar2.config import EnvironmentSection
     from rstar2.data import Grading
@@ -49,7 +49,9 @@ async def open_bench(
 
     recipe = with_services(asked.recipe if plan.settings.has_tools else _without_tools(asked.recipe), benchmarks)
     async with AsyncExitStack() as stack:
-        ready = await stack.enter_async_context(ready_agent(Asked(recipe, asked.num_threads), Console(stderr=True)))
+        ready = await stack.enter_async_context(
+            ready_agent(AgentRequest(recipe, asked.num_threads), Console(stderr=True))
+        )
         judges = make_judges(plan, judge, ready.services.executor)
         answers = MathEnvironment(judges.grader, judges.answer_place)
         section = ready.section if ready.section.source == "math" else EnvironmentSection(tools=ready.section.tools)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from rstar2.cli.agent_setup import Asked
+    from rstar2.cli.agent_setup import AgentRequest
     from rstar2.serve.agent import AgentApi
 
 MAX_EPISODES = 8
@@ -20,7 +20,7 @@ MAX_EPISODES = 8
 class AgentPlayground:
     """Satisfies `Playground`. A model is loaded with its first question and kept."""
 
-    def __init__(self, asked: "Sequence[Asked]", seed: int | None = None) -> None:
+    def __init__(self, asked: "Sequence[AgentRequest]", seed: int | None = None) -> None:
         self._asked = {_name(each): each for each in asked}
         self._seed = seed
         self._ready: dict[str, AgentApi] = {}
@@ -45,16 +45,18 @@ class AgentPlayground:
         return await answered(self._answer, request)
 
     async def _answer(self, request: "web.Request") -> "web.StreamResponse":
-        from rstar2.serve.errors import ApiError
+        from rstar2.serve.errors import OpenAIError
 
         if request.content_type != "application/json":
-            raise ApiError(415, "send the body as `Content-Type: application/json`")
+            raise OpenAIError(415, "send the body as `Content-Type: application/json`")
         try:
             model = (await request.json())["model"]
         except (ValueError, KeyError, TypeError):
-            raise ApiError(400, "send a JSON object with `model` and `messages`") from None
+            raise OpenAIError(400, "send a JSON object with `model` and `messages`") from None
         if model not in self.models:
-            raise ApiError(404, f"model: there is no {model!r} here; there is {', '.join(self._asked)}", param="model")
+            raise OpenAIError(
+                404, f"model: there is no {model!r} here; there is {', '.join(self._asked)}", param="model"
+            )
         api = await self._agent(model)
         return await api.handle(request)
 
@@ -63,17 +65,17 @@ class AgentPlayground:
         from rstar2.cli.console import Console
         from rstar2.serve import ServeSettings
         from rstar2.serve.agent import AgentApi
-        from rstar2.serve.service import Service
+        from rstar2.serve.service import ModelService
 
         async with self._loading:
             if model not in self._ready:
                 opening = served_agent(self._asked[model], Console(stderr=True), model, self._seed)
                 served, agent = await self._stack.enter_async_context(opening)
-                self._ready[model] = AgentApi(Service(served, ServeSettings(max_in_flight=MAX_EPISODES)), agent)
+                self._ready[model] = AgentApi(ModelService(served, ServeSettings(max_in_flight=MAX_EPISODES)), agent)
         return self._ready[model]
 
 
-def _name(asked: "Asked") -> str:
+def _name(asked: "AgentRequest") -> str:
     from rstar2.rollout.engines import DEFAULT_MODEL, UNNAMED
 
     engine, model = asked.recipe.engine, asked.recipe.model.name

@@ -15,7 +15,7 @@ from rstar2.cli.output import note
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
-    from rstar2.cli.agent_setup import Asked
+    from rstar2.cli.agent_setup import AgentRequest
     from rstar2.serve import ServedAgent, ServedModel, ServeSettings
 
 KEY_ENV = "RSTAR2_SERVE_KEY"
@@ -79,7 +79,7 @@ def serve_command(
     and stops. On this machine alone unless --host and a key say otherwise."""
     import asyncio
 
-    from rstar2.cli.agent_setup import Asked
+    from rstar2.cli.agent_setup import AgentRequest
     from rstar2.records.run_layout import RunLayout
     from rstar2.sandbox.http.access import is_loopback
     from rstar2.serve import ServeSettings
@@ -103,7 +103,7 @@ def serve_command(
         max_tokens=flags.max_tokens,
         request_timeout_s=timeout_s,
     )
-    asked = Asked(asked_recipe(flags, BRIEF, model=model, tokenizer=tokenizer), flags.num_threads)
+    asked = AgentRequest(asked_recipe(flags, BRIEF, model=model, tokenizer=tokenizer), flags.num_threads)
     opening = _agent(asked, given_name, flags.seed) if agent else _model(asked, given_name)
     asyncio.run(_serve(opening, settings, port, drain_s))
 
@@ -124,7 +124,7 @@ def given_keys(file: Path | None) -> frozenset[str]:
 
 
 @asynccontextmanager
-async def _model(asked: "Asked", name: str | None) -> "AsyncIterator[tuple[ServedModel, ServedAgent | None]]":
+async def _model(asked: "AgentRequest", name: str | None) -> "AsyncIterator[tuple[ServedModel, ServedAgent | None]]":
     import asyncio
     from contextlib import suppress
 
@@ -145,7 +145,7 @@ async def _model(asked: "Asked", name: str | None) -> "AsyncIterator[tuple[Serve
 
 @asynccontextmanager
 async def _agent(
-    asked: "Asked", name: str | None, seed: int | None
+    asked: "AgentRequest", name: str | None, seed: int | None
 ) -> "AsyncIterator[tuple[ServedModel, ServedAgent | None]]":
     from rstar2.cli.agent_setup import served_agent
     from rstar2.cli.console import Console

@@ -13,7 +13,7 @@ from rstar2.cli.solve_tree import Vote, solve_tree, vote
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
-    from rstar2.cli.agent_setup import Asked
+    from rstar2.cli.agent_setup import AgentRequest
     from rstar2.records import Trace
 
 
@@ -52,7 +52,7 @@ def solve_command(
     gave none, 3 if something failed that is not its doing."""
     import asyncio
 
-    from rstar2.cli.agent_setup import Asked
+    from rstar2.cli.agent_setup import AgentRequest
     from rstar2.records import Outcome
     from rstar2.records.codec import encode
 
@@ -61,7 +61,7 @@ def solve_command(
         raise UserError("the problem is empty: write what is to be solved")
     if num_tokens is not None and num_leaves is None:
         raise UserError("--tree-tokens needs --tree: how many attempts are there at most?")
-    asked = Asked(asked_recipe(flags, BRIEF), flags.num_threads)
+    asked = AgentRequest(asked_recipe(flags, BRIEF), flags.num_threads)
     solving = _solve(question, asked, is_shown=not as_json, num_leaves=num_leaves, num_tokens=num_tokens)
     leaves, chosen = asyncio.run(solving)
     if as_json:
@@ -88,7 +88,7 @@ def solve_command(
 
 
 async def _solve(
-    question: str, asked: "Asked", *, is_shown: bool, num_leaves: int | None, num_tokens: int | None
+    question: str, asked: "AgentRequest", *, is_shown: bool, num_leaves: int | None, num_tokens: int | None
 ) -> "tuple[list[Trace], Vote]":
     from rstar2.agent.events import ignore_event
     from rstar2.cli.agent_display import AgentDisplay

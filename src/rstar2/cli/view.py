@@ -13,7 +13,7 @@ from rstar2.cli.output import note
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
-    from rstar2.cli.agent_setup import Asked
+    from rstar2.cli.agent_setup import AgentRequest
     from rstar2.web.run_reader import RunReader
 
 DEFAULT_PORT = 8760
@@ -57,14 +57,14 @@ def view_command(
     alone unless --host says otherwise. With --model, --recipe, --base-url or --script there is a playground, too."""
     import asyncio
 
-    from rstar2.cli.agent_setup import Asked
+    from rstar2.cli.agent_setup import AgentRequest
     from rstar2.sandbox.http.access import is_loopback
     from rstar2.web.run_reader import open_runs
 
     # A server may have one model only, a script needs none, and a recipe names its own.
     is_one_named = any(each is not None for each in (flags.base_url, flags.script, flags.recipe))
     unnamed: list[str | None] = [None] if is_one_named else []
-    asked = [Asked(asked_recipe(flags, BRIEF, model=model), flags.num_threads) for model in models or unnamed]
+    asked = [AgentRequest(asked_recipe(flags, BRIEF, model=model), flags.num_threads) for model in models or unnamed]
     if asked and not is_loopback(host):
         raise UserError(f"--host {host} with an engine would let other machines use it: leave one of them out")
     if not runs and not demo:
@@ -89,7 +89,13 @@ def _demo_run(*, wanted: bool) -> Iterator[list[Path]]:
 
 
 async def _serve(
-    readers: "list[RunReader]", asked: "list[Asked]", seed: int | None, host: str, port: int, *, opens_browser: bool
+    readers: "list[RunReader]",
+    asked: "list[AgentRequest]",
+    seed: int | None,
+    host: str,
+    port: int,
+    *,
+    opens_browser: bool,
 ) -> None:
     import webbrowser
 

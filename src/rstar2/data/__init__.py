@@ -9,7 +9,7 @@ May import: records, grading, config, models, environments.
 from rstar2.data.benchmarks import FunctionCallTask, InstructionTask, MultiTurnCallTask
 from rstar2.data.by_name import grading_of, load_any, load_any_problems
 from rstar2.data.catalog import CATALOG, find_set
-from rstar2.data.catalog_set import CatalogSet, Grading, Kind
+from rstar2.data.catalog_set import CatalogSet, Grading, SetKind
 from rstar2.data.conversation import Conversation
 from rstar2.data.curate import Curated, CurationRules, Reason, Rejected, curate
 from rstar2.data.curriculum import Curriculum, DataReading, examine_data, load_curriculum, require_short_prompts
@@ -31,12 +31,12 @@ __all__ = [
     "FunctionCallTask",
     "Grading",
     "InstructionTask",
-    "Kind",
     "MultiTurnCallTask",
     "Overlap",
     "PassRate",
     "Reason",
     "Rejected",
+    "SetKind",
     "curate",
     "examine_data",
     "find_files",

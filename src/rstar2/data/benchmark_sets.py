@@ -9,7 +9,7 @@ from rstar2.data.benchmarks import (
 )
 from rstar2.data.benchmarks.function_calls import SINGLE_TURN_CATEGORIES, WITHOUT_GOLD
 from rstar2.data.benchmarks.multi_turn_calls import MULTI_TURN_CATEGORIES
-from rstar2.data.catalog_set import CatalogSet, Grading, HubSource, Kind
+from rstar2.data.catalog_set import CatalogSet, Grading, HubSource, SetKind
 
 GSM8K_REPO = "openai/gsm8k"
 GSM8K_REVISION = "740312add88f781978c0658806c59bc2815b9866"
@@ -19,7 +19,7 @@ _BFCL_REVISION = "61fc0608cfd831fcfbbaa676ebdfef0ed963eeda"
 _COMPETITION_LICENCE = "problems (c) MAA"
 
 AIME24 = CatalogSet(
-    kind=Kind.BENCHMARK,
+    kind=SetKind.BENCHMARK,
     stems=("aime24",),
     hub=HubSource("HuggingFaceH4/aime_2024", "2fe88a2f1091d5048c0f36abc874fb997b3dd99a", ("data/train-*.parquet",)),
     num_rows=30,
@@ -27,7 +27,7 @@ AIME24 = CatalogSet(
 )
 
 AIME25 = CatalogSet(
-    kind=Kind.BENCHMARK,
+    kind=SetKind.BENCHMARK,
     stems=("aime25",),
     hub=HubSource("math-ai/aime25", "563bb8404243c5f09de6ec262f2db674fe5bce9b", ("test.jsonl",)),
     num_rows=30,
@@ -35,7 +35,7 @@ AIME25 = CatalogSet(
 )
 
 AMC23 = CatalogSet(
-    kind=Kind.BENCHMARK,
+    kind=SetKind.BENCHMARK,
     stems=("amc23",),
     hub=HubSource(
         "math-ai/amc23",
@@ -47,7 +47,7 @@ AMC23 = CatalogSet(
 )
 
 GSM8K = CatalogSet(
-    kind=Kind.BENCHMARK,
+    kind=SetKind.BENCHMARK,
     stems=("gsm8k_test", "gsm8k"),
     hub=HubSource(
         GSM8K_REPO,
@@ -60,7 +60,7 @@ GSM8K = CatalogSet(
 )
 
 HMMT_FEB25 = CatalogSet(
-    kind=Kind.BENCHMARK,
+    kind=SetKind.BENCHMARK,
     stems=("hmmt_feb_2025", "hmmt_feb25"),
     hub=HubSource("MathArena/hmmt_feb_2025", "6fdc4277120810ff75aa22d2d5489b91f7a262a1", ("data/train-*.parquet",)),
     num_rows=30,
@@ -68,7 +68,7 @@ HMMT_FEB25 = CatalogSet(
 )
 
 MATH500 = CatalogSet(
-    kind=Kind.BENCHMARK,
+    kind=SetKind.BENCHMARK,
     stems=("math500",),
     hub=HubSource(
         "HuggingFaceH4/MATH-500",
@@ -81,7 +81,7 @@ MATH500 = CatalogSet(
 )
 
 GPQA_DIAMOND = CatalogSet(
-    kind=Kind.BENCHMARK,
+    kind=SetKind.BENCHMARK,
     stems=("gpqa_diamond",),
     hub=HubSource("Idavidrein/gpqa", "633f5ee89ab8ad4522a9f850766b73f62147ffdd", ("gpqa_diamond.csv",), is_gated=True),
     num_rows=198,
@@ -90,7 +90,7 @@ GPQA_DIAMOND = CatalogSet(
 )
 
 IFEVAL = CatalogSet(
-    kind=Kind.BENCHMARK,
+    kind=SetKind.BENCHMARK,
     stems=("ifeval_541", "ifeval"),
     hub=HubSource("google/IFEval", "966cd89545d6b6acfd7638bc708b98261ca58e84", ("ifeval_input_data.jsonl",)),
     num_rows=541,
@@ -100,7 +100,7 @@ IFEVAL = CatalogSet(
 )
 
 BFCL = CatalogSet(
-    kind=Kind.BENCHMARK,
+    kind=SetKind.BENCHMARK,
     stems=("bfcl_v3", "bfcl"),
     hub=HubSource(
         _BFCL,
@@ -121,7 +121,7 @@ BFCL = CatalogSet(
 )
 
 BFCL_MULTI_TURN = CatalogSet(
-    kind=Kind.BENCHMARK,
+    kind=SetKind.BENCHMARK,
     stems=("bfcl_multi_turn", "bfcl_v3"),
     hub=HubSource(
         _BFCL,
@@ -138,7 +138,7 @@ BFCL_MULTI_TURN = CatalogSet(
 )
 
 ARENA_HARD = CatalogSet(
-    kind=Kind.BENCHMARK,
+    kind=SetKind.BENCHMARK,
     stems=("arena_hard_v01", "arena_hard"),
     hub=HubSource(
         "lmarena-ai/arena-hard-auto",

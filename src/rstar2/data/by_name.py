@@ -5,7 +5,7 @@ from pathlib import Path
 from rstar2.config import DataSet
 from rstar2.data import procedural
 from rstar2.data.catalog import CATALOG, find_set
-from rstar2.data.catalog_set import Grading, Kind
+from rstar2.data.catalog_set import Grading, SetKind
 from rstar2.data.conversation import Conversation
 from rstar2.data.conversation_rows import conversations_of, holds_conversation
 from rstar2.data.load import (
@@ -79,7 +79,7 @@ def holds_conversations(source: str) -> bool:
     kind, _, rest = source.partition(":")
     match kind:
         case "catalog":
-            return find_set(rest).kind is Kind.CONVERSATIONS
+            return find_set(rest).kind is SetKind.CONVERSATIONS
         case "procedural":
             return rest in procedural.CONVERSATION_TASKS
         case "file":

@@ -8,7 +8,7 @@ import difflib
 from dataclasses import replace
 
 from rstar2.data.benchmark_sets import GSM8K_REPO, GSM8K_REVISION
-from rstar2.data.catalog_set import CatalogSet, Grading, HubSource, Kind
+from rstar2.data.catalog_set import CatalogSet, Grading, HubSource, SetKind
 from rstar2.data.problem_rows import answered_problems_of
 from rstar2.errors import UserError
 from rstar2.extensions import BENCHMARKS
@@ -17,7 +17,7 @@ _GSM8K_TRAIN = "main/train-00000-of-00001.parquet"
 _TRAINING_SETS = (
     CatalogSet(
         name="gsm8k_train",
-        kind=Kind.PROBLEMS,
+        kind=SetKind.PROBLEMS,
         stems=("gsm8k_train",),
         hub=HubSource(
             GSM8K_REPO,
@@ -32,7 +32,7 @@ _TRAINING_SETS = (
     ),
     CatalogSet(
         name="dapo_math",
-        kind=Kind.PROBLEMS,
+        kind=SetKind.PROBLEMS,
         stems=("dapo_math_14k_en", "dapo_math"),
         hub=HubSource(
             "open-r1/DAPO-Math-17k-Processed",
@@ -46,7 +46,7 @@ _TRAINING_SETS = (
     ),
     CatalogSet(
         name="deepscaler",
-        kind=Kind.PROBLEMS,
+        kind=SetKind.PROBLEMS,
         stems=("deepscaler_40k", "deepscaler"),
         hub=HubSource(
             "agentica-org/DeepScaleR-Preview-Dataset",
@@ -60,7 +60,7 @@ _TRAINING_SETS = (
     ),
     CatalogSet(
         name="math_train",
-        kind=Kind.PROBLEMS,
+        kind=SetKind.PROBLEMS,
         stems=("math_train",),
         hub=HubSource(
             "DigitalLearningGmbH/MATH-lighteval",
@@ -74,7 +74,7 @@ _TRAINING_SETS = (
     ),
     CatalogSet(
         name="limr",
-        kind=Kind.PROBLEMS,
+        kind=SetKind.PROBLEMS,
         stems=("limr_1389", "limr"),
         hub=HubSource("GAIR/LIMR", None, ("*.json", "*.jsonl", "*.parquet", "data/train-*.parquet")),
         num_rows=1389,
@@ -84,7 +84,7 @@ _TRAINING_SETS = (
     ),
     CatalogSet(
         name="sft_mix",
-        kind=Kind.CONVERSATIONS,
+        kind=SetKind.CONVERSATIONS,
         stems=("nonreasoning_sft_train", "sft_mix"),
         hub=None,
         num_rows=26810,

@@ -11,7 +11,7 @@ from rstar2.records import Problem
 ProblemReader = Callable[[Iterable[Row], str], Iterable[Problem]]
 
 
-class Kind(StrEnum):
+class SetKind(StrEnum):
     """The use of a data set."""
 
     BENCHMARK = "benchmark"
@@ -56,7 +56,7 @@ class HubSource:
 class CatalogSet:
     """A data set: what it is for, where its files are and how they are read."""
 
-    kind: Kind
+    kind: SetKind
     stems: tuple[str, ...]
     """The names that the set's file may have in a data folder, without the ending."""
     hub: HubSource | None

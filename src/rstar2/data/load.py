@@ -14,7 +14,7 @@ from typing import TypeVar
 from rstar2.config import DataSet, EnvironmentSection, Recipe
 from rstar2.data import procedural
 from rstar2.data.catalog import find_set
-from rstar2.data.catalog_set import CatalogSet, Kind
+from rstar2.data.catalog_set import CatalogSet, SetKind
 from rstar2.data.conversation import Conversation
 from rstar2.data.conversation_rows import conversations_of
 from rstar2.data.folder import DATA_FOLDER_ENV, data_folder, find_in_folder
@@ -102,7 +102,7 @@ def load_conversations(name: str, spec: DataSet, seed: int, recipe: Recipe | Non
         return procedural.conversations(tasks[0], _num_to_generate(name, spec), _stream(name, seed))
     if spec.kind == "catalog":
         entry = find_set(_rest(spec))
-        if entry.kind is not Kind.CONVERSATIONS:
+        if entry.kind is not SetKind.CONVERSATIONS:
             raise UserError(f"data.{name}.source: catalog:{entry.name} holds problems; this needs conversations")
         paths = local_files(entry)
     else:
@@ -127,14 +127,14 @@ def _generate_conversations(name: str, spec: DataSet, seed: int, recipe: Recipe)
 def load_benchmark(name: str, data_dir: Path | None = None) -> tuple[Problem, ...]:
     """All problems of a benchmark of the catalog."""
     entry = find_set(name)
-    if entry.kind is not Kind.BENCHMARK:
+    if entry.kind is not SetKind.BENCHMARK:
         raise UserError(f"{name} is a training set, not a benchmark")
     return load_catalog_problems(name, data_dir)
 
 
 def load_catalog_problems(name: str, data_dir: Path | None = None) -> tuple[Problem, ...]:
     entry = find_set(name)
-    if entry.kind is Kind.CONVERSATIONS:
+    if entry.kind is SetKind.CONVERSATIONS:
         raise UserError(f"catalog:{name} holds conversations; this needs problems")
     paths = local_files(entry, data_dir)
     problems = tuple(entry.read(rows_of(paths), name))

@@ -23,7 +23,7 @@ from rstar2.environments.openenv_client import (
     MAX_MESSAGE_BYTES,
     OpenEnvSession,
     ServerRefusalError,
-    Step,
+    StepAnswer,
     read_tasks,
 )
 from rstar2.environments.protocol import Judgement, Opening, Services
@@ -71,10 +71,10 @@ class OpenEnvSettings(BaseModel):
             raise UserError(f"environment.settings.{field_name}: {first['msg']}") from None
 
 
-async def ask(caller: Caller, what: str, function: Callable[..., Awaitable[Step]], /, *args: Any) -> Step:
+async def ask(caller: Caller, what: str, function: Callable[..., Awaitable[StepAnswer]], /, *args: Any) -> StepAnswer:
     """Send a reset or a step, never twice: the session keeps state, so a failure is final."""
     try:
-        step: Step = await caller.call(what, function, *args)
+        step: StepAnswer = await caller.call(what, function, *args)
     except (ServerRefusalError, EnvironmentCodeError):
         raise
     except InfrastructureError as error:
@@ -183,7 +183,7 @@ class OpenEnvEnvironment:
             await session.close()
             raise
 
-    async def _reset(self, session: OpenEnvSession, arguments: Mapping[str, Any]) -> Step:
+    async def _reset(self, session: OpenEnvSession, arguments: Mapping[str, Any]) -> StepAnswer:
         patience_s = 0.8 * self.caller.deadline_s
         try:
             return await ask(self.caller, f"{self.url}: reset", session.reset, arguments, patience_s)

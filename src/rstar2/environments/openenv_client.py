@@ -38,7 +38,7 @@ class ServerRefusalError(InfrastructureError):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepAnswer:
     """The server's answer to a reset or a step."""
 
     observation: Mapping[str, Any]
@@ -56,7 +56,7 @@ class OpenEnvSession:
     _socket: aiohttp.ClientWebSocketResponse | None = None
     _is_lost: bool = False
 
-    async def reset(self, arguments: Mapping[str, Any], patience_s: float) -> Step:
+    async def reset(self, arguments: Mapping[str, Any], patience_s: float) -> StepAnswer:
         """Begin the episode. A server without room for another session is retried for `patience_s`: it may still be
         closing an earlier one."""
         give_up, wait_s = time.monotonic() + patience_s, FIRST_RETRY_S
@@ -71,7 +71,7 @@ class OpenEnvSession:
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, LONGEST_RETRY_S)
 
-    async def step(self, action: Mapping[str, Any]) -> Step:
+    async def step(self, action: Mapping[str, Any]) -> StepAnswer:
         return _step_of(await self._ask("step", action))
 
     async def close(self) -> None:
@@ -135,7 +135,7 @@ def _data_of(text: str) -> Mapping[str, Any]:
     return data
 
 
-def _step_of(data: Mapping[str, Any]) -> Step:
+def _step_of(data: Mapping[str, Any]) -> StepAnswer:
     observation, reward, done = data.get("observation"), data.get("reward"), data.get("done", False)
     if not isinstance(observation, dict):
         raise InfrastructureError(f"the observation is of type {type(observation).__name__}, not an object")
@@ -143,7 +143,7 @@ def _step_of(data: Mapping[str, Any]) -> Step:
         raise InfrastructureError(f"the reward is {str(reward)[:40]!r}, not a finite number")
     if not isinstance(done, bool):
         raise InfrastructureError(f"done is {str(done)[:40]!r}, not true or false")
-    return Step(observation, None if reward is None else float(reward), done)
+    return StepAnswer(observation, None if reward is None else float(reward), done)
 
 
 def _is_finite(value: Any) -> bool:

@@ -17,7 +17,7 @@ from verifiers.v1 import Harness, HarnessConfig, HarnessSession, ToolCall, ToolM
 from verifiers.v1.session import call_hook, hook_boundary
 from verifiers.v1.types import content_text
 
-from rstar2.environments.verifiers_trace import TraceWriter, assistant_message
+from rstar2.environments.verifiers_trace import VerifiersTraceWriter, assistant_message
 
 HARNESS = "rstar2_seat"
 """The harness's name: verifiers imports a harness as a top-level module."""
@@ -44,7 +44,9 @@ class Seat:
         self._messages: asyncio.Queue[str | None] = asyncio.Queue()
         self._segment: asyncio.Future[None] | None = None
         """Set while verifiers waits for the model's turn."""
-        self._record: asyncio.Future[Callable[[TraceWriter], None] | None] = asyncio.get_running_loop().create_future()
+        self._record: asyncio.Future[Callable[[VerifiersTraceWriter], None] | None] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._num_running = 0
         self._num_calls = 0
         self._is_finished = False
@@ -91,7 +93,7 @@ class Seat:
             self.is_over = True
         return succeeded, text
 
-    def finish(self, record: Callable[[TraceWriter], None], stop: str | None, cut_off: str | None) -> None:
+    def finish(self, record: Callable[[VerifiersTraceWriter], None], stop: str | None, cut_off: str | None) -> None:
         """End the rollout. `record` writes all of it into the trace before the rewards read it. `stop` is the limit
         that it reached, and `cut_off` the model's unfinished turn."""
         self._is_finished = True
@@ -108,7 +110,7 @@ class Seat:
         self._is_finished = True
         self._settle(None)
 
-    def _settle(self, record: Callable[[TraceWriter], None] | None) -> None:
+    def _settle(self, record: Callable[[VerifiersTraceWriter], None] | None) -> None:
         if not self._record.done():
             self._record.set_result(record)
 
@@ -123,7 +125,7 @@ class Seat:
         if self._trace is not None:
             raise ValueError("the episode runs the model more than once, which rstar2 cannot play")
         self._trace, self.urls = trace, urls
-        self._writer = TraceWriter(trace)
+        self._writer = VerifiersTraceWriter(trace)
 
     async def turn(self, messages: Sequence[Any] | None) -> None:
         """Play one turn. If it adds nothing to the trace, verifiers takes the exchange as ended."""

@@ -36,7 +36,7 @@ def tool_definitions(schemas: Sequence[ToolSchema]) -> list[ToolDefinition]:
     ]
 
 
-class TraceWriter:
+class VerifiersTraceWriter:
     """Appends to a trace of verifiers, message by message."""
 
     def __init__(self, trace: Any) -> None:

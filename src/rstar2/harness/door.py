@@ -14,7 +14,7 @@ from rstar2.agent import ChatFormat
 from rstar2.harness.recording import CURRENT, Recording
 from rstar2.harness.service import EpisodesEngine, RecordedService
 from rstar2.serve import ServedModel, Server, ServeSettings, create_app
-from rstar2.serve.errors import ApiError
+from rstar2.serve.errors import OpenAIError
 
 HOST = "127.0.0.1"
 
@@ -75,7 +75,7 @@ class Door:
             scheme, _, key = request.headers.get("Authorization", "").partition(" ")
             recording = self._recordings.get(key.strip()) if scheme.lower() == "bearer" else None
             if recording is None:
-                return ApiError(401, "no episode that runs has this key", code="invalid_api_key").response
+                return OpenAIError(401, "no episode that runs has this key", code="invalid_api_key").response
             CURRENT.set(recording)
             with recording.answering():
                 return await handler(request)

@@ -15,7 +15,7 @@ from rstar2.errors import InfrastructureError
 from rstar2.harness.conversation import Exchange, Said
 from rstar2.harness.stitch import Call
 from rstar2.records import Outcome, StopReason
-from rstar2.serve.errors import ApiError
+from rstar2.serve.errors import OpenAIError
 from rstar2.serve.generation import Ask, Piece
 
 _NO_TOKENS = "its token budget is used up"
@@ -26,7 +26,7 @@ CURRENT: contextvars.ContextVar["Recording"] = contextvars.ContextVar("rstar2_re
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PendingChat:
     """A chat request that is not answered yet."""
 
     heading: str
@@ -35,7 +35,7 @@ class Asked:
     """Turns the model's text into the message that the caller gets."""
 
 
-ASKED: contextvars.ContextVar[Asked | None] = contextvars.ContextVar("rstar2_asked", default=None)
+ASKED: contextvars.ContextVar[PendingChat | None] = contextvars.ContextVar("rstar2_asked", default=None)
 """The chat request that is being answered; None on routes that take no messages."""
 
 
@@ -96,8 +96,8 @@ class Recording:
         return 0.0 if self._open else time.monotonic() - self._quiet_since
 
     def admitted(self, asks: Sequence[Ask]) -> list[Ask]:
-        """The sequences of a request with the run's temperature and their own seeds. ApiError if the episode has used
-        up its turns or tokens."""
+        """The sequences of a request with the run's temperature and their own seeds. OpenAIError if the episode has
+        used up its turns or tokens."""
         limits = self._agent.limits
         if self._num_asks + len(asks) > limits.max_turns + 1:
             raise self._refused(Outcome.TURN_LIMIT, f"its {limits.max_turns} turns, and one to answer in, are used up")
@@ -116,9 +116,9 @@ class Recording:
         num_sampled += sum(sampled.num_tokens for sampled in self._sampled.values())
         return self._agent.limits.max_response_tokens - num_sampled
 
-    def _refused(self, outcome: Outcome, reason: str) -> ApiError:
+    def _refused(self, outcome: Outcome, reason: str) -> OpenAIError:
         self.limit = self.limit or (outcome, reason)
-        return ApiError(400, f"this episode may ask no more: {reason}", code="context_length_exceeded")
+        return OpenAIError(400, f"this episode may ask no more: {reason}", code="context_length_exceeded")
 
     def _with_run_sampling(self, ask: Ask, max_tokens: int) -> Ask:
         stop_ids = ask.sampling.stop_token_ids
@@ -149,7 +149,7 @@ class Recording:
 
     async def answer(self, asks: Sequence[Ask], pieces: Callable[[], AsyncGenerator[Piece]]) -> list[Piece]:
         """Generate all pieces of the answers, and record the complete answers. If the program disconnects earlier, it
-        got nothing, and nothing is recorded. ApiError if no token was left for any of them."""
+        got nothing, and nothing is recorded. OpenAIError if no token was left for any of them."""
 
         async def attempt() -> list[Piece]:
             self._forget_samples(asks)

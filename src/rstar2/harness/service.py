@@ -8,13 +8,13 @@ from rstar2.agent.chat_template import ChatFormat
 from rstar2.engine import Chunk, EngineLoad, Sampling
 from rstar2.errors import UserError
 from rstar2.harness.conversation import Said, continued, heading_of, said_by
-from rstar2.harness.recording import ASKED, CURRENT, Asked
+from rstar2.harness.recording import ASKED, CURRENT, PendingChat
 from rstar2.serve import ServedModel, ServeSettings
 from rstar2.serve.bodies import ChatMessage, ChatRequest
 from rstar2.serve.chat_text import ChatText, message_of
 from rstar2.serve.generation import Ask, Piece
 from rstar2.serve.prompts import ChatPrompt, PromptWriter, forced_call
-from rstar2.serve.service import Service, Usage
+from rstar2.serve.service import ModelService, Usage
 from rstar2.serve.weights import BASE
 
 
@@ -52,7 +52,7 @@ class RecordedPrompts(PromptWriter):
         chat = self._format
         heading, said = heading_of(request), tuple(map(said_by, request.messages))
         opening = forced_call(request, is_reasoning=True)
-        ASKED.set(Asked(heading, said, lambda text: _answered(request, opening, text)))
+        ASKED.set(PendingChat(heading, said, lambda text: _answered(request, opening, text)))
         exchange = continued(CURRENT.get().exchanges, heading, said)
         if exchange is None:
             tools = [
@@ -75,7 +75,7 @@ def _answered(request: ChatRequest, opening: str, text: str) -> Said:
     return said_by(ChatMessage.model_validate(message))
 
 
-class RecordedService(Service):
+class RecordedService(ModelService):
     def __init__(self, model: ServedModel, settings: ServeSettings) -> None:
         super().__init__(model, settings)
         self.prompts = RecordedPrompts(model.chat)

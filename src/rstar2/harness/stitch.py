@@ -34,7 +34,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Segment:
+class CallChain:
     """Requests of which each continues the previous one."""
 
     calls: list[Call] = field(default_factory=list)
@@ -51,15 +51,15 @@ class Segment:
         return [*(prompt_ids[len(call.all_ids) :] for call, prompt_ids in pairs), ()]
 
 
-def stitched(calls: Iterable[Call]) -> list[Segment]:
+def stitched(calls: Iterable[Call]) -> list[CallChain]:
     """The segments of the calls, which must be in the order of their answers."""
-    segments: list[Segment] = []
+    segments: list[CallChain] = []
     for call in calls:
         continued = [segment for segment in segments if _begins_with(call.prompt_ids, segment.token_ids)]
         if continued:
             max(continued, key=lambda segment: len(segment.token_ids)).calls.append(call)
         else:
-            segments.append(Segment([call]))
+            segments.append(CallChain([call]))
     return segments
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rstar2.agent import ChatFormat
 from rstar2.agent.parse import parse_calls
-from rstar2.harness.stitch import Call, Segment, stitched
+from rstar2.harness.stitch import Call, CallChain, stitched
 from rstar2.records import Outcome, Problem, StopReason, Trace, Turn
 from rstar2.records.trace import END_OF_TURN_KEY
 
@@ -36,7 +36,7 @@ def trace_of(
     )
 
 
-def _turns(segment: Segment, chat: ChatFormat, *, is_first: bool) -> list[Turn]:
+def _turns(segment: CallChain, chat: ChatFormat, *, is_first: bool) -> list[Turn]:
     """A segment's first turn holds its prompt, except in the first segment."""
     turns = []
     for number, (call, appended_ids) in enumerate(zip(segment.calls, segment.appended_ids, strict=True)):

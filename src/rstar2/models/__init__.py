@@ -7,7 +7,7 @@ May import: nothing.
 """
 
 from rstar2.models.agents import AGENTS, AgentEntry
-from rstar2.models.card import ModelCard, Source, Verification, read_card
+from rstar2.models.card import ModelCard, ModelSource, Verification, read_card
 from rstar2.models.catalog import CATALOG, CatalogEntry, find_entry
 from rstar2.models.get import GetResult, get_model
 from rstar2.models.home import data_home, model_folder
@@ -22,7 +22,7 @@ __all__ = [
     "CatalogEntry",
     "GetResult",
     "ModelCard",
-    "Source",
+    "ModelSource",
     "TinySizes",
     "Verification",
     "build_tiny",

@@ -14,7 +14,7 @@ CARD_NAME = "rstar2-model.json"
 CARD_SCHEMA_VERSION = 1
 
 
-class Source(StrEnum):
+class ModelSource(StrEnum):
     """The source of a model."""
 
     HUB = "hub"
@@ -37,7 +37,7 @@ class ModelCard:
     """Provenance of one folder. `pin` is the hub's commit or the wheel's SHA-256."""
 
     name: str
-    source: Source
+    source: ModelSource
     origin: str
     pin: str
     licence: str
@@ -85,7 +85,7 @@ def read_card(folder: Path) -> ModelCard | None:
     document = json.loads((folder / CARD_NAME).read_text(encoding="utf-8"))
     if document.get("schema_version") != CARD_SCHEMA_VERSION:
         return None
-    document["source"] = Source(document["source"])
+    document["source"] = ModelSource(document["source"])
     document["verification"] = Verification(document["verification"])
     card = ModelCard(**document)
     present = file_sizes(folder)

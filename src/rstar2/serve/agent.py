@@ -19,12 +19,12 @@ from rstar2.environments.begin import asked_problem
 from rstar2.records import Trace
 from rstar2.serve.agent_reply import AgentReply
 from rstar2.serve.bodies import CHAT, ChatMessage, ChatRequest
-from rstar2.serve.episode import Conversation, EpisodeRequest, ServedAgent, run_episode
-from rstar2.serve.errors import ApiError, unsupported
+from rstar2.serve.episode import EpisodeRequest, ServedAgent, ServedConversation, run_episode
+from rstar2.serve.errors import OpenAIError, unsupported
 from rstar2.serve.generation import with_seed_of
 from rstar2.serve.prompts import role_of, text_of
 from rstar2.serve.routing import parsed_body, streamed
-from rstar2.serve.service import EventStream, Service, Usage
+from rstar2.serve.service import EventStream, ModelService, Usage
 
 _OF_A_MODEL = ("stop", "stop_token_ids", "ignore_eos", "logprobs", "top_logprobs", "chat_template_kwargs")
 """Fields that shape a model's single turn."""
@@ -34,7 +34,7 @@ Happening = tuple[int, AgentEvent | Trace]
 
 
 class AgentApi:
-    def __init__(self, service: Service, agent: ServedAgent) -> None:
+    def __init__(self, service: ModelService, agent: ServedAgent) -> None:
         self._service = service
         self._agent = agent
 
@@ -60,7 +60,9 @@ class AgentApi:
                 await stream.send(json.dumps(reply.usage_document(usage)).encode())
         return await stream.end()
 
-    def _requests(self, body: ChatRequest, conversation: Conversation, sessions: Sequence[str]) -> list[EpisodeRequest]:
+    def _requests(
+        self, body: ChatRequest, conversation: ServedConversation, sessions: Sequence[str]
+    ) -> list[EpisodeRequest]:
         sampling = sampling_of(body, self._agent.sampling)
         max_tokens = body.max_completion_tokens or body.max_tokens
         return [
@@ -98,7 +100,7 @@ class AgentApi:
 
 
 def refuse_fields(body: ChatRequest) -> None:
-    """Raise ApiError for a field that an agent cannot follow."""
+    """Raise OpenAIError for a field that an agent cannot follow."""
     body.refuse_unsupported()
     if body.tools or (body.tool_choice or "auto") not in ("auto", "none"):
         raise unsupported("tools", "this server runs an agent with its own tools; leave yours out, or serve the model")
@@ -107,8 +109,8 @@ def refuse_fields(body: ChatRequest) -> None:
             raise unsupported(name, "this server runs an agent, which has turns of its own; leave it out")
 
 
-def read_conversation(messages: Sequence[ChatMessage]) -> Conversation:
-    """Parse the messages. ApiError unless they are a conversation that ends with a user's question."""
+def read_conversation(messages: Sequence[ChatMessage]) -> ServedConversation:
+    """Parse the messages. OpenAIError unless they are a conversation that ends with a user's question."""
     turns = [{"role": role_of(message), "content": text_of(message)} for message in messages]
     for number, message in enumerate(messages):
         if message.role == "tool" or message.tool_calls:
@@ -117,10 +119,12 @@ def read_conversation(messages: Sequence[ChatMessage]) -> Conversation:
     system = tuple(turn for turn in turns if turn["role"] == "system")
     spoken = [turn for turn in turns if turn["role"] != "system"]
     if not spoken or spoken[-1]["role"] != "user" or not spoken[-1]["content"].strip():
-        raise ApiError(400, "messages: the last one must be the user's, with something in it", param="messages")
+        raise OpenAIError(400, "messages: the last one must be the user's, with something in it", param="messages")
     said = "\n".join(turn["content"] for turn in system)
     problem = asked_problem(spoken[-1]["content"].strip())
-    return Conversation(problem, ({"role": "system", "content": said},) if said.strip() else (), tuple(spoken[:-1]))
+    return ServedConversation(
+        problem, ({"role": "system", "content": said},) if said.strip() else (), tuple(spoken[:-1])
+    )
 
 
 def sampling_of(body: ChatRequest, default: Sampling) -> Sampling:

@@ -22,16 +22,16 @@ from rstar2.serve.chat import ChatApi
 from rstar2.serve.completions import CompletionApi
 from rstar2.serve.control import PAUSE_MODES, ControlApi
 from rstar2.serve.episode import ServedAgent
-from rstar2.serve.errors import ApiError
+from rstar2.serve.errors import OpenAIError
 from rstar2.serve.generate import GenerateApi
 from rstar2.serve.openapi import Route, openapi_document
 from rstar2.serve.routing import answered
 from rstar2.serve.served_model import ServedModel
-from rstar2.serve.service import Service
+from rstar2.serve.service import ModelService
 from rstar2.serve.settings import ServeSettings
-from rstar2.serve.system import SystemApi
+from rstar2.serve.system import ModelSystemApi
 
-SERVICE = web.AppKey("service", Service)
+SERVICE = web.AppKey("service", ModelService)
 DOCUMENT = web.AppKey("document", dict[str, Any])
 """The OpenAPI document that the application serves."""
 
@@ -42,13 +42,13 @@ def create_app(
     model: ServedModel,
     settings: ServeSettings | None = None,
     agent: ServedAgent | None = None,
-    service: Service | None = None,
+    service: ModelService | None = None,
 ) -> web.Application:
     """Make the application. An `agent` answers chat requests, the model all others. `service` replaces the default
     service of this model and these settings."""
     settings = settings or ServeSettings()
-    service = service or Service(model, settings)
-    system = SystemApi(service, agent)
+    service = service or ModelService(model, settings)
+    system = ModelSystemApi(service, agent)
     routes = [
         *_answering(service, agent),
         *_describing(system),
@@ -65,7 +65,7 @@ def create_app(
     return app
 
 
-def _answering(service: Service, agent: ServedAgent | None) -> list[Route]:
+def _answering(service: ModelService, agent: ServedAgent | None) -> list[Route]:
     chat = ChatApi(service).handle if agent is None else AgentApi(service, agent).handle
     codes, kinds = (404, 429, 503, 504), ("application/json", "text/event-stream")
     return [
@@ -77,7 +77,7 @@ def _answering(service: Service, agent: ServedAgent | None) -> list[Route]:
     ]
 
 
-def _describing(system: SystemApi) -> list[Route]:
+def _describing(system: ModelSystemApi) -> list[Route]:
     return [
         Route("GET", "/", system.root, "Where to go."),
         Route("GET", "/v1/models", system.models, "The model and its adapters."),
@@ -88,7 +88,7 @@ def _describing(system: SystemApi) -> list[Route]:
     ]
 
 
-def _controlling(service: Service) -> list[Route]:
+def _controlling(service: ModelService) -> list[Route]:
     control = ControlApi(service)
     text = ("text/plain",)
     return [
@@ -114,7 +114,7 @@ def _controlling(service: Service) -> list[Route]:
     ]
 
 
-def _guard(service: Service, open_paths: frozenset[str]) -> Middleware:
+def _guard(service: ModelService, open_paths: frozenset[str]) -> Middleware:
     """The middleware around every handler: it checks the caller, and turns failures into responses."""
 
     @web.middleware
@@ -123,7 +123,7 @@ def _guard(service: Service, open_paths: frozenset[str]) -> Middleware:
             _check_caller(request, service.settings, needs_key=request.path not in open_paths)
             if request.path not in open_paths and service.is_beyond_bound(request.transport):
                 wait_s, message = service.settings.retry_after_s, "over capacity: too many connections are open"
-                raise ApiError(503, message, code="overloaded", retry_after_s=wait_s)
+                raise OpenAIError(503, message, code="overloaded", retry_after_s=wait_s)
             return await handler(request)
 
         response = await answered(checked, request)
@@ -140,16 +140,16 @@ def _check_caller(request: web.Request, settings: ServeSettings, *, needs_key: b
     others may have too; with keys any name will do, such as a proxy's."""
     host = request.headers.get("Host", "")
     if is_of_another_site(request.headers.get("Origin"), host):
-        raise ApiError(403, "this was asked for by a page of another site")
+        raise OpenAIError(403, "this was asked for by a page of another site")
     if settings.keys and needs_key:
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         sent = given.strip().encode(errors="surrogateescape")
         # Compare all keys, so that the time tells nothing about them.
         matches = [hmac.compare_digest(sent, key.encode()) for key in settings.keys]
         if scheme.lower() != "bearer" or not any(matches):
-            raise ApiError(401, "send a key of this server as `Authorization: Bearer KEY`", code="invalid_api_key")
+            raise OpenAIError(401, "send a key of this server as `Authorization: Bearer KEY`", code="invalid_api_key")
     elif not may_ask(host, settings.listening_host):
-        raise ApiError(403, f"this server is not called {host!r}: ask it by its address")
+        raise OpenAIError(403, f"this server is not called {host!r}: ask it by its address")
     # Browsers let a page send this type to another site only after a preflight request.
     if request.body_exists and request.content_type != "application/json":
-        raise ApiError(415, "send the body as `Content-Type: application/json`")
+        raise OpenAIError(415, "send the body as `Content-Type: application/json`")

@@ -11,16 +11,16 @@ from aiohttp import web
 
 from rstar2.serve.bodies import CHAT, ChatRequest
 from rstar2.serve.chat_text import ChatText, message_of
-from rstar2.serve.errors import ApiError, unsupported
+from rstar2.serve.errors import OpenAIError, unsupported
 from rstar2.serve.generation import Answer, Ask, Piece, collected
 from rstar2.serve.log_probs import TokenNames, Top, chat_content
 from rstar2.serve.prompts import ChatPrompt
 from rstar2.serve.routing import parsed_body, streamed
-from rstar2.serve.service import EventStream, Prompt, Service, Usage
+from rstar2.serve.service import EventStream, ModelService, Prompt, Usage
 
 
 class ChatApi:
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self._service = service
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -30,7 +30,7 @@ class ChatApi:
         if body.logprobs or body.return_token_ids:
             service.require_exact("logprobs" if body.logprobs else "return_token_ids")
         if body.top_logprobs and not body.logprobs:
-            raise ApiError(400, "top_logprobs: set logprobs to true as well", param="top_logprobs")
+            raise OpenAIError(400, "top_logprobs: set logprobs to true as well", param="top_logprobs")
         if body.stream and body.top_logprobs:
             raise unsupported("top_logprobs", "it is not available in a stream; leave out one of them")
         num_choices = body.n or 1
@@ -77,7 +77,7 @@ class ChatApi:
 class ChatReply:
     """The answer to one request, in full or as events."""
 
-    def __init__(self, service: Service, body: ChatRequest, prompt: ChatPrompt) -> None:
+    def __init__(self, service: ModelService, body: ChatRequest, prompt: ChatPrompt) -> None:
         self._body = body
         self._prompt = prompt
         self._names = TokenNames(service.model.chat.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))

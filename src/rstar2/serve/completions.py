@@ -16,11 +16,11 @@ from rstar2.serve.errors import unsupported
 from rstar2.serve.generation import Answer, Ask, Piece, collected
 from rstar2.serve.log_probs import CompletionLogProbs, TokenNames, joined, prompt_log_probs, require_all
 from rstar2.serve.routing import parsed_body, streamed
-from rstar2.serve.service import EventStream, Prompt, Service, Usage
+from rstar2.serve.service import EventStream, ModelService, Prompt, Usage
 
 
 class CompletionApi:
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self._service = service
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -103,7 +103,7 @@ def _is_text(prompt: Any) -> bool:
 
 
 class CompletionReply:
-    def __init__(self, service: Service, body: CompletionRequest, prompts: Sequence[Prompt]) -> None:
+    def __init__(self, service: ModelService, body: CompletionRequest, prompts: Sequence[Prompt]) -> None:
         self._body = body
         self._tokenizer = service.model.chat.tokenizer
         self._names = TokenNames(self._tokenizer, as_ids=bool(body.return_tokens_as_token_ids))

@@ -8,9 +8,9 @@ from aiohttp import web
 from rstar2.engine.protocol import UpdatableEngine
 from rstar2.errors import UserError
 from rstar2.serve.bodies import COLLECTIVE_RPC, LOAD_ADAPTER, UNLOAD_ADAPTER, UPDATE_WEIGHTS
-from rstar2.serve.errors import ApiError, unsupported
+from rstar2.serve.errors import OpenAIError, unsupported
 from rstar2.serve.routing import parsed_body
-from rstar2.serve.service import Service
+from rstar2.serve.service import ModelService
 
 PAUSE_MODES = ("abort", "wait", "keep")
 MAX_LORAS = 1 << 10
@@ -22,7 +22,7 @@ _NO_TRANSFER = (
 
 
 class ControlApi:
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self._service = service
         self._is_updating = False
 
@@ -55,7 +55,7 @@ class ControlApi:
 
     async def start_update(self, _: web.Request) -> web.Response:
         if self._is_updating:
-            raise ApiError(409, "a weight update has begun already: finish it first")
+            raise OpenAIError(409, "a weight update has begun already: finish it first")
         self._is_updating = True
         return web.json_response({"message": "Weight update started"})
 
@@ -68,12 +68,12 @@ class ControlApi:
 
     async def finish_update(self, _: web.Request) -> web.Response:
         if not self._is_updating:
-            raise ApiError(409, "no weight update has begun: call /start_weight_update first")
+            raise OpenAIError(409, "no weight update has begun: call /start_weight_update first")
         self._is_updating = False
         return web.json_response({"message": "Weight update finished"})
 
     async def init_transfer(self, _: web.Request) -> web.Response:
-        raise ApiError(501, _NO_TRANSFER, code="unsupported")
+        raise OpenAIError(501, _NO_TRANSFER, code="unsupported")
 
     async def collective_rpc(self, request: web.Request) -> web.Response:
         body = await parsed_body(self._service, request, COLLECTIVE_RPC)
@@ -87,7 +87,7 @@ class ControlApi:
     async def reset_prefix_cache(self, _: web.Request) -> web.Response:
         engine = self._service.model.engine
         if not isinstance(engine, UpdatableEngine):
-            raise ApiError(501, "the prefix cache of this engine is not ours to drop")
+            raise OpenAIError(501, "the prefix cache of this engine is not ours to drop")
         await engine.drop_prefixes()
         return web.json_response({"success": True})
 

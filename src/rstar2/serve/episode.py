@@ -17,9 +17,9 @@ from rstar2.environments import Environment, Episode, Opening
 from rstar2.environments.begin import observed_start
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import Outcome, Problem, Trace
-from rstar2.serve.errors import ApiError
+from rstar2.serve.errors import OpenAIError
 from rstar2.serve.generation import FINISH_REASONS, Ask
-from rstar2.serve.service import Service, Usage
+from rstar2.serve.service import ModelService, Usage
 
 logger = logging.getLogger(__name__)
 _STOP_REASONS = {reason: stop for stop, reason in FINISH_REASONS.items()}
@@ -38,7 +38,7 @@ class ServedAgent:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ServedConversation:
     """The messages of a request, by role."""
 
     problem: Problem
@@ -56,7 +56,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRequest:
-    conversation: Conversation
+    conversation: ServedConversation
     sampling: Sampling
     session: str
     max_tokens: int | None
@@ -64,9 +64,9 @@ class EpisodeRequest:
 
 
 async def run_episode(
-    service: Service, served: ServedAgent, request: EpisodeRequest, usage: Usage, observer: Observer
+    service: ModelService, served: ServedAgent, request: EpisodeRequest, usage: Usage, observer: Observer
 ) -> Trace:
-    """Run an episode. ApiError if it failed through no fault of the caller or the model."""
+    """Run an episode. OpenAIError if it failed through no fault of the caller or the model."""
     environment, problem, chat = served.environment, request.conversation.problem, service.model.chat
     opening = request.conversation.continued(environment.opening(problem))
     try:
@@ -83,7 +83,7 @@ async def run_episode(
             await _close(episode)
     except UserError as error:
         # The request was checked before, so the operator must fix a tool or the sandbox's address.
-        raise ApiError(500, f"the agent is not set up well: {error}", code="agent_failed") from None
+        raise OpenAIError(500, f"the agent is not set up well: {error}", code="agent_failed") from None
     except InfrastructureError as error:
         raise _failed(str(error)) from None
     if trace.outcome is Outcome.INFRASTRUCTURE_FAULT:
@@ -99,14 +99,14 @@ async def _close(episode: Episode) -> None:
         logger.warning("an episode could not be closed: %s", error)
 
 
-def _failed(reason: str) -> ApiError:
-    return ApiError(503, f"the agent could not finish: {reason}", code="agent_failed", retry_after_s=1.0)
+def _failed(reason: str) -> OpenAIError:
+    return OpenAIError(503, f"the agent could not finish: {reason}", code="agent_failed", retry_after_s=1.0)
 
 
 class _CountedEngine:
     """Satisfies `Engine` for one episode: each turn is a sequence of the request."""
 
-    def __init__(self, service: Service, usage: Usage) -> None:
+    def __init__(self, service: ModelService, usage: Usage) -> None:
         self._service = service
         self._usage = usage
 
@@ -120,7 +120,7 @@ class _CountedEngine:
                     stop_reason = None if piece.finish_reason is None else _STOP_REASONS[piece.finish_reason]
                     yield Chunk(piece.token_ids, piece.log_probs, stop_reason=stop_reason)
         except UserError as error:
-            raise ApiError(400, str(error)) from None  # a conversation that the engine cannot continue
+            raise OpenAIError(400, str(error)) from None  # a conversation that the engine cannot continue
 
     def load(self) -> EngineLoad:
         return self._service.model.engine.load()

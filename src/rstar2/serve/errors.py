@@ -14,7 +14,7 @@ _TYPES = {
 }
 
 
-class ApiError(Exception):
+class OpenAIError(Exception):
     """An error response that a handler decides on."""
 
     def __init__(
@@ -43,14 +43,14 @@ class ApiError(Exception):
         return web.json_response(self.body, status=self.status, headers=headers)
 
 
-def unreadable(error: ValidationError) -> ApiError:
+def unreadable(error: ValidationError) -> OpenAIError:
     """The error for a body that is not JSON, or not the JSON that the route takes; it names the field."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {first['msg']}", code="invalid_json")
+        return OpenAIError(400, f"the body is not valid JSON: {first['msg']}", code="invalid_json")
     field = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("list[", "function-")))
-    return ApiError(400, f"{field or 'body'}: {first['msg']}", param=field or None, code="invalid_value")
+    return OpenAIError(400, f"{field or 'body'}: {first['msg']}", param=field or None, code="invalid_value")
 
 
-def unsupported(field: str, reason: str) -> ApiError:
-    return ApiError(400, f"{field}: {reason}", param=field, code="unsupported_parameter")
+def unsupported(field: str, reason: str) -> OpenAIError:
+    return OpenAIError(400, f"{field}: {reason}", param=field, code="unsupported_parameter")

@@ -10,11 +10,11 @@ from rstar2.serve.errors import unsupported
 from rstar2.serve.generation import collected
 from rstar2.serve.log_probs import TokenNames, Top, chat_content
 from rstar2.serve.routing import parsed_body
-from rstar2.serve.service import Prompt, Service, Usage
+from rstar2.serve.service import ModelService, Prompt, Usage
 
 
 class GenerateApi:
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self._service = service
         self._names = TokenNames(service.model.chat.tokenizer, as_ids=True)
 

@@ -1,34 +1,16 @@
 """Counters and histograms in the Prometheus text format, under vLLM's names where the meaning is the same."""
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rstar2.engine.protocol import EngineLoad
+from rstar2.histogram import Histogram
 
 BOUNDS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
-
-
-class Histogram:
-    def __init__(self) -> None:
-        self._counts = [0] * (len(BOUNDS_S) + 1)
-        self._sum_s = 0.0
-
-    def observe(self, seconds: float, number: int = 1) -> None:
-        self._counts[bisect_left(BOUNDS_S, seconds)] += number
-        self._sum_s += seconds * number
-
-    def lines(self, name: str, label: str) -> Iterator[str]:
-        total = 0
-        for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), self._counts, strict=True):
-            total += count
-            yield f'{name}_bucket{{le="{bound}",{label}}} {total}'
-        yield f"{name}_sum{{{label}}} {self._sum_s:.6f}"
-        yield f"{name}_count{{{label}}} {total}"
 
 
 class Level(NamedTuple):
@@ -47,7 +29,7 @@ class ServeMetrics:
         self.num_generated_tokens = 0
         self.finished: Counter[str] = Counter()
         self.responses: Counter[int] = Counter()
-        self.first_token, self.between_tokens, self.full_request = Histogram(), Histogram(), Histogram()
+        self.first_token, self.between_tokens, self.full_request = (Histogram(BOUNDS_S) for _ in range(3))
 
     def render(self, load: EngineLoad, num_waiting: int, levels: Sequence[Level] = ()) -> str:
         """The metrics page. `num_waiting` requests wait for weights or for the end of a pause."""

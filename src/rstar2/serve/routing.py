@@ -10,16 +10,16 @@ from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
 from rstar2.errors import InfrastructureError, UserError
-from rstar2.serve.errors import ApiError, unreadable
+from rstar2.serve.errors import OpenAIError, unreadable
 from rstar2.serve.openapi import Handler
-from rstar2.serve.service import EventStream, Service, read_body
+from rstar2.serve.service import EventStream, ModelService, read_body
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-async def parsed_body(service: Service, request: web.Request, adapter: TypeAdapter[T]) -> T:
-    """Read the body; ApiError if it is invalid."""
+async def parsed_body(service: ModelService, request: web.Request, adapter: TypeAdapter[T]) -> T:
+    """Read the body; OpenAIError if it is invalid."""
     data = await read_body(request, service.settings.transfer_timeout_s)
     try:
         return adapter.validate_json(data)
@@ -32,7 +32,7 @@ async def streamed(stream: EventStream) -> AsyncIterator[None]:
     """Send a failure after the first event as an event, because the status was sent already."""
     try:
         yield
-    except (ApiError, UserError, InfrastructureError, TimeoutError) as error:
+    except (OpenAIError, UserError, InfrastructureError, TimeoutError) as error:
         if not stream.has_begun:
             raise
         await stream.send(json.dumps(as_api_error(error).body).encode())
@@ -42,15 +42,15 @@ async def answered(handler: Handler, request: web.Request) -> web.StreamResponse
     """The handler's answer, or its failure in OpenAI's form. ConnectionError if the caller has disconnected."""
     try:
         return await handler(request)
-    except (ApiError, UserError, InfrastructureError, TimeoutError) as error:
+    except (OpenAIError, UserError, InfrastructureError, TimeoutError) as error:
         return as_api_error(error).response
     except web.HTTPException as error:
-        return ApiError(error.status, _http_message(error)).response
+        return OpenAIError(error.status, _http_message(error)).response
     except ConnectionError:
         raise
     except Exception:
         logger.exception("a handler failed on %s %s", request.method, request.path)
-        return ApiError(500, "the server failed; its log says how", code="internal").response
+        return OpenAIError(500, "the server failed; its log says how", code="internal").response
 
 
 def _http_message(error: web.HTTPException) -> str:
@@ -61,12 +61,12 @@ def _http_message(error: web.HTTPException) -> str:
     return error.reason
 
 
-def as_api_error(error: Exception) -> ApiError:
-    """The ApiError for an expected failure of a handler."""
-    if isinstance(error, ApiError):
+def as_api_error(error: Exception) -> OpenAIError:
+    """The OpenAIError for an expected failure of a handler."""
+    if isinstance(error, OpenAIError):
         return error
     if isinstance(error, UserError):
-        return ApiError(400, str(error))
+        return OpenAIError(400, str(error))
     if isinstance(error, TimeoutError):
-        return ApiError(504, "the time of the request is up: ask for fewer tokens, or retry later", code="timeout")
-    return ApiError(503, str(error), code="engine_failed", retry_after_s=1.0)
+        return OpenAIError(504, "the time of the request is up: ask for fewer tokens, or retry later", code="timeout")
+    return OpenAIError(503, str(error), code="engine_failed", retry_after_s=1.0)

@@ -13,7 +13,7 @@ from rstar2.errors import UserError
 from rstar2.sandbox.http.connections import Connections
 from rstar2.serve.admission import Admission
 from rstar2.serve.bodies import SamplingFields
-from rstar2.serve.errors import ApiError, unsupported
+from rstar2.serve.errors import OpenAIError, unsupported
 from rstar2.serve.generation import Ask, Piece, merged, with_seed_of
 from rstar2.serve.metrics import ServeMetrics
 from rstar2.serve.prompts import PromptWriter
@@ -48,7 +48,7 @@ class Usage:
         }
 
 
-class Service:
+class ModelService:
     def __init__(self, model: ServedModel, settings: ServeSettings) -> None:
         self.model = model
         self.settings = settings
@@ -81,14 +81,14 @@ class Service:
         return self.model.scoring
 
     def weights_named(self, model: str | None) -> str:
-        """The weights that a request names. ApiError if there are none with this name."""
+        """The weights that a request names. OpenAIError if there are none with this name."""
         if model is None or model == self.model.name:
             return BASE
         if model in self.gate.adapters:
             return model
         names = ", ".join([self.model.name, *self.gate.adapters])
         message = f"model: there is no {model!r} here; there is {names}"
-        raise ApiError(404, message, param="model", code="model_not_found")
+        raise OpenAIError(404, message, param="model", code="model_not_found")
 
     @asynccontextmanager
     async def begun(self, request: web.Request, model: str | None, num_sequences: int) -> AsyncIterator[list[str]]:
@@ -138,13 +138,15 @@ class Service:
         ]
 
     def room_for(self, num_prompt_tokens: int, asked: int | None) -> int:
-        """How many tokens may follow the prompt. ApiError if it does not fit, or `asked` is too many."""
+        """How many tokens may follow the prompt. OpenAIError if it does not fit, or `asked` is too many."""
         bound, context = self.settings.max_tokens, self.model.max_model_len
         if context is not None and num_prompt_tokens >= context:
             message = f"the prompt has {num_prompt_tokens} tokens, and the context holds {context}: shorten it"
-            raise ApiError(400, message, param="prompt", code="context_length_exceeded")
+            raise OpenAIError(400, message, param="prompt", code="context_length_exceeded")
         if bound is not None and asked is not None and asked > bound:
-            raise ApiError(400, f"max_tokens: at most {bound} tokens are allowed here, not {asked}", param="max_tokens")
+            raise OpenAIError(
+                400, f"max_tokens: at most {bound} tokens are allowed here, not {asked}", param="max_tokens"
+            )
         left = UNKNOWN_CONTEXT_TOKENS if context is None else context - num_prompt_tokens
         if asked is not None and context is None:
             left = asked
@@ -192,12 +194,12 @@ class Service:
 
 
 async def read_body(request: web.Request, timeout_s: float) -> bytes:
-    """Read the request's body; ApiError if it is late."""
+    """Read the request's body; OpenAIError if it is late."""
     try:
         async with asyncio.timeout(timeout_s):
             return await request.read()
     except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {timeout_s:g} s") from None
+        raise OpenAIError(408, f"the body did not arrive within {timeout_s:g} s") from None
     except web.RequestPayloadError as error:
         raise UserError(f"the body cannot be read: {error}") from None
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from rstar2.engine.protocol import Engine
-from rstar2.serve.errors import ApiError
+from rstar2.serve.errors import OpenAIError
 
 HEADER = "X-Session-ID"
 MAX_NAME_CHARS = 256
@@ -35,7 +35,7 @@ class Sessions:
     async def opened(self, name: str | None, authorization: str, num_sequences: int) -> AsyncIterator[list[str]]:
         """Open the engine sessions of a request's sequences. `authorization` is the header with the caller's key."""
         if name is not None and not 0 < len(name) <= MAX_NAME_CHARS:
-            raise ApiError(400, f"{HEADER}: it must have 1 to {MAX_NAME_CHARS} characters", param=HEADER)
+            raise OpenAIError(400, f"{HEADER}: it must have 1 to {MAX_NAME_CHARS} characters", param=HEADER)
         stem = uuid.uuid4().hex
         if name is not None:
             stem = f"{hashlib.sha256(authorization.encode(errors='surrogateescape')).hexdigest()}/{name}"

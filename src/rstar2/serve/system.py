@@ -7,13 +7,13 @@ from aiohttp import web
 
 from rstar2.engine.protocol import FallibleEngine
 from rstar2.serve.episode import ServedAgent
-from rstar2.serve.errors import ApiError
+from rstar2.serve.errors import OpenAIError
 from rstar2.serve.metrics import Level
-from rstar2.serve.service import Service
+from rstar2.serve.service import ModelService
 
 
-class SystemApi:
-    def __init__(self, service: Service, agent: ServedAgent | None = None) -> None:
+class ModelSystemApi:
+    def __init__(self, service: ModelService, agent: ServedAgent | None = None) -> None:
         self._service = service
         self._agent = agent
         self._document: dict[str, Any] = {}
@@ -51,10 +51,10 @@ class SystemApi:
     async def health(self, _: web.Request) -> web.Response:
         if self._service.admission.is_draining:
             wait_s = self._service.settings.retry_after_s
-            raise ApiError(503, "the server is shutting down", code="draining", retry_after_s=wait_s)
+            raise OpenAIError(503, "the server is shutting down", code="draining", retry_after_s=wait_s)
         engine = self._service.model.engine
         if isinstance(engine, FallibleEngine) and engine.failure is not None:
-            raise ApiError(503, f"the engine failed: {engine.failure}", code="engine_failed")
+            raise OpenAIError(503, f"the engine failed: {engine.failure}", code="engine_failed")
         return web.json_response({"status": "ok"})
 
     async def metrics(self, _: web.Request) -> web.Response:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from rstar2.engine.protocol import Engine, UpdatableEngine
 from rstar2.errors import UserError
 from rstar2.models import AdaptedLayer, read_adapter
-from rstar2.serve.errors import ApiError
+from rstar2.serve.errors import OpenAIError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,7 +127,7 @@ class WeightGate:
         try:
             async with self._writing:
                 if name != BASE and name not in self.adapters:
-                    raise ApiError(404, f"model: the adapter {name!r} was unloaded", param="model")
+                    raise OpenAIError(404, f"model: the adapter {name!r} was unloaded", param="model")
                 await self._write(lambda: self._merge(name))
         except Exception as error:
             failure = error
@@ -160,7 +160,7 @@ class WeightGate:
 
     def _updatable(self) -> UpdatableEngine:
         if self._engine is None:
-            raise ApiError(501, "the weights of this engine cannot be changed here: use the embedded engine")
+            raise OpenAIError(501, "the weights of this engine cannot be changed here: use the embedded engine")
         return self._engine
 
     # The operations of a trainer.
@@ -169,7 +169,7 @@ class WeightGate:
         """Load an adapter from a folder that peft wrote. It is merged when a request first names it."""
         weights = self._updatable().named_weights()
         if name in self.adapters and not replaces:
-            raise ApiError(400, f"lora_name: {name!r} is loaded already; unload it first, or set load_inplace")
+            raise OpenAIError(400, f"lora_name: {name!r} is loaded already; unload it first, or set load_inplace")
         layers = await asyncio.to_thread(lambda: read_adapter(_folder("lora_path", path)))
         for parameter, layer in layers.items():
             shape = (layer.up.shape[0], layer.down.shape[1])
@@ -185,7 +185,7 @@ class WeightGate:
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter. Running requests keep it; new ones get 404."""
         if name not in self.adapters:
-            raise ApiError(404, f"lora_name: there is no adapter {name!r}", param="lora_name")
+            raise OpenAIError(404, f"lora_name: there is no adapter {name!r}", param="lora_name")
         async with self._writing:
             del self.adapters[name]
 

@@ -31,23 +31,23 @@ _END_MARK = re.compile(r"<\|\w+\|>\s*\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TraceCell:
     kind: CellKind
     text: str
     call: ToolCall | None = None
     result: ToolResult | None = None
 
 
-def cells_of(turn: Turn, before: str) -> list[Cell]:
+def cells_of(turn: Turn, before: str) -> list[TraceCell]:
     """The cells of a turn. `before` is the environment's text that the turn continues."""
-    cells: list[Cell] = []
+    cells: list[TraceCell] = []
     num_calls = 0
     for kind, text in _spans(turn.text, CellKind.REASON if before.endswith(OPENING) else CellKind.PLAIN):
         if kind is CellKind.CALL and num_calls < len(turn.calls):
             cells.append(_call_cell(turn, num_calls))
             num_calls += 1
         elif text.strip():
-            cells.append(Cell(kind, text.strip()))
+            cells.append(TraceCell(kind, text.strip()))
     return cells + [_call_cell(turn, number) for number in range(num_calls, len(turn.calls))]
 
 
@@ -64,10 +64,10 @@ def _spans(text: str, kind: CellKind) -> list[tuple[CellKind, str]]:
     return [(kind, piece) for kind, piece in spans if piece or kind is CellKind.CALL]
 
 
-def _call_cell(turn: Turn, number: int) -> Cell:
+def _call_cell(turn: Turn, number: int) -> TraceCell:
     call = turn.calls[number]
     result = turn.results[number] if number < len(turn.results) else None
-    return Cell(CellKind.CALL, call_text(call), call, result)
+    return TraceCell(CellKind.CALL, call_text(call), call, result)
 
 
 def reply_after(turn: Turn) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from rstar2.records import Group, ToolCall, ToolResult, Trace, Turn
 from rstar2.records.trace import END_OF_TURN_KEY, GOLD_KEY, SCORE_PREFIX
-from rstar2.web.cells import Cell, call_arguments, call_text, cells_of, is_python, reply_after
+from rstar2.web.cells import TraceCell, call_arguments, call_text, cells_of, is_python, reply_after
 from rstar2.web.messages import earlier_messages, user_text
 from rstar2.web.selection import penalty_of, why
 from rstar2.web.step_reader import RolloutRow
@@ -163,7 +163,7 @@ def _turn_json(turn: Turn, before: str, max_chars: int | None) -> dict[str, Any]
     }
 
 
-def _cell_json(cell: Cell, max_chars: int | None) -> dict[str, Any]:
+def _cell_json(cell: TraceCell, max_chars: int | None) -> dict[str, Any]:
     value: dict[str, Any] = {"kind": cell.kind.value, "text": _cut(cell.text, max_chars)}
     if cell.call is not None:
         value |= call_json(cell.call, max_chars)

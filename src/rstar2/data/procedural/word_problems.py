@@ -24,14 +24,14 @@ TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StoryStep:
     """A sentence of a story, and the amount after it."""
 
     text: str
     value: int
 
 
-Next = Callable[[random.Random, int], Step | None]
+Next = Callable[[random.Random, int], StoryStep | None]
 """Makes the next step from the current amount; None if the result would not be an integer."""
 
 
@@ -63,34 +63,34 @@ def collection(rng: random.Random, num_steps: int) -> tuple[str, int]:
     who, other = rng.sample(NAMES, 2)
     what = rng.choice(THINGS)
 
-    def gets(rng: random.Random, value: int) -> Step:
+    def gets(rng: random.Random, value: int) -> StoryStep:
         more = rng.randint(2, 40)
         words = (f"{other} gives {who} {more} more.", f"{who} finds another {more}.", f"Then {who} buys {more} more.")
-        return Step(rng.choice(words), value + more)
+        return StoryStep(rng.choice(words), value + more)
 
-    def gets_packs(rng: random.Random, value: int) -> Step:
+    def gets_packs(rng: random.Random, value: int) -> StoryStep:
         packs, size = rng.randint(2, 9), rng.randint(2, 12)
         words = (f"{who} buys {packs} packs of {size} {what}.", f"{packs} friends bring {size} {what} each.")
-        return Step(rng.choice(words), value + packs * size)
+        return StoryStep(rng.choice(words), value + packs * size)
 
-    def gets_daily(rng: random.Random, value: int) -> Step:
+    def gets_daily(rng: random.Random, value: int) -> StoryStep:
         days, daily = rng.randint(3, 14), rng.randint(2, 9)
-        return Step(f"On each of the next {days} days {who} gets {daily} more.", value + days * daily)
+        return StoryStep(f"On each of the next {days} days {who} gets {daily} more.", value + days * daily)
 
-    def loses(rng: random.Random, value: int) -> Step | None:
+    def loses(rng: random.Random, value: int) -> StoryStep | None:
         if value < 4:
             return None
         fewer = rng.randint(1, value - 1)
         words = (f"{who} gives {fewer} of them away.", f"{fewer} of them get lost.", f"{who} sells {fewer}.")
-        return Step(rng.choice(words), value - fewer)
+        return StoryStep(rng.choice(words), value - fewer)
 
-    def loses_part(rng: random.Random, value: int) -> Step | None:
+    def loses_part(rng: random.Random, value: int) -> StoryStep | None:
         part = _part(rng, value)
-        return part and Step(f"{who} gives {part[1]} of what there is to {other}.", value - value // part[0])
+        return part and StoryStep(f"{who} gives {part[1]} of what there is to {other}.", value - value // part[0])
 
-    def doubles(rng: random.Random, value: int) -> Step:
+    def doubles(rng: random.Random, value: int) -> StoryStep:
         factor = rng.choice((2, 3))
-        return Step(f"A month later {who} has {TIMES[factor]} as many as that.", value * factor)
+        return StoryStep(f"A month later {who} has {TIMES[factor]} as many as that.", value * factor)
 
     start = rng.randint(5, 80)
     steps = (gets, gets_packs, gets_daily, loses, loses_part, doubles)
@@ -166,22 +166,24 @@ def earning(rng: random.Random, num_steps: int) -> tuple[str, int]:
     who = rng.choice(NAMES)
     wage, hours, days = rng.randint(8, 30), rng.randint(2, 9), rng.randint(2, 6)
 
-    def bonus(rng: random.Random, value: int) -> Step:
+    def bonus(rng: random.Random, value: int) -> StoryStep:
         more = 5 * rng.randint(2, 30)
-        return Step(f"There is a bonus of ${more} as well.", value + more)
+        return StoryStep(f"There is a bonus of ${more} as well.", value + more)
 
-    def spends(rng: random.Random, value: int) -> Step:
+    def spends(rng: random.Random, value: int) -> StoryStep:
         fewer = rng.randint(3, 60)
         words = (f"{who} spends ${fewer} on food.", f"A bus ticket costs {who} ${fewer}.")
-        return Step(rng.choice(words), value - fewer)
+        return StoryStep(rng.choice(words), value - fewer)
 
-    def saves_part(rng: random.Random, value: int) -> Step | None:
+    def saves_part(rng: random.Random, value: int) -> StoryStep | None:
         part = _part(rng, value)
-        return part and Step(f"Then {part[1]} of the money goes into savings.", value - value // part[0])
+        return part and StoryStep(f"Then {part[1]} of the money goes into savings.", value - value // part[0])
 
-    def works_weeks(rng: random.Random, value: int) -> Step:
+    def works_weeks(rng: random.Random, value: int) -> StoryStep:
         weeks = rng.randint(2, 5)
-        return Step(f"{who} puts the same sum aside in each of {weeks} weeks, and has all of it now.", value * weeks)
+        return StoryStep(
+            f"{who} puts the same sum aside in each of {weeks} weeks, and has all of it now.", value * weeks
+        )
 
     texts, value = _walk(rng, wage * hours * days, (bonus, spends, saves_part, works_weeks), max(0, num_steps - 2))
     opening = rng.choice(
@@ -200,17 +202,17 @@ def making(rng: random.Random, num_steps: int) -> tuple[str, int]:
     what, place = rng.choice(THINGS), rng.choice(("A workshop", "A bakery", "A factory", "A family"))
     hourly, hours = rng.randint(4, 60), rng.randint(2, 10)
 
-    def breaks(rng: random.Random, value: int) -> Step | None:
+    def breaks(rng: random.Random, value: int) -> StoryStep | None:
         part = _part(rng, value)
-        return part and Step(f"Of these, {part[1]} cannot be used.", value - value // part[0])
+        return part and StoryStep(f"Of these, {part[1]} cannot be used.", value - value // part[0])
 
-    def every_day(rng: random.Random, value: int) -> Step:
+    def every_day(rng: random.Random, value: int) -> StoryStep:
         days = rng.randint(2, 7)
-        return Step(f"This happens on each of {days} days.", value * days)
+        return StoryStep(f"This happens on each of {days} days.", value * days)
 
-    def keeps_back(rng: random.Random, value: int) -> Step:
+    def keeps_back(rng: random.Random, value: int) -> StoryStep:
         fewer = rng.randint(2, 30)
-        return Step(f"Then {fewer} are kept back.", value - fewer)
+        return StoryStep(f"Then {fewer} are kept back.", value - fewer)
 
     texts, value = _walk(rng, hourly * hours, (breaks, every_day, keeps_back), max(0, num_steps - 2))
     opening = f"{place} makes {hourly} {what} an hour, {hours} hours a day."

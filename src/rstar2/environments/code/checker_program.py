@@ -108,7 +108,7 @@ def _define_questions() -> None:
         setattr(Remote, f"__{name}__", refusal)
 
 
-class Calls:
+class CallLog:
     """The calls that the tests make to the program, in order."""
 
     def __init__(self, answers: dict[str, Any]) -> None:
@@ -184,7 +184,7 @@ def _error(name: str, message: str) -> BaseException:
     return Lost(f"{name}: {message}")
 
 
-class Step:
+class Statement:
     """One statement of the tests: an assert, or an expression."""
 
     def __init__(self, number: int, is_test: bool) -> None:
@@ -223,8 +223,8 @@ def strict_allclose(numpy: Any) -> Callable[..., bool]:
 
 
 class Numbered(ast.NodeTransformer):
-    """Wraps every assert and every expression statement in a `Step`. An assert inside a `try` is not a test, since the
-    test may catch it; neither is one with a constant condition."""
+    """Wraps every assert and every expression statement in a `Statement`. An assert inside a `try` is not a test, since
+    the test may catch it; neither is one with a constant condition."""
 
     def __init__(self) -> None:
         self.num_steps = 0
@@ -258,7 +258,7 @@ class Numbered(ast.NodeTransformer):
         return ast.fix_missing_locations(ast.copy_location(ast.With([item], [node]), node))
 
 
-CALLS = Calls({})
+CALLS = CallLog({})
 PASSED: set[int] = set()
 FAILED: dict[int, str] = {}
 
@@ -272,7 +272,7 @@ def main() -> None:
     if numpy is not None:
         numpy.random.seed(0)
         numpy.allclose = strict_allclose(numpy)
-    namespace: dict[str, Any] = {"__name__": "tests", "Step__": Step, "in_place__": in_place}
+    namespace: dict[str, Any] = {"__name__": "tests", "Step__": Statement, "in_place__": in_place}
     namespace |= {name: importlib.import_module(name) for name in job["modules"]}
     namespace |= {name: Remote(f"name:{name}", is_known=True) for name in job["names"]}
     numbered = Numbered()

@@ -26,7 +26,7 @@ from rstar2.environments.code.calls import (
     why_ended,
 )
 from rstar2.environments.code.compare import same_output
-from rstar2.environments.code.task import Asserts, Calls, CodeTask, StdinTest
+from rstar2.environments.code.task import Asserts, CallTests, CodeTask, StdinTest
 from rstar2.errors import InfrastructureError
 from rstar2.sandbox import Execution, ExecutionStatus, Executor, Limits, Request
 from rstar2.sandbox.execution import GIB, MAX_OUTPUT_BYTES
@@ -88,7 +88,7 @@ class CodeJudge:
         match task.tests:
             case Asserts() as asserts:
                 return await self._judge_asserts(asserts, task, program)
-            case Calls() as calls:
+            case CallTests() as calls:
                 return (await self._judge_calls(calls, task, program))[0]
             case tests:
                 return await self._judge_stdin(tests, task, program)
@@ -99,7 +99,7 @@ class CodeJudge:
         failures = [_stdout_failure(*pair) for pair in zip(executions, tests, strict=True)]
         return _report(failures)
 
-    async def _judge_calls(self, calls: Calls, task: CodeTask, program: str) -> tuple[ProgramReport, bool]:
+    async def _judge_calls(self, calls: CallTests, task: CodeTask, program: str) -> tuple[ProgramReport, bool]:
         """The report, and whether it is certain: values with a constructor, as a Fraction, are not compared here."""
         jobs = [call_job(test.path, test.arguments) for test in calls.tests]
         executions = await self._run([self._candidate(task, program, job) for job in jobs])

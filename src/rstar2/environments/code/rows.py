@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rstar2.environments.code.task import Asserts, Calls, CallTest, CodeTask, StdinTest
+from rstar2.environments.code.task import Asserts, CallTest, CallTests, CodeTask, StdinTest
 from rstar2.errors import UserError
 
 MAX_TEST_BYTES = 1 << 28
@@ -48,7 +48,7 @@ FORMATS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CodeRow:
     """A row, and its name in errors."""
 
     columns: Mapping[str, Any]
@@ -92,7 +92,7 @@ class Row:
 
 
 def read_task(columns: Mapping[str, Any], name: str) -> CodeTask:
-    row = Row(columns, name)
+    row = CodeRow(columns, name)
     if "test_list" in columns:
         return _mbpp(row)
     if "entry_point" in columns:
@@ -106,7 +106,7 @@ def read_task(columns: Mapping[str, Any], name: str) -> CodeTask:
     )
 
 
-def _mbpp(row: Row) -> CodeTask:
+def _mbpp(row: CodeRow) -> CodeTask:
     tests = row.sources("test_list")
     if not tests:
         raise row.wrong("test_list", "has no test")
@@ -119,7 +119,7 @@ def _mbpp(row: Row) -> CodeTask:
     return CodeTask(f"{shown}\n\n{ANSWER_NOTE}", asserts, solution=solution)
 
 
-def _human_eval(row: Row) -> CodeTask:
+def _human_eval(row: CodeRow) -> CodeTask:
     prompt, entry_point, test = row.text("prompt"), row.text("entry_point"), row.text("test")
     tree = row.parsed("prompt", prompt)
     is_stub = [getattr(node, "name", None) == entry_point for node in tree.body]
@@ -138,7 +138,7 @@ def _human_eval(row: Row) -> CodeTask:
     )
 
 
-def _live_code(row: Row) -> CodeTask:
+def _live_code(row: CodeRow) -> CodeTask:
     tests = [*_cases(row, "public_test_cases"), *_cases(row, "private_test_cases")]
     if not tests:
         raise row.wrong("private_test_cases", "and 'public_test_cases' have no test")
@@ -154,10 +154,10 @@ def _live_code(row: Row) -> CodeTask:
         for expected in _json_lines(row, _field(row, case, "output"))[:1]
     )
     shown = f"{question}\n\nStart from this code:\n```python\n{starter.rstrip()}\n```" if starter else question
-    return CodeTask(f"{shown}\n\n{ANSWER_NOTE}", Calls(calls), LIVE_CODE_PRELUDE)
+    return CodeTask(f"{shown}\n\n{ANSWER_NOTE}", CallTests(calls), LIVE_CODE_PRELUDE)
 
 
-def _plain(row: Row) -> CodeTask:
+def _plain(row: CodeRow) -> CodeTask:
     prompt, solution = row.text("prompt"), row.optional_text("solution") or None
     public, hidden = _list(row, "public_tests"), _list(row, "tests")
     tests = [*public, *hidden]
@@ -176,7 +176,9 @@ def _plain(row: Row) -> CodeTask:
     return CodeTask(f"{prompt}{note}\n\n{STDIN_NOTE}\n\n{ANSWER_NOTE}", cases, solution=solution)
 
 
-def _asserts(row: Row, column: str, sources: Sequence[str], solution: str | None, names: Iterable[str] = ()) -> Asserts:
+def _asserts(
+    row: CodeRow, column: str, sources: Sequence[str], solution: str | None, names: Iterable[str] = ()
+) -> Asserts:
     """Make the tests. Names that they use and nothing else defines belong to the program; so do those that the solution
     defines, even if Python has a function of that name."""
     trees = [row.parsed(column, source) for source in sources]
@@ -197,7 +199,7 @@ def _asserts(row: Row, column: str, sources: Sequence[str], solution: str | None
     return Asserts(tuple(sources), tuple(sorted(own)), tuple(sorted(modules)), _calls(trees, own))
 
 
-def _calls(trees: Sequence[ast.Module], names: set[str]) -> Calls | None:
+def _calls(trees: Sequence[ast.Module], names: set[str]) -> CallTests | None:
     """Tests as calls; None unless all are `assert f(…) == …` of literals, with a function of the program."""
     tests = []
     for statement in (statement for tree in trees for statement in tree.body):
@@ -216,7 +218,7 @@ def _calls(trees: Sequence[ast.Module], names: set[str]) -> Calls | None:
                     return None
             case _:
                 return None
-    return Calls(tuple(tests))
+    return CallTests(tuple(tests))
 
 
 def _definitions(tree: ast.Module) -> set[str]:
@@ -238,18 +240,18 @@ def _stored(tree: ast.Module) -> set[str]:
     return names
 
 
-def _stdin_tests(row: Row, cases: Sequence[Mapping[str, Any]]) -> tuple[StdinTest, ...]:
+def _stdin_tests(row: CodeRow, cases: Sequence[Mapping[str, Any]]) -> tuple[StdinTest, ...]:
     return tuple(StdinTest(_field(row, case, "input"), _field(row, case, "output")) for case in cases)
 
 
-def _field(row: Row, case: Mapping[str, Any], key: str, default: str | None = None) -> str:
+def _field(row: CodeRow, case: Mapping[str, Any], key: str, default: str | None = None) -> str:
     value = case.get(key, default)
     if not isinstance(value, str):
         raise UserError(f"{row.place}a test has no text {key!r}")
     return value
 
 
-def _list(row: Row, column: str) -> list[Any]:
+def _list(row: CodeRow, column: str) -> list[Any]:
     values = row.columns.get(column)
     if values is None:
         return []
@@ -262,7 +264,7 @@ def _is_list(values: Any) -> bool:
     return isinstance(values, Sequence) and not isinstance(values, str | bytes)
 
 
-def _cases(row: Row, column: str) -> list[dict[str, Any]]:
+def _cases(row: CodeRow, column: str) -> list[dict[str, Any]]:
     """The tests of a column: a list, its JSON, or LiveCodeBench's compressed form of private tests."""
     value = row.columns.get(column)
     if isinstance(value, str) and value.strip():
@@ -277,7 +279,7 @@ def _cases(row: Row, column: str) -> list[dict[str, Any]]:
     return list(value)
 
 
-def _unpacked(row: Row, column: str, text: str) -> Any:
+def _unpacked(row: CodeRow, column: str, text: str) -> Any:
     """Unpack base64 of zlib of a pickled JSON text. Every import of the pickle is refused, so that it runs no code."""
     try:
         unpacker = zlib.decompressobj()
@@ -298,14 +300,14 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"the pickle would import {module}.{name}, which could run code")
 
 
-def _json_lines(row: Row, text: str) -> tuple[Any, ...]:
+def _json_lines(row: CodeRow, text: str) -> tuple[Any, ...]:
     try:
         return tuple(json.loads(line) for line in text.splitlines() if line.strip())
     except (ValueError, RecursionError) as error:
         raise UserError(f"{row.place}a test of a function must have JSON values, one on a line: {error}") from error
 
 
-def _function(row: Row) -> str:
+def _function(row: CodeRow) -> str:
     metadata = row.columns.get("metadata")
     if isinstance(metadata, str):
         try:

@@ -25,7 +25,7 @@ class CallTest:
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class CallTests:
     tests: tuple[CallTest, ...]
 
 
@@ -38,11 +38,11 @@ class Asserts:
     """The names that the program must define."""
     modules: tuple[str, ...] = ()
     """Standard library modules that the tests use without importing them."""
-    calls: Calls | None = field(default=None, compare=False)
+    calls: CallTests | None = field(default=None, compare=False)
     """The tests as calls, if all are `assert f(…) == …` with literals: they can be judged without running them."""
 
 
-Tests = tuple[StdinTest, ...] | Calls | Asserts
+Tests = tuple[StdinTest, ...] | CallTests | Asserts
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ CLOSE_S = 15.0
 """Seconds to close; above a transport's own steps to end its server."""
 
 
-class LostError(InfrastructureError):
+class LostServerError(InfrastructureError):
     """The server or its session ended. Whether the call had effects is unknown."""
 
 
@@ -60,7 +60,7 @@ class Connection:
         self.tools: tuple[Tool, ...] = ()
 
     async def open(self) -> None:
-        """Start the session. LostError says why it failed; then, or if cancelled, nothing is left of it."""
+        """Start the session. LostServerError says why it failed; then, or if cancelled, nothing is left of it."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner = asyncio.create_task(self._own(ready), name=self._field)
         try:
@@ -68,7 +68,7 @@ class Connection:
                 await ready
         except TimeoutError as error:
             await self.close()
-            raise LostError(f"{self._field}: it did not start within {self._server.timeout_s:g} s") from error
+            raise LostServerError(f"{self._field}: it did not start within {self._server.timeout_s:g} s") from error
         except BaseException:
             await self.close()
             raise
@@ -83,7 +83,7 @@ class Connection:
                 await self._closing.wait()
         except Exception as error:
             if not ready.done():
-                ready.set_exception(LostError(f"{self._field}: it did not start: {self._why(error)}"))
+                ready.set_exception(LostServerError(f"{self._field}: it did not start: {self._why(error)}"))
         finally:
             ready.cancel()
 
@@ -93,7 +93,7 @@ class Connection:
         return is_held and not self._closing.is_set() and not self._is_stuck and not self._transport.has_ended
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
-        """Call a tool. LostError or AnswerError if there is no result."""
+        """Call a tool. LostServerError or AnswerError if there is no result."""
         async with self._calls:
             return await self._call(tool, arguments)
 
@@ -109,13 +109,13 @@ class Connection:
             raise AnswerError(f"tool {tool}: no answer within {self._server.timeout_s:g} s") from error
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
-                raise LostError(f"{self._field}: the server was lost: {self._transport.end}") from error
+                raise LostServerError(f"{self._field}: the server was lost: {self._transport.end}") from error
             self._answered_at = time.monotonic()
             if error.code == INVALID_PARAMS:
                 return ToolResult(ToolStatus.BAD_ARGUMENTS, error.message, time.monotonic() - started)
             raise AnswerError(f"tool {tool}: {error.message}") from error
         except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
-            raise LostError(f"{self._field}: the server was lost: {self._transport.end}") from error
+            raise LostServerError(f"{self._field}: the server was lost: {self._transport.end}") from error
         except ValidationError as error:
             raise AnswerError(f"tool {tool}: its answer is not of the form of MCP") from error
         self._answered_at = time.monotonic()

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from rstar2.config import McpServer
-from rstar2.environments.mcp.connection import AnswerError, Connection, LostError
+from rstar2.environments.mcp.connection import AnswerError, Connection, LostServerError
 from rstar2.environments.user_code import Caller
 from rstar2.errors import UserError
 from rstar2.records import ToolResult
@@ -28,10 +28,10 @@ class SharedServer:
         """How often the server was lost since it last answered a call."""
 
     async def start(self) -> Connection:
-        """Start the server. UserError if the command fails; LostError if no server is at the address."""
+        """Start the server. UserError if the command fails; LostServerError if no server is at the address."""
         try:
             await self._connection.open()
-        except LostError as error:
+        except LostServerError as error:
             if self._server.command is not None:
                 raise UserError(str(error)) from error
             raise
@@ -69,7 +69,7 @@ class SharedServer:
             try:
                 await asyncio.sleep(pause_s)
                 await connection.open()
-            except LostError as error:
+            except LostServerError as error:
                 if time.monotonic() + pause_s > deadline:
                     raise self._caller.fault(f"{error} (tried {self._num_losses} times)") from error
             else:
@@ -102,7 +102,7 @@ class EpisodeServer:
                 self._connection = connection
         try:
             return await self._connection.call(tool, arguments)
-        except LostError as error:
+        except LostServerError as error:
             raise self._caller.fault(f"{error}, and with it the state of the episode") from error
         except AnswerError as error:
             raise self._caller.fault(f"{self._field}: {error}") from error

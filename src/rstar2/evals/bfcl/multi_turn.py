@@ -19,7 +19,7 @@ from rstar2.evals.bfcl.judge import shown_function
 from rstar2.evals.bfcl.match import Language
 from rstar2.evals.bfcl.services import (
     NOT_RUN,
-    Services,
+    CallServices,
     check,
     functions_of,
     known_names,
@@ -70,7 +70,7 @@ class MultiTurnPlay:
         self, problem: Problem, transcript: Transcript, speaker: Speaker, limits: AgentLimits
     ) -> tuple[Transcript, End]:
         task = MultiTurnCallTask.of(problem)
-        services, chat = Services(self.executor, task), _without_opening(speaker.chat)
+        services, chat = CallServices(self.executor, task), _without_opening(speaker.chat)
         for turn in range(len(task.turns)):
             if turn:
                 transcript = transcript.with_user_turn(chat, said_in_turn(task, turn))
@@ -81,7 +81,7 @@ class MultiTurnPlay:
 
 
 async def _user_turn(
-    transcript: Transcript, speaker: Speaker, chat: ChatFormat, services: Services, limits: AgentLimits
+    transcript: Transcript, speaker: Speaker, chat: ChatFormat, services: CallServices, limits: AgentLimits
 ) -> tuple[Transcript, End | None]:
     for _ in range(MAX_STEPS):
         num_left = limits.max_response_tokens - transcript.num_tokens_after(0)

@@ -106,7 +106,7 @@ def source_of(name: str, arguments: Mapping[str, Any], known: frozenset[str]) ->
 
 
 @dataclass(slots=True)
-class Services:
+class CallServices:
     """The services of one conversation, in the state after its calls so far."""
 
     executor: Executor

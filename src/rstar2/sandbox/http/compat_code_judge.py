@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter
 
 from rstar2.sandbox.execution import Execution, ExecutionStatus
 from rstar2.sandbox.executor import Request
-from rstar2.sandbox.http.operations import Answer, Operation, json_response, read_body
+from rstar2.sandbox.http.operations import ApiAnswer, Operation, json_response, read_body
 from rstar2.sandbox.http.schema import Code, LenientRequest, Stdin
 from rstar2.sandbox.http.service import Service
 
@@ -140,14 +140,14 @@ class CodeJudgeApi:
         because code-judge's example clients refuse a status with unknown fields."""
         post, get = partial(Operation, "POST", tag="code-judge"), partial(Operation, "GET", tag="code-judge")
         ordered = "In the order of the request."
-        ran, judged = (Answer(ordered, SUBMISSION_RESULT),), (Answer(ordered, JUDGE_RESULT),)
-        all_ran, all_judged = (Answer(ordered, BATCH_SUBMISSION_RESULT),), (Answer(ordered, BATCH_JUDGE_RESULT),)
+        ran, judged = (ApiAnswer(ordered, SUBMISSION_RESULT),), (ApiAnswer(ordered, JUDGE_RESULT),)
+        all_ran, all_judged = (ApiAnswer(ordered, BATCH_SUBMISSION_RESULT),), (ApiAnswer(ordered, BATCH_JUDGE_RESULT),)
         run, judge, alive = (
             "Run a submission.",
             "Run a submission, without its output.",
-            (Answer("It is alive.", PONG),),
+            (ApiAnswer("It is alive.", PONG),),
         )
-        load = (Answer("Queue and workers.", SERVER_STATUS),)
+        load = (ApiAnswer("Queue and workers.", SERVER_STATUS),)
         operations = [get("/code-judge/status", self.status, "Load.", load)]
         for prefix in ("", "/code-judge"):
             operations += [

@@ -21,7 +21,7 @@ from rstar2.sandbox.executor import Session
 from rstar2.sandbox.http.compat_sandbox_fusion import split_traceback
 from rstar2.sandbox.http.errors import ApiError
 from rstar2.sandbox.http.native import NDJSON
-from rstar2.sandbox.http.operations import Answer, Operation, json_response, read_body
+from rstar2.sandbox.http.operations import ApiAnswer, Operation, json_response, read_body
 from rstar2.sandbox.http.schema import MAX_WALL_S, Code, LenientRequest
 from rstar2.sandbox.http.service import Service
 from rstar2.sandbox.http.session_table import HeldSession, SessionTable
@@ -127,11 +127,11 @@ class E2bApi:
 
     def operations(self) -> list[Operation]:
         post = partial(Operation, "POST", tag="E2B", refusals=(404, 409, 503))
-        one, events = "/contexts/{context_id}", (Answer("Events, one in a line.", EVENT, content_type=NDJSON),)
-        context = (Answer("The context.", CONTEXT),)
+        one, events = "/contexts/{context_id}", (ApiAnswer("Events, one in a line.", EVENT, content_type=NDJSON),)
+        context = (ApiAnswer("The context.", CONTEXT),)
         remove = partial(Operation, "DELETE", tag="E2B", refusals=(404,))
-        contexts = (Answer("All contexts.", CONTEXTS),)
-        running = (Answer("It is running.", code=204),)
+        contexts = (ApiAnswer("All contexts.", CONTEXTS),)
+        running = (ApiAnswer("It is running.", code=204),)
         return [
             Operation(
                 "GET",
@@ -146,7 +146,7 @@ class E2bApi:
             post("/contexts", self.create, "Make a context.", context, CREATE_CONTEXT, body_required=False),
             Operation("GET", "/contexts", self.list, "List the contexts.", contexts, tag="E2B"),
             post(f"{one}/restart", self.restart, "Restart a context: its variables are gone.", context),
-            remove(one, self.remove, "Remove a context.", (Answer("It is removed.", code=204),)),
+            remove(one, self.remove, "Remove a context.", (ApiAnswer("It is removed.", code=204),)),
         ]
 
     async def health(self, _: web.Request) -> web.Response:

@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from rstar2.errors import InfrastructureError
 from rstar2.sandbox.execution import Execution, Limits
 from rstar2.sandbox.http.errors import ApiError
-from rstar2.sandbox.http.operations import Answer, Operation, json_response
+from rstar2.sandbox.http.operations import ApiAnswer, Operation, json_response
 from rstar2.sandbox.http.schema import MAX_WALL_S, CellRequest, Code, LenientRequest, LimitsModel, Seconds
 from rstar2.sandbox.http.service import Service
 from rstar2.sandbox.http.session_table import HeldSession, SessionTable
@@ -66,8 +66,8 @@ class OpenEnvApi:
 
     def operations(self) -> list[Operation]:
         """The operations for OpenAPI; `play` serves the WebSocket at `WS_PATH`."""
-        described = (Answer("JSON schemas of action, observation and state.", _DOCUMENT),)
-        healthy = (Answer("It is up.", _DOCUMENT),)
+        described = (ApiAnswer("JSON schemas of action, observation and state.", _DOCUMENT),)
+        healthy = (ApiAnswer("It is up.", _DOCUMENT),)
         what = "What an episode takes and gives."
         return [
             Operation("GET", "/openenv/schema", self.schema, what, described, tag="openenv"),

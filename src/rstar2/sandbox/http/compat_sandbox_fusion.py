@@ -26,7 +26,7 @@ from pydantic import Field, JsonValue, TypeAdapter
 from rstar2.sandbox.execution import MAX_OUTPUT_BYTES, MIB, Execution, ExecutionStatus, Limits
 from rstar2.sandbox.executor import Overloaded, Request, Session
 from rstar2.sandbox.http.errors import overloaded
-from rstar2.sandbox.http.operations import Answer, Operation, json_response, read_body
+from rstar2.sandbox.http.operations import ApiAnswer, Operation, json_response, read_body
 from rstar2.sandbox.http.schema import MAX_WALL_S, Code, Integer, LenientRequest, Stdin
 from rstar2.sandbox.http.service import Service
 
@@ -248,7 +248,7 @@ class SandboxFusionApi:
     def operations(self) -> list[Operation]:
         post = partial(Operation, "POST", refusals=(504,), tag="SandboxFusion")
         happened = "What happened; see `status`."
-        ran, ran_cells = (Answer(happened, RUN_CODE_RESPONSE),), (Answer(happened, RUN_JUPYTER_RESPONSE),)
+        ran, ran_cells = (ApiAnswer(happened, RUN_CODE_RESPONSE),), (ApiAnswer(happened, RUN_JUPYTER_RESPONSE),)
         return [
             post("/run_code", self.run_code, "Run a program.", ran, RUN_CODE),
             post("/run_jupyter", self.run_jupyter, "Run the cells of a notebook.", ran_cells, RUN_JUPYTER),

@@ -1,9 +1,9 @@
 """Counters and histograms in the Prometheus text format, version 0.0.4."""
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from rstar2.histogram import Histogram
 from rstar2.sandbox.execution import Execution
 from rstar2.sandbox.http.schema import NodeInfo
 
@@ -11,29 +11,11 @@ BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 PREFIX = "rstar2_sandbox_"
 
 
-class Histogram:
-    def __init__(self) -> None:
-        self._counts = [0] * (len(BOUNDS_S) + 1)
-        self._sum_s = 0.0
-
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(BOUNDS_S, seconds)] += 1
-        self._sum_s += seconds
-
-    def lines(self, name: str) -> Iterator[str]:
-        total = 0
-        for bound, count in zip((*map(str, BOUNDS_S), "+Inf"), self._counts, strict=True):
-            total += count
-            yield f'{name}_bucket{{le="{bound}"}} {total}'
-        yield f"{name}_sum {self._sum_s:.6f}"
-        yield f"{name}_count {total}"
-
-
 class ServiceMetrics:
     def __init__(self) -> None:
         self.executions: Counter[str] = Counter()
         self.responses: Counter[int] = Counter()
-        self._wall, self._cpu, self._queue, self._request = Histogram(), Histogram(), Histogram(), Histogram()
+        self._wall, self._cpu, self._queue, self._request = (Histogram(BOUNDS_S) for _ in range(4))
 
     def count_execution(self, execution: Execution) -> None:
         self.executions[execution.status] += 1

@@ -13,7 +13,7 @@ from rstar2.sandbox.executor import Overloaded, Request
 from rstar2.sandbox.http import schema
 from rstar2.sandbox.http.errors import ApiError, json_line, overloaded
 from rstar2.sandbox.http.idempotency import Outcome
-from rstar2.sandbox.http.operations import Answer, Operation, json_response, read_body
+from rstar2.sandbox.http.operations import ApiAnswer, Operation, json_response, read_body
 from rstar2.sandbox.http.room import Room
 from rstar2.sandbox.http.schema import CellRequest, CellResult, ForkRequest, RollbackRequest, RunRequest, SessionInfo
 from rstar2.sandbox.http.service import NUM_OUTPUTS, Service
@@ -42,13 +42,13 @@ class NativeApi:
     def operations(self) -> list[Operation]:
         session = "/v1/sessions/{session_id}"
         post, change = partial(Operation, "POST"), partial(Operation, "POST", refusals=(404, 409))
-        executed = (Answer("What the program did, also where it failed: see `status`.", schema.EXECUTION),)
-        streamed = (Answer("Lines in the order in which the programs end.", schema.BATCH_LINE, content_type=NDJSON),)
-        ran = (Answer("What the cell did, and how many cells the state now holds.", schema.CELL_RESULT),)
-        opened = (Answer("The session.", schema.SESSION_INFO, 201),)
-        found = (Answer("The session.", schema.SESSION_INFO),)
-        closed = (Answer("It is closed.", code=204),)
-        graded = (Answer("The verdict.", schema.GRADE_RESULT),)
+        executed = (ApiAnswer("What the program did, also where it failed: see `status`.", schema.EXECUTION),)
+        streamed = (ApiAnswer("Lines in the order in which the programs end.", schema.BATCH_LINE, content_type=NDJSON),)
+        ran = (ApiAnswer("What the cell did, and how many cells the state now holds.", schema.CELL_RESULT),)
+        opened = (ApiAnswer("The session.", schema.SESSION_INFO, 201),)
+        found = (ApiAnswer("The session.", schema.SESSION_INFO),)
+        closed = (ApiAnswer("It is closed.", code=204),)
+        graded = (ApiAnswer("The verdict.", schema.GRADE_RESULT),)
         one, many = "Execute one program.", "Execute many programs; one JSON line each, as soon as it has ended."
         cell, back = "Run a cell on the state that the last good cell left.", "Forget the last cells."
         fork = "Open a second notebook that starts from this one's state."

@@ -33,7 +33,7 @@ RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"ty
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ApiAnswer:
     description: str
     schema: TypeAdapter[Any] | None = None
     code: int = 200
@@ -46,7 +46,7 @@ class Operation:
     path: str
     handler: Handler
     summary: str
-    answers: tuple[Answer, ...]
+    answers: tuple[ApiAnswer, ...]
     body: TypeAdapter[Any] | None = None
     body_required: bool = True
     refusals: tuple[int, ...] = ()

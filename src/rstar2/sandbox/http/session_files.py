@@ -7,7 +7,7 @@ from aiohttp import web
 from rstar2.errors import UserError
 from rstar2.sandbox.http import schema
 from rstar2.sandbox.http.errors import ApiError
-from rstar2.sandbox.http.operations import Answer, Operation, json_response, read_body
+from rstar2.sandbox.http.operations import ApiAnswer, Operation, json_response, read_body
 from rstar2.sandbox.http.schema import FileList, FileResult, PutFileRequest, SessionInfo
 from rstar2.sandbox.http.service import Service
 from rstar2.sandbox.http.session_change import change_once
@@ -22,8 +22,8 @@ class SessionFilesApi:
     def operations(self) -> list[Operation]:
         files = "/v1/sessions/{session_id}/files"
         post = partial(Operation, "POST", refusals=(404, 409))
-        put = (Answer("The session: the file counts as a cell.", schema.SESSION_INFO),)
-        read, found = (Answer("The file.", schema.FILE_RESULT),), (Answer("The files.", schema.FILE_LIST),)
+        put = (ApiAnswer("The session: the file counts as a cell.", schema.SESSION_INFO),)
+        read, found = (ApiAnswer("The file.", schema.FILE_RESULT),), (ApiAnswer("The files.", schema.FILE_LIST),)
         return [
             post(files, self.put_file, "Put a file into a notebook's working directory.", put, schema.PUT_FILE),
             post(f"{files}/read", self.read_file, "Read a file of a notebook.", read, schema.READ_FILE),

@@ -13,7 +13,7 @@ from rstar2.sandbox.executor import Overloaded, Request
 from rstar2.sandbox.http import schema
 from rstar2.sandbox.http.errors import ApiError, overloaded
 from rstar2.sandbox.http.native import NDJSON
-from rstar2.sandbox.http.operations import Answer, Operation, read_body
+from rstar2.sandbox.http.operations import ApiAnswer, Operation, read_body
 from rstar2.sandbox.http.schema import CellRequest, CellResult, ErrorBody, StreamLine
 from rstar2.sandbox.http.service import Service
 from rstar2.sandbox.http.session_change import changed
@@ -30,7 +30,7 @@ class StreamApi:
         self._sessions = sessions
 
     def operations(self) -> list[Operation]:
-        lines = (Answer("Output as it comes, then the result.", schema.STREAM_LINE, content_type=NDJSON),)
+        lines = (ApiAnswer("Output as it comes, then the result.", schema.STREAM_LINE, content_type=NDJSON),)
         post = partial(Operation, "POST", answers=lines)
         cell = "/v1/sessions/{session_id}/cells/stream"
         return [

@@ -14,7 +14,7 @@ import rstar2
 from rstar2.errors import UserError
 from rstar2.sandbox.http.errors import ApiError
 from rstar2.sandbox.http.node_address import check_node_address
-from rstar2.sandbox.http.operations import Answer, Operation, json_response, read_body
+from rstar2.sandbox.http.operations import ApiAnswer, Operation, json_response, read_body
 from rstar2.sandbox.http.schema import NODE, NODE_INFO, NodeInfo
 from rstar2.sandbox.http.service import Service
 from rstar2.sandbox.http.session_table import SessionTable
@@ -103,18 +103,23 @@ class SystemApi:
 
     def operations(self) -> list[Operation]:
         get = partial(Operation, "GET", tag="system")
-        healthy = Answer("It is.", HEALTH), Answer("It is not: the service is draining.", HEALTH, 503)
-        status = (Answer("The state of the service.", STATUS),)
-        metrics = (Answer("Prometheus text format.", TEXT, content_type="text/plain"),)
+        healthy = ApiAnswer("It is.", HEALTH), ApiAnswer("It is not: the service is draining.", HEALTH, 503)
+        status = (ApiAnswer("The state of the service.", STATUS),)
+        metrics = (ApiAnswer("Prometheus text format.", TEXT, content_type="text/plain"),)
         operations = [
-            get("/", self.index, "Where to go. Needs no token.", (Answer("The way.", INDEX),), extra={"security": []}),
+            get(
+                "/", self.index, "Where to go. Needs no token.", (ApiAnswer("The way.", INDEX),), extra={"security": []}
+            ),
             get("/healthz", self.health, "Whether new work is taken. Needs no token.", healthy, extra={"security": []}),
             get("/status", self.status, "Load, counters and the table of guarantees.", status),
             get("/metrics", self.metrics, "Counters and histograms for Prometheus.", metrics),
-            get("/openapi.json", self.openapi, "This document.", (Answer("OpenAPI 3.1.", DOCUMENT),)),
+            get("/openapi.json", self.openapi, "This document.", (ApiAnswer("OpenAPI 3.1.", DOCUMENT),)),
         ]
         if self._nodes is not None:
-            joined, left = Answer("The node as the gateway knows it.", NODE_INFO), Answer("It drains.", NODE_INFO, 202)
+            joined, left = (
+                ApiAnswer("The node as the gateway knows it.", NODE_INFO),
+                ApiAnswer("It drains.", NODE_INFO, 202),
+            )
             summary = "Leave: no new calls; running calls finish first."
             operations += [
                 Operation("POST", "/nodes", self.join, "Join, or repeat it.", (joined,), NODE, tag="nodes"),

@@ -18,7 +18,7 @@ _SHELL_FLAGS = {"--login", "-l"}
 _SHELL_SYNTAX = re.compile(r"[$`*?\[\]{}~#!\n\\]|[|&;<>()]")
 
 
-class Source(StrEnum):
+class ProgramSource(StrEnum):
     """Where the program's code comes from."""
 
     CODE = "code"
@@ -29,7 +29,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PythonCommand:
-    source: Source
+    source: ProgramSource
     program: str
     """The code, the path or the module's name; empty for stdin."""
     argv: tuple[str, ...]
@@ -67,11 +67,11 @@ def _python(arguments: Sequence[str]) -> PythonCommand | None:
     while rest and rest[0] in _IGNORED:
         rest.pop(0)
     if not rest or rest[0] == "-":
-        return PythonCommand(Source.STDIN, "", tuple(rest) or ("",))
+        return PythonCommand(ProgramSource.STDIN, "", tuple(rest) or ("",))
     first, *others = rest
     if first in ("-c", "-m"):
         if not others:
             return None
-        source = Source.CODE if first == "-c" else Source.MODULE
+        source = ProgramSource.CODE if first == "-c" else ProgramSource.MODULE
         return PythonCommand(source, others[0], (first, *others[1:]))
-    return None if first.startswith("-") else PythonCommand(Source.FILE, first, (first, *others))
+    return None if first.startswith("-") else PythonCommand(ProgramSource.FILE, first, (first, *others))

@@ -39,7 +39,7 @@ class FileEntry(BaseModel):
     num_bytes: int
 
 
-class FileList(BaseModel):
+class SessionFiles(BaseModel):
     files: list[FileEntry]
 
 
@@ -103,7 +103,7 @@ def file_result(path: str, data: bytes, max_chars: int) -> CallToolResult:
 
 
 def file_list(files: Iterable[FileInfo]) -> CallToolResult:
-    found = FileList(files=[FileEntry(path=file.path, num_bytes=file.num_bytes) for file in files])
+    found = SessionFiles(files=[FileEntry(path=file.path, num_bytes=file.num_bytes) for file in files])
     text = "\n".join(f"{file.path}  {file.num_bytes} bytes" for file in found.files) or "[no files]"
     return CallToolResult(content=[TextContent(text=text)], structured_content=found.model_dump())
 

@@ -16,8 +16,8 @@ from rstar2.sandbox.http.schema import MAX_CODE_CHARS, MAX_STDIN_CHARS
 from rstar2.sandbox.mcp.notebooks import Notebooks, answered
 from rstar2.sandbox.mcp.results import (
     FileContents,
-    FileList,
     ProgramResult,
+    SessionFiles,
     SessionState,
     file_list,
     file_result,
@@ -59,7 +59,7 @@ FilePath = Annotated[str, Field(max_length=4096, description="Relative to the no
 FileText = Annotated[str | None, Field(description="The file's contents, if they are text.")]
 FileBase64 = Annotated[str | None, Field(description="The file's contents in base64, if they are not text.")]
 FileAnswer = Annotated[CallToolResult, FileContents]
-FilesAnswer = Annotated[CallToolResult, FileList]
+FilesAnswer = Annotated[CallToolResult, SessionFiles]
 ProgramAnswer = Annotated[CallToolResult, ProgramResult]
 SessionAnswer = Annotated[CallToolResult, SessionState]
 

@@ -34,7 +34,7 @@ _STATE, _USER_TICKS, _SYSTEM_TICKS, _START_TICKS = 0, 11, 12, 19
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ProgramThread:
     """One thread of a program, by the kernel's counts."""
 
     id: int
@@ -50,13 +50,13 @@ class WallClock:
     def __init__(self, wall_s: float, bound_s: float) -> None:
         self._wall_s = wall_s
         self.bound_s = bound_s
-        self._in_doubt: frozenset[Task] | None = None
+        self._in_doubt: frozenset[ProgramThread] | None = None
         self.had_s = 0.0
         """The time that the program had used at the last check."""
         self.is_starved = False
         """Whether the program was starved at the last check; stays true if the bound then ended it."""
 
-    def more_s(self, elapsed_s: float, tasks: Iterable[Task]) -> float:
+    def more_s(self, elapsed_s: float, tasks: Iterable[ProgramThread]) -> float:
         """How much longer the program may run before the next check; 0: stop it."""
         seen = frozenset(tasks)
         cpu_s = sum(task.cpu_s for task in seen)
@@ -76,7 +76,7 @@ class WallClock:
         return max(0.0, min(max(left_s, STEP_S), self.bound_s - elapsed_s)) if self.is_starved else 0.0
 
 
-def tasks_below(pid: int, proc: Path = PROC) -> list[Task]:
+def tasks_below(pid: int, proc: Path = PROC) -> list[ProgramThread]:
     """The tasks of all descendants of `pid` that can be read and are not stopped (parked states of a session are)."""
     found = []
     for child in children_of(pid, proc):
@@ -87,13 +87,13 @@ def tasks_below(pid: int, proc: Path = PROC) -> list[Task]:
     return found
 
 
-def _tasks_of(pid: int, proc: Path) -> Iterator[Task]:
+def _tasks_of(pid: int, proc: Path) -> Iterator[ProgramThread]:
     for folder in (proc / str(pid) / "task").iterdir():
         with suppress(OSError):
             yield _read(folder)
 
 
-def _read(folder: Path) -> Task:
+def _read(folder: Path) -> ProgramThread:
     stat = _stat(folder)
     is_runnable = stat[_STATE] == "R"
     ticks_s = (int(stat[_USER_TICKS]) + int(stat[_SYSTEM_TICKS])) / _TICKS_PER_S
@@ -102,10 +102,10 @@ def _read(folder: Path) -> Task:
         cpu_ns, delay_ns, num_turns = map(int, (folder / "schedstat").read_text().split())
     if num_turns or not ticks_s:
         cpu_s, delay_s = (cpu_ns / 1e9, delay_ns / 1e9) if num_turns else (0.0, 0.0)
-        return Task(int(folder.name), cpu_s, delay_s, is_runnable)
+        return ProgramThread(int(folder.name), cpu_s, delay_s, is_runnable)
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(stat[_START_TICKS]) / _TICKS_PER_S
     never_slept = is_runnable and _num_sleeps(folder) <= _MAX_SLEEPS_PER_S * max(1.0, age_s)
-    return Task(int(folder.name), ticks_s, max(0.0, age_s - ticks_s) if never_slept else 0.0, is_runnable)
+    return ProgramThread(int(folder.name), ticks_s, max(0.0, age_s - ticks_s) if never_slept else 0.0, is_runnable)
 
 
 def _stat(folder: Path) -> list[str]:
