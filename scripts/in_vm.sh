@@ -6,7 +6,7 @@
 # So the sandbox is tested with what the machine's own kernel may lack: cgroup v2, Landlock. What the command writes goes
 # to the memory of the machine that is made for it, and is gone afterwards. It runs in the current directory and has no
 # network but its loopback. Needs root and, on Debian: apt install qemu-system-x86 linux-image-cloud-amd64 busybox-static
-# cpio. With /dev/kvm it is nearly as fast as outside; without, twenty times slower.
+# cpio. With /dev/kvm it is nearly as fast as outside; without it, or with TCG=1, about five times slower.
 set -euo pipefail
 [ $# -gt 0 ] || { sed -n '2,8s/^# \?//p' "$0"; exit 2; }
 
@@ -46,8 +46,9 @@ ln -sf /proc/self/fd dev/fd
 ifconfig lo 127.0.0.1 up
 cp /command run/command
 ulimit -n 65536
-chroot . /bin/bash -c 'stty -F /dev/ttyS1 raw; bash /run/command </dev/null >/dev/ttyS1 2>&1; echo $? >/dev/ttyS2'
-poweroff -f
+# not chroot: a program in one may make no user namespace
+exec switch_root /root /bin/bash -c 'stty -F /dev/ttyS1 raw; bash /run/command </dev/null >/dev/ttyS1 2>&1; echo $? >/dev/ttyS2
+    echo o >/proc/sysrq-trigger; sleep 60'
 INIT
 chmod +x "$scratch/initrd/init"
 (cd "$scratch/initrd" && find . | cpio --quiet -o -H newc | gzip -1) >"$scratch/initrd.gz"

@@ -62,7 +62,7 @@ async def test_a_flood_is_stopped(executor: UnsafeExecutor) -> None:
     result = await executor.run(Request("while True: print('x' * 999)", limits=Limits(output_bytes=10_000)))
     assert result.status is S.OUTPUT_LIMIT and result.stdout_cut and len(result.stdout) == 10_000
     value = await executor.run(Request("'x' * 20_000", limits=Limits(output_bytes=10_000)))
-    assert value.value_cut and len(value.value or "") == 10_000
+    assert (value.status, value.value_cut, len(value.value or "")) == (S.OUTPUT_LIMIT, True, 10_000)
 
 
 async def test_children_die_with_their_program(executor: UnsafeExecutor) -> None:

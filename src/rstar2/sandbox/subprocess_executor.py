@@ -54,6 +54,10 @@ class Launcher(Protocol):
         """The memory of the sandbox around a program, without the program's."""
         ...
 
+    def signal_of(self, exit_code: int) -> int | None:
+        """The signal that ended the interpreter, if one did."""
+        ...
+
     async def after_end(self, folder: Path) -> None:
         """Clean up when the process has ended."""
         ...
@@ -207,11 +211,12 @@ class ChildInterpreter:
                 return Execution(ExecutionStatus.ERROR, message=message)
         code = await self._process.wait()
         self._kill_group()
-        if code >= 0:
+        number = self._launcher.signal_of(code)
+        if number is None:
             return Execution(ExecutionStatus.ERROR if code else ExecutionStatus.OK, exit_code=code)
-        if -code == signal.SIGXCPU:
+        if number == signal.SIGXCPU:
             return Execution(ExecutionStatus.TIMEOUT, message=f"stopped at its CPU limit, {limits.cpu_s:g} s")
-        return Execution(ExecutionStatus.SIGNAL, signal=-code, message=f"ended by signal {-code}")
+        return Execution(ExecutionStatus.SIGNAL, signal=number, message=f"ended by signal {number}")
 
     def _output(self, name: str, max_bytes: int) -> tuple[str, bool]:
         with (self._folder / name).open("rb") as file:
@@ -259,15 +264,20 @@ class _PutFile:
 
 
 def _from_reply(reply: _Reply, max_value_bytes: int) -> Execution:
-    status = ExecutionStatus.ERROR if reply.exit_code else ExecutionStatus.OK
+    exit_code, message = reply.exit_code & 0xFF, ""  # as the kernel keeps it
+    status = ExecutionStatus.ERROR if exit_code else ExecutionStatus.OK
     if reply.out_of_memory:
         status = ExecutionStatus.MEMORY
     value = None if reply.value is None else reply.value.encode(errors="replace")
+    is_cut = value is not None and len(value) > max_value_bytes
+    if is_cut:
+        status, message = ExecutionStatus.OUTPUT_LIMIT, f"its value is longer than {max_value_bytes} bytes"
     return Execution(
         status,
+        message=message,
         value=None if value is None else value[:max_value_bytes].decode(errors="replace"),
-        value_cut=value is not None and len(value) > max_value_bytes,
-        exit_code=reply.exit_code & 0xFF,
+        value_cut=is_cut,
+        exit_code=exit_code,
         cpu_s=reply.cpu_s,
         peak_memory_bytes=reply.peak_memory_bytes,
     )

@@ -53,6 +53,10 @@ class GvisorLauncher:
         (place / "config.json").write_text(json.dumps(config))
         return [*self._base(), "run", "--bundle", str(place), folder.name], {"PATH": os.defpath}
 
+    def signal_of(self, exit_code: int) -> int | None:
+        """`runsc` ends like a shell. A program that ends itself with such a code is taken for killed."""
+        return exit_code - 128 if exit_code > 128 else None
+
     async def after_end(self, folder: Path) -> None:
         deleting = await asyncio.create_subprocess_exec(
             *(*self._base(), "delete", "--force", folder.name),

@@ -24,6 +24,9 @@ class PlainLauncher:
         environment = {"PATH": os.defpath, "HOME": scratch, "TMPDIR": scratch, "LANG": "C.UTF-8"}
         return [sys.executable, "-I", "-X", "utf8", child.__file__, *streams], environment
 
+    def signal_of(self, exit_code: int) -> int | None:
+        return -exit_code if exit_code < 0 else None
+
     async def after_end(self, folder: Path) -> None:
         pass
 
