@@ -141,7 +141,7 @@ async def _harm_of(executor: GvisorExecutor, attack: AnyAttack) -> list[str]:
     runs = []
     if isinstance(attack, Attack):
         for code, stdin in attack.before:
-            runs.append(await executor.run(Request(code, stdin, attack.limits)))
+            await executor.run(Request(code, stdin, attack.limits))
         runs.append(await executor.run(Request(attack.code, attack.stdin, attack.limits)))
     elif isinstance(attack, Duet):
         first = asyncio.create_task(executor.run(Request(attack.first, limits=attack.limits)))
