@@ -13,15 +13,17 @@ DOCS_VENV := .venv-docs
 ENVIRONMENTS_VENV := .venv-environments
 TESTS := tests/integration tests/property tests/unit
 STARVING := tests/integration/test_sandbox_starvation.py
+IN_GVISOR := tests/integration/test_sandbox_gvisor_attacks.py
 SOURCES_OF_INSTALL := pyproject.toml setup.py src/rstar2/sandbox/slots/_fork.c
 
-.PHONY: help quickstart test test-cluster test-vllm test-environments test-clients lint types contracts tests coverage docs \
+.PHONY: help quickstart test test-gvisor test-cluster test-vllm test-environments test-clients lint types contracts tests coverage docs \
 	wheel format clean browser
 
 help:
 	@echo "make quickstart   install into .venv and train a tiny agent from nothing (at most ten minutes after installation)"
 	@echo "make test         install into .venv and run lint, types, import contracts and all tests"
 	@echo "make test-cluster install into .venv and run the tests on a Ray of several machines (under fifteen minutes)"
+	@echo "make test-gvisor  install into .venv and let the sandbox's whole attack suite run in gVisor (needs runsc; ten minutes)"
 	@echo "make test-vllm    install vLLM for CPUs into .venv-vllm (3.5 GB) and test the vLLM engine with a real one"
 	@echo "make test-environments  install verifiers, openenv, TRL and inspect_ai into .venv-environments and test with them"
 	@echo "make test-clients install litellm, lm-eval, TRL, verifiers (5 GB) into .venv-clients and let them ask a served model"
@@ -70,18 +72,24 @@ browser:
 # files come first, so that no core is idle at the end.
 tests: $(VENV)/.dev browser
 	@echo "== tests (pytest)"
-	@$(VENV)/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder -q $(TESTS) --ignore $(STARVING)
+	@$(VENV)/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder -q $(TESTS) --ignore $(STARVING) --ignore $(IN_GVISOR)
 	@echo "== programs that are starved of CPU (pytest): alone, because they take the cores from everybody"
 	@$(VENV)/bin/pytest -q $(STARVING)
 
 # Apart from `make test`: the tracer of coverage takes a lock that a garbage collection inside it can wait for, forever.
 coverage: $(VENV)/.dev browser
-	@$(VENV)/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered -q $(TESTS) --ignore $(STARVING)
+	@$(VENV)/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered -q $(TESTS) --ignore $(STARVING) --ignore $(IN_GVISOR)
 
 # Processes are killed and hung in the middle of steps; each test has a cluster of its own size.
 test-cluster: $(VENV)/.dev
 	@echo "== runs on a Ray of several machines on this one (pytest)"
 	@$(VENV)/bin/pytest -q --durations=12 tests/cluster
+
+# A program in gVisor takes a second of both cores, and there are hundreds.
+test-gvisor: $(VENV)/.dev
+	@command -v runsc >/dev/null || { echo "there is no runsc on the PATH (Debian: apt install runsc)"; exit 1; }
+	@echo "== the sandbox's attacks in gVisor (pytest)"
+	@$(VENV)/bin/pytest -q tests/integration/test_sandbox_gvisor.py $(IN_GVISOR)
 
 $(VLLM_VENV)/.vllm: $(SOURCES_OF_INSTALL) scripts/install.py scripts/install_vllm.py
 	@"$(PYTHON)" scripts/install_vllm.py $(VLLM_VENV)
