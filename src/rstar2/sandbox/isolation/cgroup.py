@@ -176,7 +176,7 @@ class SlotGroup:
 
     def __init__(self, path: Path, files: Files) -> None:
         self.path = path
-        self.is_killed_whole = any(name == "memory.oom.group" for name, _ in files.settings)
+        self.is_killed_together = any(name == "memory.oom.group" for name, _ in files.settings)
         """Whether the kernel, once it kills a process for memory, kills all the others of the group too."""
         self._limit_bytes = 0
         with contextlib.ExitStack() as undo:  # a half-made group would block the next attempt

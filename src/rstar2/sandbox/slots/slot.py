@@ -137,7 +137,7 @@ class MemoryAccount:
     @property
     def ends_slot(self) -> bool:
         """Whether a kill for memory also ends the slot's own process, which may still answer before it is its turn."""
-        return self.group is not None and self.group.is_killed_whole
+        return self.group is not None and self.group.is_killed_together
 
     def look(self, pid: int) -> None:
         """Kill the processes below the slot's init `pid` if they exceed the limit and the kernel does not enforce
