@@ -102,13 +102,24 @@ async def test_what_ended_a_program(executor: GvisorExecutor, request: pytest.Fi
     assert (left.status, left.exit_code) == (S.OK, 0)
 
 
-KERNEL = "print([line for line in open('/proc/version') if 'gVisor' not in line and '4.4.0' not in line])"
+ATTACKS = {
+    "files": "import os\nprint([p for p in ('/etc/passwd', '/home', '/var', '/boot') if os.access(p, 4)])",
+    "network": "import socket\ntry:\n    socket.create_connection(('127.0.0.1', 22), 1)\nexcept OSError: print([])",
+    "packages": "try:\n    import reasoning_gym\nexcept ImportError:\n    print([])",
+    "kernel": "print([line for line in open('/proc/version') if 'gVisor' not in line and '4.4.0' not in line])",
+    "writing": "import sys\ntry:\n    open(sys.executable, 'ab')\nexcept OSError:\n    print([])",
+}
 
 
 @pytest.mark.skipif(REAL is None, reason="there is no runsc on the PATH")
-async def test_the_kernel_is_not_the_machines() -> None:
-    async with GvisorExecutor(num_slots=1) as executor:
-        assert (await executor.run(Request(KERNEL))).stdout == "[]\n"
+async def test_it_holds_off_attacks() -> None:
+    async with GvisorExecutor(num_slots=2) as executor:
+        names, codes = list(ATTACKS), list(ATTACKS.values())
+        seen = {names[index]: run.stdout async for index, run in executor.run_many([Request(code) for code in codes])}
+        assert seen == dict.fromkeys(names, "[]\n")
+        eaten = "kept = []\nwhile True: kept.append(bytearray(b'x') * (8 << 20))"
+        hungry = await executor.run(Request(eaten, limits=Limits(memory_bytes=256 << 20)))
+        assert hungry.status is S.MEMORY
 
 
 def test_without_runsc_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
