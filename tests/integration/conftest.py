@@ -1,12 +1,15 @@
-"""The sandbox service that tests share: one for a module, since starting one takes longer than most tests."""
+"""What many files start: a sandbox, as a service and in the process, and a tiny model for servers."""
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import aiohttp
 import pytest
+import pytest_asyncio
 from sandbox_service import Running, service_on_thread
 
-from rstar2.sandbox import Executor
+from model_server import tiny_model
+from rstar2.sandbox import Executor, LocalExecutor
 from rstar2.sandbox.client import RemoteExecutor
 
 
@@ -31,3 +34,16 @@ async def remote(running: Running) -> AsyncIterator[Executor]:
 async def http(running: Running) -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(running.url) as session:
         yield session
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def executor() -> AsyncIterator[LocalExecutor]:
+    """For files whose tests run in the loop of their module."""
+    async with LocalExecutor() as executor:
+        yield executor
+
+
+@pytest.fixture(scope="session")
+def tiny_served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder for servers. It is only read."""
+    return tiny_model(tmp_path_factory.mktemp("served") / "tiny")

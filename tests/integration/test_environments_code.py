@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from rstar2.config import EnvironmentSection, Recipe
 from rstar2.environments import Services
@@ -43,12 +42,6 @@ LIVE_CODE = {
 }
 LIVE_CODE_RIGHT = "class Solution:\n    def total(self, xs: List[int]) -> int:\n        return sum(xs)"
 STDIN = {"prompt": "Double it.", "tests": [{"input": f"{n}\n", "output": f"{2 * n}\n"} for n in range(4)]}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def executor() -> AsyncIterator[LocalExecutor]:
-    async with LocalExecutor() as executor:
-        yield executor
 
 
 @pytest.fixture

@@ -2,14 +2,13 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import openai
 import pytest
-import pytest_asyncio
 import torch
 from agent_app import CONTEXT_TOKENS, call_of, python_agent, python_environment, running, serving_agent
 from process_tree import until
@@ -42,12 +41,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def chat(folder: Path) -> ChatFormat:
     return load_chat(folder)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def executor() -> AsyncIterator[LocalExecutor]:
-    async with LocalExecutor() as executor:
-        yield executor
 
 
 async def test_a_stream_says_what_the_full_answer_says(chat: ChatFormat, executor: LocalExecutor) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from served_app import Running, running, until
 
-from model_server import tiny_model
 from rstar2.errors import UserError
 from rstar2.models import resolve
 from rstar2.serve import ServeSettings
@@ -22,25 +21,20 @@ HUGE = 10**12
 SAID = [{"role": "user", "content": "x"}]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
 async def post(found: Running, path: str, body: Any) -> tuple[int, Any]:
     async with found.http.post(found.root + path, json=body) as response:
         return response.status, await response.json()
 
 
 async def test_a_huge_n_is_refused_before_anything_is_made_for_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_served: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: Any) -> None:
         raise AssertionError("room was made for a request that is refused")
 
     monkeypatch.setattr(ChatReply, "__init__", never)
     monkeypatch.setattr(CompletionReply, "__init__", never)
-    async with running(folder) as found:
+    async with running(tiny_served) as found:
         for path, body in (
             ("/v1/chat/completions", {"messages": SAID, "n": HUGE}),
             ("/v1/completions", {"prompt": ["x", "y"], "n": HUGE}),
@@ -50,8 +44,8 @@ async def test_a_huge_n_is_refused_before_anything_is_made_for_it(
             assert (status, document["error"]["param"]) == (400, "n"), document
 
 
-async def test_arguments_of_calls_may_be_any_text(folder: Path) -> None:
-    async with running(folder) as found:
+async def test_arguments_of_calls_may_be_any_text(tiny_served: Path) -> None:
+    async with running(tiny_served) as found:
         for arguments in ('{"a":' * 100_000, "[" * 100_000 + "]" * 100_000, '{"a": ' + "1" * 5000 + "}"):
             call = {"function": {"name": "f", "arguments": arguments}}
             messages = [*SAID, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "1"}]
@@ -62,8 +56,8 @@ async def test_arguments_of_calls_may_be_any_text(folder: Path) -> None:
 @pytest.mark.parametrize(
     "path", ["", "\0", "a\0b", "~nobody-has-this-name/x", "x" * 5000, "/dev/null", "/proc/self/mem"]
 )
-async def test_paths_of_weights_that_lead_nowhere(folder: Path, path: str) -> None:
-    async with running(folder, ServeSettings(allows_updates=True)) as found:
+async def test_paths_of_weights_that_lead_nowhere(tiny_served: Path, path: str) -> None:
+    async with running(tiny_served, ServeSettings(allows_updates=True)) as found:
         for route, body in (
             ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": path or "."}),
             ("/update_weights", {"update_info": {"weights_path": path}}),
@@ -85,15 +79,15 @@ class Unpickled:
 
 @pytest.mark.parametrize("name", ["adapter_model.bin", "adapter_model.safetensors", "adapter_model.pt"])
 async def test_an_adapter_that_is_a_pickle_is_refused_and_not_unpickled(
-    folder: Path, tmp_path: Path, name: str
+    tiny_served: Path, tmp_path: Path, name: str
 ) -> None:
     adapter, link, mark = tmp_path / "adapter", tmp_path / "link", tmp_path / "mark"
     adapter.mkdir()
     link.symlink_to(adapter)
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": str(folder)}
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": str(tiny_served)}
     (adapter / "adapter_config.json").write_text(json.dumps(config))
     (adapter / name).write_bytes(pickle.dumps(Unpickled(mark)))
-    async with running(folder, ServeSettings(allows_updates=True)) as found:
+    async with running(tiny_served, ServeSettings(allows_updates=True)) as found:
         for path in (adapter, link, adapter / ".." / "adapter"):
             status, document = await post(found, "/v1/load_lora_adapter", {"lora_name": "a", "lora_path": str(path)})
             assert status == 400 and "adapter_model.safetensors" in document["error"]["message"]
@@ -104,17 +98,17 @@ async def test_an_adapter_that_is_a_pickle_is_refused_and_not_unpickled(
     assert mark.exists(), "it would have been seen"
 
 
-async def test_a_pipe_among_the_weights_holds_nobody_up(folder: Path, tmp_path: Path) -> None:
+async def test_a_pipe_among_the_weights_holds_nobody_up(tiny_served: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
-    async with running(folder, ServeSettings(allows_updates=True)) as found:
+    async with running(tiny_served, ServeSettings(allows_updates=True)) as found:
         async with asyncio.timeout(60.0):
             status, _ = await post(found, "/update_weights", {"update_info": {"weights_path": str(tmp_path)}})
         assert status == 400
 
 
-async def test_silent_connections_are_closed_and_keep_nobody_out(folder: Path) -> None:
+async def test_silent_connections_are_closed_and_keep_nobody_out(tiny_served: Path) -> None:
     settings = ServeSettings(max_connections=8, header_timeout_s=60.0)
-    async with running(folder, settings) as found:
+    async with running(tiny_served, settings) as found:
         port = int(found.root.rpartition(":")[2])
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(32)]
         connections = found.service.connections
@@ -125,8 +119,8 @@ async def test_silent_connections_are_closed_and_keep_nobody_out(folder: Path) -
             writer.close()
 
 
-async def test_half_a_head_is_not_waited_for(folder: Path) -> None:
-    async with running(folder, ServeSettings(header_timeout_s=0.2)) as found:
+async def test_half_a_head_is_not_waited_for(tiny_served: Path) -> None:
+    async with running(tiny_served, ServeSettings(header_timeout_s=0.2)) as found:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(found.root.rpartition(":")[2]))
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n")
         async with asyncio.timeout(60.0):
@@ -145,8 +139,8 @@ SMUGGLED = {
 
 
 @pytest.mark.parametrize("shape", SMUGGLED)
-async def test_a_request_is_not_hidden_in_another(folder: Path, shape: str) -> None:
-    async with running(folder) as found:
+async def test_a_request_is_not_hidden_in_another(tiny_served: Path, shape: str) -> None:
+    async with running(tiny_served) as found:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(found.root.rpartition(":")[2]))
         inner = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
         head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"

@@ -20,26 +20,21 @@ pytestmark = pytest.mark.integration
 BODY = {"prompt": [5, 9, 300, 12], "max_tokens": 12, "seed": 4, "return_token_ids": True, "logprobs": 0}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
 def completed(root: str, body: dict[str, Any], **options: Any) -> Any:
     response = requests.post(f"{root}/v1/completions", json=body, timeout=240, **options)
     assert response.status_code == 200, response.text
     return response.json()["choices"][0]
 
 
-def test_a_server_in_front_of_another_gives_the_same_tokens(folder: Path) -> None:
+def test_a_server_in_front_of_another_gives_the_same_tokens(tiny_served: Path) -> None:
     environment = {**os.environ, "RSTAR2_SERVE_KEY": "secret"}
-    with serving(str(folder), "--name", "behind", environment=environment) as behind:
+    with serving(str(tiny_served), "--name", "behind", environment=environment) as behind:
         key = {"Authorization": "Bearer secret"}
         assert requests.post(f"{behind.root}/v1/completions", json=BODY, timeout=240).status_code == 401
         expected = completed(behind.root, BODY, headers=key)
         front = ("behind", "--base-url", f"{behind.root}/v1", "--api-key-env", "BEHIND_KEY")
         environment = {**os.environ, "BEHIND_KEY": "secret"}
-        with serving(*front, "--tokenizer", str(folder), environment=environment) as server:
+        with serving(*front, "--tokenizer", str(tiny_served), environment=environment) as server:
             found = completed(server.root, BODY)
             assert found["token_ids"] == expected["token_ids"]
             assert found["logprobs"]["token_logprobs"] == expected["logprobs"]["token_logprobs"]
@@ -67,8 +62,8 @@ def test_a_training_run_is_served_by_its_name_with_its_limits(tmp_path: Path) ->
         assert len(completed(server.root, BODY | {"model": "mine-1"})["token_ids"]) == 12
 
 
-def test_sigterm_finishes_a_stream_that_runs(folder: Path) -> None:
-    server = ModelServer(str(folder))
+def test_sigterm_finishes_a_stream_that_runs(tiny_served: Path) -> None:
+    server = ModelServer(str(tiny_served))
     try:
         body = {"prompt": [5, 9], "max_tokens": 400, "ignore_eos": True, "stream": True, "return_token_ids": True}
         with requests.post(f"{server.root}/v1/completions", json=body, stream=True, timeout=240) as response:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 import pytest
-import pytest_asyncio
 from agent_app import RunningAgent, call_of, python_agent, serving_agent
 from engine_child import ChildEngine, start_child
 from process_tree import descendants, is_running, until
@@ -65,12 +64,6 @@ def templates() -> list[int]:
 
 def slots() -> list[int]:
     return [slot for template in templates() for slot in children(template)]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def executor() -> AsyncIterator[LocalExecutor]:
-    async with LocalExecutor() as executor:
-        yield executor
 
 
 async def outcome(found: RunningAgent, question: str, *, stream: bool) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from model_server import ModelServer, serving, tiny_model
+from model_server import ModelServer, serving
 from rstar2.agent import load_chat
 
 pytestmark = pytest.mark.integration
@@ -21,13 +21,8 @@ TOOL: Any = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[ModelServer]:
-    with serving(str(folder), "--name", "tiny", "--max-tokens", "64") as server:
+def server(tiny_served: Path) -> Iterator[ModelServer]:
+    with serving(str(tiny_served), "--name", "tiny", "--max-tokens", "64") as server:
         yield server
 
 
@@ -68,8 +63,8 @@ def test_a_stream_says_what_the_full_answer_says(client: openai.OpenAI) -> None:
     assert len({tuple(each) for each in ids}) == 3, "choices of one request draw different numbers"
 
 
-def test_the_prompt_is_the_rendering_of_the_template(client: openai.OpenAI, folder: Path) -> None:
-    tokenizer = load_chat(folder).tokenizer
+def test_the_prompt_is_the_rendering_of_the_template(client: openai.OpenAI, tiny_served: Path) -> None:
+    tokenizer = load_chat(tiny_served).tokenizer
     answer = client.chat.completions.create(
         model="tiny", messages=MESSAGES, max_tokens=1, extra_body={"return_token_ids": True}
     )
@@ -87,8 +82,8 @@ async def test_many_at_a_time_each_get_their_own(server: ModelServer) -> None:
         assert await asyncio.gather(*map(ask, range(12))) == alone
 
 
-def test_completions_take_texts_and_ids_and_echo_their_likelihood(client: openai.OpenAI, folder: Path) -> None:
-    tokenizer = load_chat(folder).tokenizer
+def test_completions_take_texts_and_ids_and_echo_their_likelihood(client: openai.OpenAI, tiny_served: Path) -> None:
+    tokenizer = load_chat(tiny_served).tokenizer
     text = "A loop repeats 12 times."
     ids = tokenizer.encode(text)
     asked: Any = {"model": "tiny", "max_tokens": 2, "temperature": 0, "echo": True, "logprobs": 2}
@@ -117,8 +112,8 @@ def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI) -> None:
     assert kept.choices[0].text == cut.text + stop
 
 
-def test_tools_are_in_the_prompt_and_a_choice_opens_the_call(client: openai.OpenAI, folder: Path) -> None:
-    tokenizer = load_chat(folder).tokenizer
+def test_tools_are_in_the_prompt_and_a_choice_opens_the_call(client: openai.OpenAI, tiny_served: Path) -> None:
+    tokenizer = load_chat(tiny_served).tokenizer
     asked: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 4, "tools": [TOOL]}
 
     def prompt(choice: Any) -> str:

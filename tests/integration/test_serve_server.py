@@ -22,11 +22,6 @@ PROMPT = [5, 9, 300, 12, 40, 41]
 LONG = {"prompt": PROMPT, "max_tokens": 1500, "ignore_eos": True, "stream": True}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
 async def post(found: Running, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
     async with found.http.post(found.root + path, json=body, **options) as response:
         text = await response.text()
@@ -41,8 +36,8 @@ async def ids_of(found: Running, model: str | None = None, **fields: Any) -> lis
     return ids
 
 
-async def test_only_callers_with_a_key_and_no_pages_of_other_sites(folder: Path) -> None:
-    async with running(folder, ServeSettings(keys=frozenset({"first", "second"}))) as found:
+async def test_only_callers_with_a_key_and_no_pages_of_other_sites(tiny_served: Path) -> None:
+    async with running(tiny_served, ServeSettings(keys=frozenset({"first", "second"}))) as found:
         body = {"prompt": "one", "max_tokens": 1}
         for headers, status in (
             ({}, 401),
@@ -59,16 +54,16 @@ async def test_only_callers_with_a_key_and_no_pages_of_other_sites(folder: Path)
             assert response.status == 200
 
 
-async def test_without_keys_only_its_own_names_are_answered(folder: Path) -> None:
-    async with running(folder) as found:
+async def test_without_keys_only_its_own_names_are_answered(tiny_served: Path) -> None:
+    async with running(tiny_served) as found:
         status, document = await post(found, "/v1/completions", {"prompt": "x"}, headers={"Host": "rebound.example"})
         assert status == 403 and "rebound.example" in document["error"]["message"]
         async with found.http.post(f"{found.root}/v1/completions", data=b'{"prompt": "x"}') as response:
             assert response.status == 415
 
 
-async def test_over_capacity_callers_are_asked_to_retry(folder: Path) -> None:
-    async with running(folder, ServeSettings(max_in_flight=2)) as found:
+async def test_over_capacity_callers_are_asked_to_retry(tiny_served: Path) -> None:
+    async with running(tiny_served, ServeSettings(max_in_flight=2)) as found:
         status, document = await post(found, "/v1/completions", {"prompt": "x", "n": 3})
         assert status == 400 and document["error"]["param"] == "n"
         async with found.http.post(f"{found.root}/v1/completions", json={**LONG, "n": 2}) as held:
@@ -82,8 +77,8 @@ async def test_over_capacity_callers_are_asked_to_retry(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_caller_that_leaves_is_cancelled_in_the_engine(folder: Path, stream: bool) -> None:
-    async with running(folder) as found:
+async def test_a_caller_that_leaves_is_cancelled_in_the_engine(tiny_served: Path, stream: bool) -> None:
+    async with running(tiny_served) as found:
         asking = asyncio.ensure_future(post(found, "/v1/completions", {**LONG, "stream": stream}))
         await until(lambda: found.engine.load().num_running == 1)
         asking.cancel()
@@ -92,8 +87,8 @@ async def test_a_caller_that_leaves_is_cancelled_in_the_engine(folder: Path, str
         await until(lambda: found.service.admission.num_in_flight == 0)
 
 
-async def test_draining_finishes_what_runs_and_takes_nothing_new(folder: Path) -> None:
-    async with running(folder) as found:
+async def test_draining_finishes_what_runs_and_takes_nothing_new(tiny_served: Path) -> None:
+    async with running(tiny_served) as found:
         finishing = asyncio.ensure_future(ids_of(found, max_tokens=200, ignore_eos=True))
         await until(lambda: found.engine.load().num_running == 1)
         keeping = aiohttp.ClientSession()
@@ -109,8 +104,8 @@ async def test_draining_finishes_what_runs_and_takes_nothing_new(folder: Path) -
         assert len(await finishing) == 200 and await draining
 
 
-async def test_the_time_of_a_request_ends_before_and_in_the_middle_of_a_stream(folder: Path) -> None:
-    async with running(folder, ServeSettings(request_timeout_s=3, allows_updates=True)) as found:
+async def test_the_time_of_a_request_ends_before_and_in_the_middle_of_a_stream(tiny_served: Path) -> None:
+    async with running(tiny_served, ServeSettings(request_timeout_s=3, allows_updates=True)) as found:
         async with found.http.post(f"{found.root}/v1/completions", json=LONG) as response:
             await response.content.readline()
             assert (await post(found, "/pause?mode=keep"))[0] == 200
@@ -122,13 +117,13 @@ async def test_the_time_of_a_request_ends_before_and_in_the_middle_of_a_stream(f
         await until(lambda: found.engine.load().num_running == 0)
 
 
-async def test_a_pause_that_fails_does_not_undo_an_earlier_one(folder: Path) -> None:
+async def test_a_pause_that_fails_does_not_undo_an_earlier_one(tiny_served: Path) -> None:
     async def is_paused() -> bool:
         async with found.http.get(f"{found.root}/is_paused") as response:
             paused: bool = (await response.json())["is_paused"]
             return paused
 
-    async with running(folder, ServeSettings(request_timeout_s=1, allows_updates=True)) as found:
+    async with running(tiny_served, ServeSettings(request_timeout_s=1, allows_updates=True)) as found:
         async with found.service.gate.leased(""):
             assert (await post(found, "/pause?mode=wait"))[0] == 504 and not await is_paused()
             assert (await post(found, "/pause?mode=keep"))[0] == 200
@@ -137,8 +132,8 @@ async def test_a_pause_that_fails_does_not_undo_an_earlier_one(folder: Path) -> 
         assert await ids_of(found)
 
 
-async def test_a_pause_that_fails_leaves_one_that_still_waits(folder: Path) -> None:
-    async with running(folder, ServeSettings(allows_updates=True)) as found:
+async def test_a_pause_that_fails_leaves_one_that_still_waits(tiny_served: Path) -> None:
+    async with running(tiny_served, ServeSettings(allows_updates=True)) as found:
         gate = found.service.gate
         async with gate.leased(""):
             first, second = (asyncio.ensure_future(gate.pause("wait", found.service.cancel_all)) for _ in range(2))
@@ -151,14 +146,14 @@ async def test_a_pause_that_fails_leaves_one_that_still_waits(folder: Path) -> N
         await gate.resume()
 
 
-async def test_bodies_beyond_the_limit_are_refused(folder: Path) -> None:
-    async with running(folder, ServeSettings(max_body_bytes=1000)) as found:
+async def test_bodies_beyond_the_limit_are_refused(tiny_served: Path) -> None:
+    async with running(tiny_served, ServeSettings(max_body_bytes=1000)) as found:
         status, document = await post(found, "/v1/completions", {"prompt": "x" * 2000})
         assert status == 413 and document["error"]["message"]
 
 
-async def test_a_session_keeps_its_prefix_and_is_released_when_there_are_too_many(folder: Path) -> None:
-    async with running(folder, ServeSettings(max_sessions=2)) as found:
+async def test_a_session_keeps_its_prefix_and_is_released_when_there_are_too_many(tiny_served: Path) -> None:
+    async with running(tiny_served, ServeSettings(max_sessions=2)) as found:
         long_prompt = [number % 400 + 5 for number in range(600)]
         body = {"prompt": long_prompt, "max_tokens": 1}
         for name in ("a", "a", "b", "c"):
@@ -169,9 +164,9 @@ async def test_a_session_keeps_its_prefix_and_is_released_when_there_are_too_man
         assert status == 400
 
 
-async def test_callers_with_different_keys_have_no_session_in_common(folder: Path) -> None:
+async def test_callers_with_different_keys_have_no_session_in_common(tiny_served: Path) -> None:
     """One of them leaves in the middle of its answer: the engine ends its session, and not that of the other."""
-    async with running(folder, ServeSettings(keys=frozenset({"one", "two"}))) as found:
+    async with running(tiny_served, ServeSettings(keys=frozenset({"one", "two"}))) as found:
         one, two = ({"Authorization": f"Bearer {key}", "X-Session-ID": "same"} for key in ("one", "two"))
         body = {"prompt": PROMPT, "max_tokens": 200, "ignore_eos": True, "temperature": 0}
         async with found.http.post(f"{found.root}/v1/completions", json=LONG, headers=two) as leaving:
@@ -185,8 +180,8 @@ async def test_callers_with_different_keys_have_no_session_in_common(folder: Pat
         await until(lambda: len(found.service.sessions) == 2)
 
 
-async def test_ids_in_ids_out_as_verifiers_asks_for_them(folder: Path) -> None:
-    async with running(folder) as found:
+async def test_ids_in_ids_out_as_verifiers_asks_for_them(tiny_served: Path) -> None:
+    async with running(tiny_served) as found:
         sampling = {"max_tokens": 6, "logprobs": 1, "seed": 3, "skip_special_tokens": False}
         status, document = await post(
             found, "/inference/v1/generate", {"token_ids": PROMPT, "sampling_params": sampling}
@@ -199,8 +194,8 @@ async def test_ids_in_ids_out_as_verifiers_asks_for_them(folder: Path) -> None:
         assert choice["token_ids"] == await ids_of(found, temperature=1, seed=3, max_tokens=6)
 
 
-async def test_an_engine_that_failed_is_reported_to_callers_and_to_the_operator(folder: Path) -> None:
-    async with running(folder) as found:
+async def test_an_engine_that_failed_is_reported_to_callers_and_to_the_operator(tiny_served: Path) -> None:
+    async with running(tiny_served) as found:
 
         def fail() -> None:
             raise RuntimeError("out of something")
@@ -217,10 +212,10 @@ async def test_an_engine_that_failed_is_reported_to_callers_and_to_the_operator(
         assert found.service.admission.num_in_flight == 0
 
 
-async def test_metrics_are_vllms(folder: Path) -> None:
+async def test_metrics_are_vllms(tiny_served: Path) -> None:
     from rstar2.engine.vllm.metrics import load_of
 
-    async with running(folder) as found:
+    async with running(tiny_served) as found:
         await ids_of(found)
         async with found.http.get(f"{found.root}/metrics") as response:
             page = await response.text()
@@ -250,10 +245,10 @@ def greedy(model: Any) -> list[int]:
 
 
 async def test_adapters_are_loaded_named_swapped_and_the_model_is_restored_to_the_bit(
-    folder: Path, tmp_path: Path
+    tiny_served: Path, tmp_path: Path
 ) -> None:
-    merged = [write_adapter(folder, tmp_path / f"v{number}", number) for number in range(2)]
-    async with running(folder, ServeSettings(allows_updates=True)) as found:
+    merged = [write_adapter(tiny_served, tmp_path / f"v{number}", number) for number in range(2)]
+    async with running(tiny_served, ServeSettings(allows_updates=True)) as found:
         before = {name: tensor.clone() for name, tensor in found.engine.named_weights().items()}
         base = await ids_of(found, ignore_eos=True)
         for number in range(2):
@@ -274,9 +269,9 @@ async def test_adapters_are_loaded_named_swapped_and_the_model_is_restored_to_th
         assert (await post(found, "/v1/completions", {"model": "v0", "prompt": "x"}))[0] == 404
 
 
-async def test_a_request_for_other_weights_that_leaves_holds_nobody_up(folder: Path, tmp_path: Path) -> None:
-    write_adapter(folder, tmp_path / "v0", 0)
-    async with running(folder, ServeSettings(allows_updates=True)) as found:
+async def test_a_request_for_other_weights_that_leaves_holds_nobody_up(tiny_served: Path, tmp_path: Path) -> None:
+    write_adapter(tiny_served, tmp_path / "v0", 0)
+    async with running(tiny_served, ServeSettings(allows_updates=True)) as found:
         body = {"lora_name": "v0", "lora_path": str(tmp_path / "v0")}
         assert (await post(found, "/v1/load_lora_adapter", body))[0] == 200
         async with found.http.post(f"{found.root}/v1/completions", json=LONG) as held:
@@ -290,8 +285,8 @@ async def test_a_request_for_other_weights_that_leaves_holds_nobody_up(folder: P
             held.close()
 
 
-async def test_a_folder_that_is_no_adapter_of_this_model_is_named(folder: Path, tmp_path: Path) -> None:
-    async with running(folder, ServeSettings(allows_updates=True)) as found:
+async def test_a_folder_that_is_no_adapter_of_this_model_is_named(tiny_served: Path, tmp_path: Path) -> None:
+    async with running(tiny_served, ServeSettings(allows_updates=True)) as found:
         status, document = await post(
             found, "/v1/load_lora_adapter", {"lora_name": "a", "lora_path": str(tmp_path / "nowhere")}
         )
@@ -307,8 +302,8 @@ async def test_a_folder_that_is_no_adapter_of_this_model_is_named(folder: Path, 
         assert (await post(found, "/init_weight_transfer_engine", {"init_info": {}}))[0] == 501
 
 
-async def test_an_update_whose_trainer_was_lost_can_be_finished(folder: Path) -> None:
-    async with running(folder, ServeSettings(allows_updates=True)) as found:
+async def test_an_update_whose_trainer_was_lost_can_be_finished(tiny_served: Path) -> None:
+    async with running(tiny_served, ServeSettings(allows_updates=True)) as found:
         assert (await post(found, "/pause?mode=keep"))[0] == 200
         assert (await post(found, "/start_weight_update", {}))[0] == 200
         status, document = await post(found, "/start_weight_update", {})
@@ -318,14 +313,14 @@ async def test_an_update_whose_trainer_was_lost_can_be_finished(folder: Path) ->
         assert await ids_of(found)
 
 
-async def test_updates_need_the_operators_consent(folder: Path) -> None:
-    async with running(folder) as found:
+async def test_updates_need_the_operators_consent(tiny_served: Path) -> None:
+    async with running(tiny_served) as found:
         assert (await post(found, "/pause"))[0] == 404
         assert (await post(found, "/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "b"}))[0] == 404
 
 
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
-async def test_weights_are_updated_while_paused(folder: Path, tmp_path: Path, mode: str) -> None:
+async def test_weights_are_updated_while_paused(tiny_served: Path, tmp_path: Path, mode: str) -> None:
     other = tiny_model(tmp_path / "other")
     model = AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32)
     torch.manual_seed(7)
@@ -334,7 +329,7 @@ async def test_weights_are_updated_while_paused(folder: Path, tmp_path: Path, mo
             parameter.normal_(std=0.2)
     model.save_pretrained(other)
     async with running(
-        folder, ServeSettings(allows_updates=True), EmbeddedOptions(max_running=4, kv_cache_tokens=1 << 14)
+        tiny_served, ServeSettings(allows_updates=True), EmbeddedOptions(max_running=4, kv_cache_tokens=1 << 14)
     ) as found:
         old = await ids_of(found, ignore_eos=True)
         asking = asyncio.ensure_future(post(found, "/v1/completions", {**LONG, "stream": False, "max_tokens": 300}))

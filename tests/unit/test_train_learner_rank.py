@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from train_models import CONVERSATIONS, build_model, make_chat, make_policy, make_rollouts
+from train_models import CONVERSATIONS, make_chat, make_policy, make_rollouts
 from transformers import AutoModelForCausalLM
 
 from rstar2.algo import LossSettings
@@ -24,13 +24,8 @@ KINDS: dict[str, dict[str, Any]] = {"full": {}, "adapters": {"lora": LORA}, "bfl
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def groups(folder: Path) -> list[list[Rollout]]:
-    rollouts = make_rollouts(make_policy(folder), 6)
+def groups(tiny_policy: Path) -> list[list[Rollout]]:
+    rollouts = make_rollouts(make_policy(tiny_policy), 6)
     return [rollouts[:3], rollouts[3:]]
 
 
@@ -45,9 +40,9 @@ def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_taken_up_again_it_goes_on_as_if_never_stopped(
-    folder: Path, groups: list[list[Rollout]], tmp_path: Path, kind: str
+    tiny_policy: Path, groups: list[list[Rollout]], tmp_path: Path, kind: str
 ) -> None:
-    whole, resumed = (LearnerRank(make_policy(folder, **KINDS[kind]), 0.01) for _ in range(2))
+    whole, resumed = (LearnerRank(make_policy(tiny_policy, **KINDS[kind]), 0.01) for _ in range(2))
     untrained = served(whole)
     for seed in range(3):
         whole.update(groups, SETTINGS, 0.02, seed)
@@ -59,8 +54,8 @@ def test_taken_up_again_it_goes_on_as_if_never_stopped(
     assert any(not torch.equal(tensor, untrained[name]) for name, tensor in served(whole).items())
 
 
-def test_a_reset_optimizer_is_saved_as_one(folder: Path, groups: list[list[Rollout]], tmp_path: Path) -> None:
-    first, second = (LearnerRank(make_policy(folder), 0.01) for _ in range(2))
+def test_a_reset_optimizer_is_saved_as_one(tiny_policy: Path, groups: list[list[Rollout]], tmp_path: Path) -> None:
+    first, second = (LearnerRank(make_policy(tiny_policy), 0.01) for _ in range(2))
     first.update(groups, SETTINGS, 0.02, 0)
     first.reset_optimizer()
     first.save(tmp_path)
@@ -72,9 +67,9 @@ def test_a_reset_optimizer_is_saved_as_one(folder: Path, groups: list[list[Rollo
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_it_serves_is_what_an_engine_in_the_process_reads_and_what_it_exports(
-    folder: Path, groups: list[list[Rollout]], tmp_path: Path, kind: str
+    tiny_policy: Path, groups: list[list[Rollout]], tmp_path: Path, kind: str
 ) -> None:
-    learner = LearnerRank(make_policy(folder, **KINDS[kind]), 0.01)
+    learner = LearnerRank(make_policy(tiny_policy, **KINDS[kind]), 0.01)
     learner.update(groups, SETTINGS, 0.02, 0)
     learner.policy.publish()
     assert_equal(served(learner), dict(learner.policy.served.named_parameters()))
@@ -83,37 +78,37 @@ def test_what_it_serves_is_what_an_engine_in_the_process_reads_and_what_it_expor
     assert_equal(dict(exported.named_parameters()), served(learner))
 
 
-def test_the_seed_decides_what_is_dropped(folder: Path) -> None:
-    examples, _ = render_all(CONVERSATIONS, make_chat(folder), 10_000)
+def test_the_seed_decides_what_is_dropped(tiny_policy: Path) -> None:
+    examples, _ = render_all(CONVERSATIONS, make_chat(tiny_policy), 10_000)
     settings = SftSettings(
         epochs=4, lr=0.01, warmup_share=0.0, batch_size=4, micro_batch_tokens=512, max_grad_norm=1.0, stream="s"
     )
 
     def losses(seed: int) -> list[float]:
-        learner = LearnerRank(make_policy(folder, lora=LORA, gradient_checkpointing=True), 0.0)
+        learner = LearnerRank(make_policy(tiny_policy, lora=LORA, gradient_checkpointing=True), 0.0)
         return [learner.warm_up_step(examples, step, settings, seed)["loss"] for step in range(3)]
 
     assert losses(1) == losses(1)
     assert losses(1)[2] != losses(2)[2]
 
 
-def test_a_state_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
-    learner = LearnerRank(make_policy(folder), 0.01)
-    LearnerRank(make_policy(folder, lora=LORA), 0.01).save(tmp_path)
+def test_a_state_of_another_model_is_refused(tiny_policy: Path, tmp_path: Path) -> None:
+    learner = LearnerRank(make_policy(tiny_policy), 0.01)
+    LearnerRank(make_policy(tiny_policy, lora=LORA), 0.01).save(tmp_path)
     with pytest.raises(UserError, match="another model: its parameters have other names"):
         learner.load(tmp_path)
     with pytest.raises(UserError, match=r"another model: .*lora_A.* has another shape"):
-        LearnerRank(make_policy(folder, lora={**LORA, "rank": 2}), 0.01).load(tmp_path)
+        LearnerRank(make_policy(tiny_policy, lora={**LORA, "rank": 2}), 0.01).load(tmp_path)
 
 
-def test_a_reference_that_cannot_be_written_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+def test_a_reference_that_cannot_be_written_is_one_sentence(tiny_policy: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InfrastructureError, match=r"cannot write .*reference: .*Free some space and try again"):
-        LearnerRank(make_policy(folder), 0.01).hold_reference(tmp_path / "file" / "reference")
+        LearnerRank(make_policy(tiny_policy), 0.01).hold_reference(tmp_path / "file" / "reference")
 
 
-def test_merged_adapters_give_what_adapters_beside_the_layers_give(folder: Path) -> None:
-    merged, beside = (make_policy(folder, lora={"rank": 4, "alpha": 8.0}) for _ in range(2))
+def test_merged_adapters_give_what_adapters_beside_the_layers_give(tiny_policy: Path) -> None:
+    merged, beside = (make_policy(tiny_policy, lora={"rank": 4, "alpha": 8.0}) for _ in range(2))
     use_packed_attention(beside.network)
     beside = replace(beside, _forward=token_log_probs)
     pack = Pack.of([[1, 2, 3, 4, 5]], [[False, True, True, True, True]], torch.device("cpu"))
@@ -128,23 +123,23 @@ def test_merged_adapters_give_what_adapters_beside_the_layers_give(folder: Path)
     torch.testing.assert_close(found["merged"], found["beside"])
 
 
-def test_exported_adapters_are_read_by_peft(folder: Path, groups: list[list[Rollout]], tmp_path: Path) -> None:
+def test_exported_adapters_are_read_by_peft(tiny_policy: Path, groups: list[list[Rollout]], tmp_path: Path) -> None:
     from peft import PeftModel
 
-    learner = LearnerRank(make_policy(folder, lora={"rank": 4, "alpha": 8.0}), 0.0)
+    learner = LearnerRank(make_policy(tiny_policy, lora={"rank": 4, "alpha": 8.0}), 0.0)
     learner.update(groups, SETTINGS, 1e-2, 0)
     learner.export(tmp_path)
-    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(tiny_policy, dtype=torch.float32)
     adapted = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).merge_and_unload()
     expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     for name, parameter in adapted.named_parameters():
         torch.testing.assert_close(parameter, expected.get_parameter(name), msg=name)
 
 
-def test_a_gpu_that_has_become_too_small_is_a_sentence(folder: Path, groups: list[list[Rollout]]) -> None:
+def test_a_gpu_that_has_become_too_small_is_a_sentence(tiny_policy: Path, groups: list[list[Rollout]]) -> None:
     def forward(*_: object, **__: object) -> tuple[torch.Tensor, torch.Tensor]:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …")
 
-    learner = LearnerRank(replace(make_policy(folder), _forward=forward), 0.01)
+    learner = LearnerRank(replace(make_policy(tiny_policy), _forward=forward), 0.01)
     with pytest.raises(UserError, match=r"^train.micro_batch_tokens: .*CUDA out of memory\).*start a run with \d+$"):
         learner.update(groups, SETTINGS, 1e-2, 0)

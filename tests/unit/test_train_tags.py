@@ -9,7 +9,6 @@ from typing import Any, get_args
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from train_models import build_model
 
 from rstar2.agent import ChatFormat, load_chat
 from rstar2.agent.hf_tokenizer import ToolTags
@@ -36,14 +35,9 @@ def test_rows_count_as_the_same_within_a_hundredth_of_their_length() -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def untrained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def untrained(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with a closing tag that was never trained, nor were a hundred others and one."""
-    copy = shutil.copytree(folder, tmp_path_factory.mktemp("untrained"), dirs_exist_ok=True)
+    copy = shutil.copytree(tiny_policy, tmp_path_factory.mktemp("untrained"), dirs_exist_ok=True)
     weights = load_file(copy / "model.safetensors")
     (tag_id,) = load_chat(copy).tokenizer.encode("</tool_call>")
     weights[EMBEDDING][: MAX_SAME_ROWS + 1] = weights[EMBEDDING][tag_id]
@@ -57,8 +51,8 @@ def check(folder: Path, lora: dict[str, Any] | None, tool_tags: ToolTags = "toke
     require_learnable_tags(recipe, folder, load_chat(folder, tool_tags=tool_tags))
 
 
-def test_adapters_need_tags_that_were_trained(folder: Path, untrained: Path) -> None:
-    check(folder, {})
+def test_adapters_need_tags_that_were_trained(tiny_policy: Path, untrained: Path) -> None:
+    check(tiny_policy, {})
     with pytest.raises(UserError, match=r'mine has a token for </tool_call>.*same as 101 others.*tool_tags = "text"'):
         check(untrained, {})
     check(untrained, {}, "text")

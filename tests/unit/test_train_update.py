@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from train_models import CONVERSATIONS, build_model, make_chat, make_policy, make_rollouts
+from train_models import CONVERSATIONS, make_chat, make_policy, make_rollouts
 
 from rstar2.algo import LossSettings
 from rstar2.errors import UserError
@@ -25,11 +25,6 @@ SETTINGS = UpdateSettings(
 SFT = SftSettings(
     epochs=1, lr=0.0, warmup_share=0.0, batch_size=5, micro_batch_tokens=4096, max_grad_norm=1e9, stream="s"
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_model(tmp_path_factory.mktemp("tiny"))
 
 
 class Kept(Optimizer):
@@ -53,14 +48,14 @@ class Kept(Optimizer):
 
 
 def update(
-    folder: Path,
+    tiny_policy: Path,
     groups: list[list[Rollout]],
     settings: UpdateSettings,
     lr: float = 0.0,
     reference_offset: float | None = None,
 ) -> tuple[list[torch.Tensor], dict[str, float]]:
     """`reference_offset` is added to all weights of the reference; None: there is none."""
-    policy = make_policy(folder)
+    policy = make_policy(tiny_policy)
     kept = Kept(policy)
     reference = None
     if reference_offset is not None:
@@ -72,16 +67,16 @@ def update(
 
 
 @pytest.fixture(scope="module")
-def groups(folder: Path) -> list[list[Rollout]]:
-    rollouts = make_rollouts(make_policy(folder), 8)
+def groups(tiny_policy: Path) -> list[list[Rollout]]:
+    rollouts = make_rollouts(make_policy(tiny_policy), 8)
     return [rollouts[start : start + 2] for start in range(0, 8, 2)]
 
 
-def test_one_gradient_for_any_micro_batching(folder: Path, groups: list[list[Rollout]]) -> None:
-    (whole,), expected = update(folder, groups, SETTINGS)
+def test_one_gradient_for_any_micro_batching(tiny_policy: Path, groups: list[list[Rollout]]) -> None:
+    (whole,), expected = update(tiny_policy, groups, SETTINGS)
     assert float(whole.norm()) > 0.01
     for micro_batch_tokens in (1, 24, 45):
-        (cut,), values = update(folder, groups, replace(SETTINGS, micro_batch_tokens=micro_batch_tokens))
+        (cut,), values = update(tiny_policy, groups, replace(SETTINGS, micro_batch_tokens=micro_batch_tokens))
         torch.testing.assert_close(cut, whole, atol=1e-6, rtol=0)
         assert values == pytest.approx(expected, abs=1e-5)
     assert expected["mismatch"] == pytest.approx(0, abs=1e-5)
@@ -90,38 +85,38 @@ def test_one_gradient_for_any_micro_batching(folder: Path, groups: list[list[Rol
 
 
 def test_with_one_optimizer_step_nothing_clips_and_with_more_the_clip_binds(
-    folder: Path, groups: list[list[Rollout]]
+    tiny_policy: Path, groups: list[list[Rollout]]
 ) -> None:
-    gradients, values = update(folder, groups, replace(SETTINGS, optimizer_steps_per_batch=4), lr=0.05)
+    gradients, values = update(tiny_policy, groups, replace(SETTINGS, optimizer_steps_per_batch=4), lr=0.05)
     assert len(gradients) == 4
     assert values["clip_low_share"] + values["clip_high_share"] > 0.05
-    _, single = update(folder, groups, SETTINGS, lr=0.05)
+    _, single = update(tiny_policy, groups, SETTINGS, lr=0.05)
     assert single["clip_low_share"] + single["clip_high_share"] == 0
-    few, _ = update(folder, groups[:2], replace(SETTINGS, optimizer_steps_per_batch=4))
+    few, _ = update(tiny_policy, groups[:2], replace(SETTINGS, optimizer_steps_per_batch=4))
     assert len(few) == 2, "a group is never split, so there are no more steps than groups"
 
 
-def test_the_old_policy_is_that_from_before_the_first_step(folder: Path, groups: list[list[Rollout]]) -> None:
-    still, _ = update(folder, groups, replace(SETTINGS, optimizer_steps_per_batch=2), lr=0.0)
-    _, moved = update(folder, groups, replace(SETTINGS, optimizer_steps_per_batch=2), lr=0.02)
-    expected, _ = update(folder, groups[1::2], SETTINGS)
+def test_the_old_policy_is_that_from_before_the_first_step(tiny_policy: Path, groups: list[list[Rollout]]) -> None:
+    still, _ = update(tiny_policy, groups, replace(SETTINGS, optimizer_steps_per_batch=2), lr=0.0)
+    _, moved = update(tiny_policy, groups, replace(SETTINGS, optimizer_steps_per_batch=2), lr=0.02)
+    expected, _ = update(tiny_policy, groups[1::2], SETTINGS)
     torch.testing.assert_close(still[1], expected[0], atol=1e-6, rtol=0)
     assert moved["ratio_deviation"] > 0.01
 
 
-def test_the_kl_term_pulls_towards_the_reference(folder: Path, groups: list[list[Rollout]]) -> None:
+def test_the_kl_term_pulls_towards_the_reference(tiny_policy: Path, groups: list[list[Rollout]]) -> None:
     with_kl = replace(SETTINGS, loss=LossSettings(kl_coef=0.5))
-    (plain,), _ = update(folder, groups, SETTINGS)
-    (pulled,), values = update(folder, groups, with_kl, reference_offset=0.05)
+    (plain,), _ = update(tiny_policy, groups, SETTINGS)
+    (pulled,), values = update(tiny_policy, groups, with_kl, reference_offset=0.05)
     assert values["reference_kl"] > 0
     assert not torch.allclose(plain, pulled, atol=1e-4)
-    (same,), values = update(folder, groups, with_kl, reference_offset=0.0)
+    (same,), values = update(tiny_policy, groups, with_kl, reference_offset=0.0)
     assert values["reference_kl"] == pytest.approx(0, abs=1e-6)
     torch.testing.assert_close(plain, same, atol=1e-5, rtol=0)
 
 
-def test_the_reference_leaves_the_policy_as_it_is(folder: Path) -> None:
-    policy = make_policy(folder, gradient_checkpointing=True)
+def test_the_reference_leaves_the_policy_as_it_is(tiny_policy: Path) -> None:
+    policy = make_policy(tiny_policy, gradient_checkpointing=True)
     before = {name: value.detach().clone() for name, value in policy.parameters().items()}
     reference = Reference(policy)
     for value in reference.state.values():
@@ -134,7 +129,9 @@ def test_the_reference_leaves_the_policy_as_it_is(folder: Path) -> None:
     assert all(torch.equal(value, before[name]) for name, value in policy.parameters().items())
 
 
-def test_importance_weights_correct_for_an_engine_that_disagrees(folder: Path, groups: list[list[Rollout]]) -> None:
+def test_importance_weights_correct_for_an_engine_that_disagrees(
+    tiny_policy: Path, groups: list[list[Rollout]]
+) -> None:
     unlike = [
         [
             replace(rollout, engine_log_probs=tuple(value + 0.7 for value in rollout.engine_log_probs))
@@ -142,9 +139,9 @@ def test_importance_weights_correct_for_an_engine_that_disagrees(folder: Path, g
         ]
         for group in groups
     ]
-    (plain,), values = update(folder, unlike, SETTINGS)
+    (plain,), values = update(tiny_policy, unlike, SETTINGS)
     assert values["mismatch"] == pytest.approx(0.7, abs=1e-5)
-    (weighted,), _ = update(folder, unlike, replace(SETTINGS, loss=LossSettings(tis_cap=2.0)))
+    (weighted,), _ = update(tiny_policy, unlike, replace(SETTINGS, loss=LossSettings(tis_cap=2.0)))
     # Each token was half as likely to the trainer as to the engine.
     torch.testing.assert_close(weighted, plain * torch.tensor(-0.7).exp(), atol=1e-6, rtol=1e-4)
 
@@ -193,11 +190,11 @@ def test_the_segments_of_a_rollout_share_its_advantage_and_have_each_sampled_tok
     assert decode(Trace, encode(trace)) == trace
 
 
-def test_the_warm_up_has_one_loss_for_any_micro_batching(folder: Path) -> None:
-    examples, _ = render_all(CONVERSATIONS, make_chat(folder), 10_000)
+def test_the_warm_up_has_one_loss_for_any_micro_batching(tiny_policy: Path) -> None:
+    examples, _ = render_all(CONVERSATIONS, make_chat(tiny_policy), 10_000)
     results = []
     for micro_batch_tokens in (1, 300, 100_000):
-        policy = make_policy(folder)
+        policy = make_policy(tiny_policy)
         kept = Kept(policy)
         values = sft_step(policy, kept, examples, 1, replace(SFT, micro_batch_tokens=micro_batch_tokens))
         results.append((kept.gradients[0], values))
@@ -207,9 +204,9 @@ def test_the_warm_up_has_one_loss_for_any_micro_batching(folder: Path) -> None:
         assert values["num_tokens"] == results[0][1]["num_tokens"]
 
 
-def test_the_warm_up_learns_the_format(folder: Path) -> None:
-    policy = make_policy(folder)
-    examples, _ = render_all(CONVERSATIONS, make_chat(folder), 10_000)
+def test_the_warm_up_learns_the_format(tiny_policy: Path) -> None:
+    policy = make_policy(tiny_policy)
+    examples, _ = render_all(CONVERSATIONS, make_chat(tiny_policy), 10_000)
     settings = replace(SFT, epochs=10, lr=1e-2, max_grad_norm=1.0)
     optimizer = Optimizer(policy.parameters(), 0.0)
     losses = [sft_step(policy, optimizer, examples, step, settings)["loss"] for step in range(24)]
