@@ -1,6 +1,7 @@
 """Token for token what `transformers` makes, for each architecture, on tiny random models."""
 
 import asyncio
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -96,3 +97,24 @@ async def test_log_probs_and_entropies_are_those_of_a_forward_pass(name: str) ->
         drawn = wanted.gather(-1, torch.tensor(token_ids)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(log_probs), drawn, atol=1e-4, rtol=0)
         torch.testing.assert_close(torch.tensor(entropies), torch.special.entr(wanted.exp()).sum(-1), atol=1e-4, rtol=0)
+
+
+async def test_in_bfloat16_a_cpu_is_as_near_to_exact_weights_as_transformers() -> None:
+    exact = tiny_model("llama")
+    model = deepcopy(exact).bfloat16()
+    engine = EmbeddedEngine.on_model(model, EmbeddedOptions(kv_cache_tokens=1024))
+    all_ids = prompts()
+    made = await asyncio.gather(*(turn(engine, str(n), ids, Sampling(seed=n)) for n, ids in enumerate(all_ids)))
+    await engine.close()
+    ours: list[torch.Tensor] = []
+    theirs: list[torch.Tensor] = []
+    for ids, (token_ids, log_probs, _) in zip(all_ids, made, strict=True):
+        values = []
+        for each in (exact, model):
+            with torch.no_grad():
+                logits = each(torch.tensor([ids + token_ids])).logits[0, len(ids) - 1 : -1].float()
+            values.append(logits.log_softmax(-1).gather(-1, torch.tensor(token_ids)[:, None])[:, 0])
+        ours.append((torch.tensor(log_probs) - values[0]).abs())
+        theirs.append((values[1] - values[0]).abs())
+    assert 0 < torch.cat(ours).mean() <= torch.cat(theirs).mean()
+    assert torch.cat(theirs).mean() < 0.1

@@ -80,7 +80,7 @@ def forward(weights: Weights, kernels: Kernels, token_ids_T: Tensor, batch: Forw
 
 
 def rotary_table(weights: Weights, num_positions: int) -> Tensor:
-    """Cosines and sines side by side for each position, in the dtype in which the model itself rotates."""
+    """Cosines and sines side by side for each position."""
     positions = torch.arange(num_positions, device=weights.device, dtype=torch.float32)
     angles = positions[:, None] * weights.inverse_frequencies.to(weights.device, torch.float32)
-    return (torch.cat((angles.cos(), angles.sin()), dim=-1) * weights.rope_scaling).to(weights.dtype)
+    return (torch.cat((angles.cos(), angles.sin()), dim=-1) * weights.rope_scaling).to(weights.activation_dtype)

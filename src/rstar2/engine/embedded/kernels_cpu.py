@@ -1,6 +1,6 @@
 """The device operations in plain PyTorch: they run on CPUs, and GPU kernels are tested against them.
 
-Invariant: in float32 on a CPU, each bit of a token depends on the ids before it alone: not on the rest of the batch,
+Invariant: on a CPU each bit of a token depends on the ids before it alone: not on the rest of the batch,
 nor on whether keys and values came from a prefill, a decode step or the cache, nor on the chunks of a prefill. So a
 resumed run samples the same tokens, though tools answer at other times. Libraries do not promise this; it relies on
 these facts, each for one number of threads:
@@ -56,25 +56,25 @@ class CpuKernels:
         self._shape = shape = weights.shape
         self._block_size = limits.block_size
         self._score_scale = shape.head_dim**-0.5
-        self._planner = ContextPlanner(shape, limits.block_size, weights.dtype)
+        self._planner = ContextPlanner(shape, limits.block_size, weights.activation_dtype)
         cos_LX, sin_LX = rotary_table(weights, limits.max_context_tokens).chunk(2, dim=-1)
         self._cos_LD = torch.cat((cos_LX, cos_LX), dim=-1)
         self._sin_LD = torch.cat((-sin_LX, sin_LX), dim=-1)
         # One block more than is allocated: slot -1, where rows that have ended store, is its last.
         cache_shape = (len(weights.layers), limits.num_blocks + 1, 2, shape.num_kv_heads, self._block_size)
-        self._cache = _lazy_zeros((*cache_shape, shape.head_dim), weights.dtype)
+        self._cache = _lazy_zeros((*cache_shape, shape.head_dim), weights.activation_dtype)
         self._num_slots = (limits.num_blocks + 1) * self._block_size
         # Kept between calls: the memory of large tensors would be returned to the system, and zeroed, each time.
-        self._gather_buffer = torch.empty(0, dtype=weights.dtype, device=weights.device)
+        self._gather_buffer = torch.empty(0, dtype=weights.activation_dtype)
         self._probs = torch.empty(0)
         self._pass: _Pass | None = None
 
     def add_norm(self, hidden_TH: Tensor, residual_TH: Tensor | None, weight_H: Tensor) -> tuple[Tensor, Tensor]:
-        sum_TH = hidden_TH if residual_TH is None else residual_TH.add_(hidden_TH)
+        sum_TH = hidden_TH.float() if residual_TH is None else residual_TH.add_(hidden_TH)
         return self._norm(sum_TH, weight_H), sum_TH
 
     def _norm(self, values: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(values, weight.shape, weight, self._shape.norm_eps)
+        return F.rms_norm(values, weight.shape, weight.to(values.dtype), self._shape.norm_eps)
 
     def give_cache_back(self) -> None:
         """Does nothing: nobody else waits for the memory of a CPU's cache."""

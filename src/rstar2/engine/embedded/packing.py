@@ -20,15 +20,22 @@ _TYPICAL_ROWS = 32
 
 @dataclass(slots=True)
 class PackedLinear:
+    """Rounds its input to the format of the weight, and returns what it was given: activations stay in float32."""
+
     linear: Linear
+    is_packed: bool
+    """If not, oneDNN has no product for this format here, and the weight is read as it lies."""
     copy: Any = None
     """The weight in oneDNN's own layout; None until it is needed."""
 
     def __call__(self, input: Tensor) -> Tensor:
+        rounded = input.to(self.linear.weight.dtype)
+        if not self.is_packed:
+            return self.linear(rounded).to(input.dtype)
         if self.copy is None:
             self.copy = torch.ops.mkldnn._reorder_linear_weight(self.linear.weight, _TYPICAL_ROWS)
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(input, self.copy, self.linear.bias, "none", [], "")
-        return output
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(rounded, self.copy, self.linear.bias, "none", [], "")
+        return output.to(input.dtype)
 
 
 class Packing:
@@ -36,6 +43,7 @@ class Packing:
 
     def __init__(self, weights: Weights) -> None:
         self._packed: list[PackedLinear] = []
+        self._is_packed = can_pack(weights.dtype)
         self.weights = replace(
             weights, layers=tuple(map(self._pack_layer, weights.layers)), head=self._pack(weights.head)
         )
@@ -66,11 +74,12 @@ class Packing:
 
     def _pack(self, projection: Projection) -> PackedLinear:
         assert isinstance(projection, Linear)
-        self._packed.append(PackedLinear(projection))
+        self._packed.append(PackedLinear(projection, self._is_packed))
         return self._packed[-1]
 
 
-def can_pack(weights: Weights) -> bool:
-    """Whether weights can be packed: only in float32 on a CPU; for other dtypes oneDNN reads the weights unpacked."""
-    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return has_onednn and weights.device.type == "cpu" and weights.dtype == torch.float32
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has packed products for weights of that format on this CPU."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -88,7 +88,7 @@ class Runner:
         self.is_asynchronous = weights.device.type == "cuda"
         if limits.batch_invariant:
             weights = with_invariant_products(weights)
-        self._packing = Packing(weights) if can_pack(weights) else None
+        self._packing = Packing(weights) if weights.device.type == "cpu" else None
         self._weights = weights if self._packing is None else self._packing.weights
         self._limits = limits
         self._kernels = _make_kernels(weights, limits, self._num_padded(limits.max_running))
@@ -96,7 +96,7 @@ class Runner:
         self._rows = _Rows(limits, self._num_padded(limits.max_running), weights.device)
         self._recorded_prefill = RecordedPrefill(weights, self._kernels, limits) if self.is_asynchronous else None
         # Drafts need a row's bits not to depend on other rows, and every step to begin with all tokens known.
-        is_invariant = weights.device.type == "cpu" and weights.dtype == torch.float32
+        is_invariant = self._packing is not None and (weights.dtype == torch.float32 or can_pack(weights.dtype))
         self._can_draft = is_invariant and limits.steps_ahead == 1
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._graph_pool: Any = None

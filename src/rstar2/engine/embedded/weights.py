@@ -78,8 +78,14 @@ class Weights:
         return self.embedding.dtype
 
     @property
+    def activation_dtype(self) -> torch.dtype:
+        """The format of hidden states and of the cache. A CPU multiplies matrices fast in bfloat16, and little else."""
+        return torch.float32 if self.device.type == "cpu" else self.dtype
+
+    @property
     def kv_bytes_per_token(self) -> int:
-        return 2 * len(self.layers) * self.shape.num_kv_heads * self.shape.head_dim * self.dtype.itemsize
+        num_values = 2 * len(self.layers) * self.shape.num_kv_heads * self.shape.head_dim
+        return num_values * self.activation_dtype.itemsize
 
     def check_shared(self) -> None:
         assert self.model is None or _addresses(self.model) == self.addresses, (
