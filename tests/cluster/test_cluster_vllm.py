@@ -13,6 +13,7 @@ from cluster_runs import NUM_STEPS, Watcher, losses, send, write_cluster_recipe
 
 from rstar2.cluster.run import train_on_cluster
 from rstar2.config import load_recipe
+from rstar2.errors import InfrastructureError
 from rstar2.records import RunStatus, RunView
 from rstar2.train import prepare_new
 from rstar2.train.run import check_cluster
@@ -38,15 +39,15 @@ layout = "colocated"
 num_trainer_ranks = 2
 num_engines = 2
 """
-CHANGES = (("hidden_size = 32", "hidden_size = 128"), ("[engine]\n", '[engine]\nkind = "vllm"\n'))
 MID_STEP = 2
 MAX_MISMATCH = 1e-3
 """Between the engine's and the trainer's log-probabilities of the same tokens, in float32."""
 
 
-async def train_with_vllm(folder: Path, cluster: str, watcher: Watcher) -> Path:
+async def train_with_vllm(folder: Path, cluster: str, watcher: Watcher, hidden_size: int = 128) -> Path:
     assert os.environ["VLLM_CPU_KVCACHE_SPACE"], "the Makefile sets what vLLM needs on a small machine"
-    recipe = load_recipe(write_cluster_recipe(folder, *CHANGES, cluster=cluster))
+    changes = (("hidden_size = 32", f"hidden_size = {hidden_size}"), ("[engine]\n", '[engine]\nkind = "vllm"\n'))
+    recipe = load_recipe(write_cluster_recipe(folder, *changes, cluster=cluster))
     run = folder / "run"
     await train_on_cluster(prepare_new(recipe, run, check_cluster), watcher)
     return run
@@ -83,3 +84,12 @@ async def test_engines_sleep_while_ranks_learn_and_one_that_is_killed_is_sent_th
         "has disconnected: its rollouts continue elsewhere" in said for said in watcher.said
     )
     assert any(" joined after " in said for said in watcher.said), watcher.said
+
+
+async def test_a_model_that_vllm_cannot_run_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    """vLLM starts, and fails at its first token: its kernels for CPUs have no heads of 16."""
+    watcher = Watcher()
+    with pytest.raises(InfrastructureError):
+        await train_with_vllm(tmp_path, SEPARATED, watcher, hidden_size=64)
+    assert any("head_dim=16" in said for said in watcher.said), watcher.said
+    assert any("5 engines in a row made no token" in said for said in watcher.said)

@@ -29,7 +29,10 @@ class Line:
         self.sent.append(frame)
 
     async def receive(self) -> Frame | None:
-        return await self.coming.get()
+        frame = await self.coming.get()
+        if isinstance(frame, Exception):
+            raise frame
+        return frame
 
     async def close(self) -> None:
         pass
@@ -60,6 +63,7 @@ async def test_answers_come_under_their_numbers_in_any_order() -> None:
     ("last", "error", "message"),
     [
         (None, InfrastructureError, "it has disconnected"),
+        (InfrastructureError("out of memory"), InfrastructureError, r"it has failed \(out of memory\)"),
         ({"bad": True}, OSError, "the disk is full"),
         ("silence", InfrastructureError, "has sent nothing for 0.01 s"),
     ],

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from typing import Any
 
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
 from rstar2.cluster.actors import Process, answer, ask_each, kill, settled, start_in_bundle
@@ -30,8 +30,8 @@ START_S = 1800.0
 TURN_S = 600.0
 """Timeout for an engine to sleep or to wake."""
 REPLACE_PAUSE_S = 1.0
-MAX_FAILED_STARTS = 5
-"""After this many failed starts in a row, a place of the placement group stays empty."""
+MAX_FAILURES = 5
+"""After this many engines in a row that failed before their first token, a place of the placement group stays empty."""
 
 
 class EngineFleet:
@@ -64,6 +64,7 @@ class EngineFleet:
         self._engines: dict[str, RemoteEngine] = {}
         self._given_up: set[str] = set()
         self._supervisors: list[asyncio.Task[None]] = []
+        self._empty_places: set[int] = set()
         self._version: int | None = None
         """The version that was delivered last; None if engines have the weights that they were started with."""
         self._is_changing = asyncio.Lock()
@@ -132,9 +133,11 @@ class EngineFleet:
             kill(actor, self._processes.get(name))
 
     async def _keep(self, bundle: int, first: "asyncio.Future[None]") -> None:
-        """Keeps an engine running in one place until the run ends."""
+        """Keeps an engine running in one place until the run ends, or until several in a row made no token."""
         num_failures = 0
-        while True:
+        while num_failures < MAX_FAILURES:
+            if num_failures:
+                await asyncio.sleep(REPLACE_PAUSE_S * 2**num_failures)
             name = f"engine-{next(self._numbers)}"
             await self._may_start.wait()
             started_s = time.monotonic()
@@ -144,24 +147,24 @@ class EngineFleet:
             except Exception as error:
                 await self._drop(name)
                 num_failures += 1
-                if not first.done() and (isinstance(error, UserError) or num_failures == MAX_FAILED_STARTS):
+                if not first.done() and (isinstance(error, UserError) or num_failures == MAX_FAILURES):
                     first.set_exception(error)
                     return
                 self._report(f"no engine could be started in place {bundle} ({error})")
-                if num_failures == MAX_FAILED_STARTS:
-                    self._report(f"place {bundle} stays empty: {num_failures} starts failed in a row")
-                    return
-                await asyncio.sleep(REPLACE_PAUSE_S * 2**num_failures)
                 continue
-            num_failures = 0
             if first.done():
                 self._report(f"{name} joined after {time.monotonic() - started_s:.1f} s")
             else:
                 first.set_result(None)
             why = await engine.lost()
+            num_failures = 0 if engine.has_generated else num_failures + 1
             self._report(f"{why}: its rollouts continue elsewhere, and another engine is started")
             self._driver.lose_engine(name)
             await self._drop(name)
+        self._report(f"place {bundle} stays empty: {num_failures} engines in a row made no token")
+        self._empty_places.add(bundle)
+        if self._empty_places == set(self._placement.engine_bundles):
+            self._driver.give_up()
 
     @contextmanager
     def _counted_as_starting(self, name: str) -> Iterator[None]:
@@ -220,6 +223,10 @@ class _RayChannel:
     async def receive(self) -> Frame | None:
         try:
             frame: Frame = await settled(self._actor.next_frame.remote())
+        except RayTaskError as error:
+            if isinstance(error.cause, InfrastructureError):
+                raise error.cause from error
+            return None
         except RayError:
             return None
         return frame

@@ -106,12 +106,15 @@ class Driver(Generic[Result]):
             return
         self._last_lost = name
         if self._engine_timeout_s:
-            self._engine_timer = asyncio.get_running_loop().call_later(self._engine_timeout_s, self._give_up)
+            self._engine_timer = asyncio.get_running_loop().call_later(self._engine_timeout_s, self.give_up)
         else:
-            self._give_up()
+            self.give_up()
 
-    def _give_up(self) -> None:
-        self._engine_timer = None
+    def give_up(self) -> None:
+        """No engine will join any more: all rollouts fail."""
+        if self._engine_timer is not None:
+            self._engine_timer.cancel()
+            self._engine_timer = None
         for handle in self._handles.values():
             handle.fail(InfrastructureError(f"engine {self._last_lost} was the last one, and it is lost"))
 

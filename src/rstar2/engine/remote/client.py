@@ -110,6 +110,8 @@ class Peer:
             reason = f"{self._name} has disconnected"
         except TimeoutError:
             reason = f"{self._name} has sent nothing for {self._silence_s:g} s"
+        except InfrastructureError as error:
+            reason = f"{self._name} has failed ({error})"
         except Exception as error:
             # Handling a frame may fail, on a full disk: the caller that awaits an answer must get that error.
             reason = f"a frame of {self._name} could not be handled: {error}"
@@ -139,6 +141,7 @@ class RemoteEngine(Peer):
     def __init__(self, channel: Channel, load: EngineLoad, name: str, silence_s: float = SILENCE_S) -> None:
         self._load = load
         self._turns: dict[int, asyncio.Queue[Chunk | Exception]] = {}
+        self.has_generated = False
         super().__init__(channel, name, silence_s)
 
     async def generate(
@@ -183,6 +186,7 @@ class RemoteEngine(Peer):
 
     def _take(self, frame: Frame) -> None:
         self._load = frame["load"]
+        self.has_generated = self.has_generated or bool(frame["chunks"])
         for number, values in frame["chunks"]:
             if number in self._turns:
                 self._turns[number].put_nowait(decode_chunk(values))
