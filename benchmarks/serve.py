@@ -191,6 +191,7 @@ def main() -> None:
     parser.add_argument("--rstar2-arguments", default="", help="further arguments of `rstar2 serve`")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--requests-each", type=int, default=3, help="requests of a round for each one in flight")
+    parser.add_argument("--least-requests", type=int, default=20, help="requests of a round at least")
     parser.add_argument("--prompt-tokens", type=int, nargs=2, default=(64, 128))
     parser.add_argument("--answer-tokens", type=int, nargs=2, default=(32, 64))
     parser.add_argument("--num-repeats", type=int, default=3)
@@ -244,7 +245,7 @@ def compare(options: argparse.Namespace) -> None:
             urls[name] = stack.enter_context(server([*command, "--port", str(port)], port, environment, log))
         pool = stack.enter_context(ProcessPoolExecutor(options.client_processes, get_context("spawn")))
         for num_in_flight in options.in_flight:
-            requests = make_requests(options, options.requests_each * num_in_flight)
+            requests = make_requests(options, max(options.least_requests, options.requests_each * num_in_flight))
             rounds: dict[str, list[Round]] = {name: [] for name in commands}
             for repeat in range(options.num_repeats + 1):
                 for name, url in urls.items():

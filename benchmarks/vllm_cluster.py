@@ -30,6 +30,7 @@ from typing import Any
 from model_shapes import SHAPES
 from serve import write_random_model
 
+from rstar2.environments import Task
 from rstar2.records import RunView, Trace
 
 STAGE, SET = "measured", "problems"
@@ -40,10 +41,12 @@ METRICS = ("reward_mean", "mismatch", "mismatch_max", "generate_s", "train_s", "
 NUM_CONTROL_TRACES = 8
 
 
-def even_ids(_row: Any, trace: Trace) -> float:
-    """The reward: the share of sampled tokens whose id is even."""
-    sampled = [token for turn in trace.turns for token in turn.token_ids]
-    return sum(token % 2 == 0 for token in sampled) / max(1, len(sampled))
+class EvenIds(Task):
+    """The reward is the share of sampled tokens whose id is even, of truncated rollouts too."""
+
+    def get_reward(self, trace: Trace) -> float:
+        sampled = [token for turn in trace.turns for token in turn.token_ids]
+        return sum(token % 2 == 0 for token in sampled) / max(1, len(sampled))
 
 
 def write_recipe(options: argparse.Namespace, folder: Path, model: Path) -> Path:
@@ -61,9 +64,7 @@ max_batch = {options.prompts * options.group_size}
 gpu_memory_share = {options.gpu_memory_share}
 {"" if on_gpu else "kv_cache_tokens = 8192"}
 [environment]
-source = "math"
-tools = []
-reward = "file:{Path(__file__).absolute()}:even_ids"
+source = "file:{Path(__file__).absolute()}:EvenIds"
 [rollout]
 max_prompt_tokens = 512
 [algo]
@@ -71,6 +72,7 @@ group_size = {options.group_size}
 oversample_factor = 1
 selection = "off"
 max_refills = 0
+drop_equal_groups = false
 [train]
 lr = {options.lr}
 warmup_steps = 0
