@@ -1,15 +1,17 @@
 """`rstar2 serve` and vLLM's server on the same requests, in one run: throughput and latency over HTTP.
 
-    python benchmarks/serve.py --model FOLDER [--shapes NAME] [--vllm-python PYTHON] [--in-flight 1 8 32] [--json]
+    python benchmarks/serve.py --model FOLDER [--shapes NAME ...] [--vllm-python PYTHON] [--in-flight 1 8 32] [--json]
 
 Both servers run at the same time, and their rounds alternate, so that a noisy machine is noisy for both; while one is
-measured, the other has nothing to do. A request is a stream of `/v1/completions` with a prompt of token ids, and asks
+measured, the others have nothing to do. A request is a stream of `/v1/completions` with a prompt of token ids, and asks
 for as many tokens as it gets (`ignore_eos`). At most `--in-flight` run at a time; the next starts when one ends. Time
 to first token counts from the sending of a request. The time between two events is divided by the tokens of the second.
 Values are the middle of `--num-repeats` rounds after one of one request for each in flight, to warm up. Requests have
-no seed: with seeds, vLLM 0.32 on a CPU fails at a prompt that is prefilled in chunks. On a GPU rstar2 starts first, and
-its cache takes half of the memory: give vLLM `--gpu-memory-utilization 0.4`. With `--shapes` the weights are random,
-in the shapes of that model, and only the tokenizer is the folder's.
+no seed: with seeds, vLLM 0.32 on a CPU fails at a prompt that is prefilled in chunks.
+
+With `--shapes` the weights are random, in the shapes of these models, and only the tokenizer is the folder's. The
+servers of several models start together and are measured one model after the other. On a GPU all of them share its
+memory: give rstar2 `--set engine.kv_cache_tokens=N`, and vLLM `--gpu-memory-utilization`.
 """
 
 import argparse
@@ -25,14 +27,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TextIO
+from typing import Self, TextIO
 from urllib.request import urlopen
 
 import aiohttp
@@ -66,11 +69,11 @@ class Round:
     between_p99_ms: float
 
 
-def make_requests(options: argparse.Namespace, number: int) -> list[Request]:
+def make_requests(options: argparse.Namespace, vocab_size: int, number: int) -> list[Request]:
     rng = random.Random(options.seed)
     return [
         Request(
-            [rng.randrange(3, options.vocab_size) for _ in range(rng.randint(*options.prompt_tokens))],
+            [rng.randrange(3, vocab_size) for _ in range(rng.randint(*options.prompt_tokens))],
             rng.randint(*options.answer_tokens),
         )
         for _ in range(number)
@@ -150,30 +153,42 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-@contextmanager
-def server(command: Sequence[str], port: int, environment: dict[str, str], log: Path) -> Iterator[str]:
-    url = f"http://127.0.0.1:{port}"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, env={**os.environ, **environment}, start_new_session=True
-        )
+class Server:
+    """A server in a process group of its own. It starts at once, and stops at the latest when the block ends."""
+
+    def __init__(self, command: Sequence[str], port: int, log: Path) -> None:
+        self._command, self._url, self._log = command, f"http://127.0.0.1:{port}", log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*command, "--port", str(port)],
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"},
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def await_start(self) -> str:
+        """The server's address, once it answers."""
+        deadline = time.monotonic() + START_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            with suppress(OSError), urlopen(f"{self._url}/health", timeout=5):
+                return self._url
+            time.sleep(0.5)
+        sys.exit(f"{' '.join(self._command)} did not start: {self._log.read_text()[-2000:]}")
+
+    def stop(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
         try:
-            deadline = time.monotonic() + START_S
-            while True:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    sys.exit(f"{command[0]} did not start: {log.read_text()[-2000:]}")
-                try:
-                    with urlopen(f"{url}/health", timeout=5):
-                        break
-                except OSError:
-                    time.sleep(0.5)
-            yield url
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def middle(rounds: Sequence[Round]) -> Round:
@@ -183,11 +198,12 @@ def middle(rounds: Sequence[Round]) -> Round:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="a model folder")
-    parser.add_argument("--shapes", choices=SHAPES, help="random weights in these shapes")
+    parser.add_argument("--shapes", choices=SHAPES, nargs="+", help="random weights in these shapes")
     parser.add_argument(
         "--vllm-python", help="the Python of an environment with vLLM; without it only rstar2 is measured"
     )
     parser.add_argument("--vllm-arguments", default="", help="further arguments of `vllm serve`")
+    parser.add_argument("--vllm-fronts", type=int, default=1, help="processes of vLLM's HTTP front")
     parser.add_argument("--rstar2-arguments", default="", help="further arguments of `rstar2 serve`")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--requests-each", type=int, default=3, help="requests of a round for each one in flight")
@@ -202,75 +218,94 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        if options.shapes:
-            write_random_model(options, Path(scratch))
-            options.model = scratch
-        compare(options)
-
-
-def write_random_model(options: argparse.Namespace, folder: Path) -> None:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
-    shapes = {"max_position_embeddings": 4096, "tie_word_embeddings": True, **SHAPES[options.shapes]}
-    config = AutoConfig.for_model(
-        shapes.pop("model_type"), **shapes, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id
-    )
-    torch.manual_seed(options.seed)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def compare(options: argparse.Namespace) -> None:
-    options.vocab_size = json.loads((Path(options.model) / "config.json").read_text())["vocab_size"]
-    most = str(max(1024, *options.in_flight))
-    commands = {
-        "rstar2": [
-            *(sys.executable, "-m", "rstar2", "serve", options.model, "--max-in-flight", most),
-            *shlex.split(options.rstar2_arguments),
-        ],
-    }
-    if options.vllm_python:
-        entry = [options.vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", options.model]
-        commands["vllm"] = [*entry, *shlex.split(options.vllm_arguments)]
-    environment = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-    results: dict[str, dict[int, Round]] = {name: {} for name in commands}
-    with ExitStack() as stack:
-        urls: dict[str, str] = {}
-        for port, (name, command) in enumerate(commands.items(), start=options.port):
-            log = options.logs / f"{name}.log"
-            urls[name] = stack.enter_context(server([*command, "--port", str(port)], port, environment, log))
-        pool = stack.enter_context(ProcessPoolExecutor(options.client_processes, get_context("spawn")))
-        for num_in_flight in options.in_flight:
-            requests = make_requests(options, max(options.least_requests, options.requests_each * num_in_flight))
-            rounds: dict[str, list[Round]] = {name: [] for name in commands}
-            for repeat in range(options.num_repeats + 1):
-                for name, url in urls.items():
-                    sent = requests if repeat else requests[:num_in_flight]
-                    found = measure(pool, url, sent, num_in_flight, options.client_processes)
-                    if repeat:
-                        rounds[name].append(found)
-            for name in commands:
-                results[name][num_in_flight] = middle(rounds[name])
-            show(results, num_in_flight, sys.stderr if options.json else sys.stdout)
+        models = {name: write_random_model(options.model, name, Path(scratch) / name) for name in options.shapes or ()}
+        results = compare(options, models or {Path(options.model).name: Path(options.model)})
     if options.json:
         document = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": f"{platform.machine()}, {os.cpu_count()} cores",
             "options": {key: str(value) for key, value in vars(options).items()},
-            "results": {name: {str(at): asdict(each) for at, each in rows.items()} for name, rows in results.items()},
+            "results": results,
         }
-        print(json.dumps(document, indent=2))
+        print(json.dumps(document, indent=2, default=asdict))
 
 
-def show(results: dict[str, dict[int, Round]], num_in_flight: int, file: TextIO) -> None:
+def write_random_model(tokenizer_folder: str, shapes_name: str, folder: Path, seed: int = 0) -> Path:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    shapes = {"max_position_embeddings": 4096, "tie_word_embeddings": True, **SHAPES[shapes_name]}
+    config = AutoConfig.for_model(
+        shapes.pop("model_type"), **shapes, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id
+    )
+    torch.manual_seed(seed)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def commands_for(options: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
+    most = str(max(1024, *options.in_flight))
+    serve = [sys.executable, "-m", "rstar2", "serve", str(folder), "--max-in-flight", most]
+    commands = {"rstar2": [*serve, *shlex.split(options.rstar2_arguments)]}
+    if options.vllm_python:
+        entry = ["vllm.entrypoints.openai.api_server", "--model", str(folder)]
+        if options.vllm_fronts > 1:
+            entry = ["vllm.entrypoints.cli.main", "serve", str(folder), "--api-server-count", str(options.vllm_fronts)]
+        commands["vllm"] = [options.vllm_python, "-m", *entry, *shlex.split(options.vllm_arguments)]
+    return commands
+
+
+def compare(options: argparse.Namespace, models: dict[str, Path]) -> dict[str, dict[str, dict[int, Round]]]:
+    """By model and server, the middle round for each number in flight."""
+    results: dict[str, dict[str, dict[int, Round]]] = {}
+    with ExitStack() as stack:
+        servers: dict[str, dict[str, Server]] = {}
+        ports = count(options.port)
+        for model, folder in models.items():
+            servers[model] = {
+                name: stack.enter_context(Server(command, next(ports), options.logs / f"{name}-{folder.name}.log"))
+                for name, command in commands_for(options, folder).items()
+            }
+        pool = stack.enter_context(ProcessPoolExecutor(options.client_processes, get_context("spawn")))
+        for model, folder in models.items():
+            urls = {name: server.await_start() for name, server in servers[model].items()}
+            vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+            results[model] = {name: {} for name in urls}
+            for num_in_flight in options.in_flight:
+                found = alternate(options, pool, urls, vocab_size, num_in_flight)
+                for name, rounds in found.items():
+                    results[model][name][num_in_flight] = middle(rounds)
+                show(model, results[model], num_in_flight, sys.stderr if options.json else sys.stdout)
+            for server in servers[model].values():
+                server.stop()
+    return results
+
+
+def alternate(
+    options: argparse.Namespace, pool: ProcessPoolExecutor, urls: dict[str, str], vocab_size: int, num_in_flight: int
+) -> dict[str, list[Round]]:
+    """The rounds of each server, after one that is not counted."""
+    num_requests = max(options.least_requests, options.requests_each * num_in_flight)
+    requests = make_requests(options, vocab_size, num_requests)
+    rounds: dict[str, list[Round]] = {name: [] for name in urls}
+    for repeat in range(options.num_repeats + 1):
+        for name, url in urls.items():
+            sent = requests if repeat else requests[:num_in_flight]
+            found = measure(pool, url, sent, num_in_flight, options.client_processes)
+            if repeat:
+                rounds[name].append(found)
+    return rounds
+
+
+def show(model: str, results: dict[str, dict[int, Round]], num_in_flight: int, file: TextIO) -> None:
     for name, rows in results.items():
         row = rows[num_in_flight]
         print(
-            f"{num_in_flight:5d} in flight  {name:8s} {row.tokens_per_s:9.1f} tokens/s   "
+            f"{model}  {num_in_flight:5d} in flight  {name:8s} {row.tokens_per_s:9.1f} tokens/s   "
             f"first token {row.first_p50_ms:8.1f} / {row.first_p99_ms:8.1f} ms   "
             f"between {row.between_p50_ms:7.2f} / {row.between_p99_ms:7.2f} ms",
             file=file,

@@ -212,7 +212,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no run outlives this process
     with tempfile.TemporaryDirectory() as scratch:
         model, run = Path(scratch) / "model", Path(scratch) / "run"
-        write_random_model(options, model)
+        write_random_model(options.model, options.shapes, model, options.seed)
         recipe = write_recipe(options, Path(scratch), model)
         began = time.monotonic()
         command = Command([str(recipe), "--run", str(run), "--cluster", "local"], options.log)
