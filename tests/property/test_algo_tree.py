@@ -24,11 +24,13 @@ ESTIMATORS = st.sampled_from([over_leaves, among_siblings])
 
 
 MAX_TOKENS = 4
-"""Of a turn. The id of a token says which leaf sampled it, and where."""
+"""That a leaf samples in a turn. The id of a token says which leaf sampled it, and where."""
+LEAF, TURN = 10_000, 100
+"""The steps of the ids. A turn that ten leaves forked, each inside the other's, has fewer than `TURN` tokens."""
 
 
 def sampled(number: int, turn: int, start: int, end: int) -> Turn:
-    ids = tuple(1000 * number + 10 * turn + place for place in range(start, end))
+    ids = tuple(LEAF * number + TURN * turn + place for place in range(start, end))
     return Turn(ids, tuple(-float(token_id) for token_id in ids), "text", StopReason.END_OF_TURN)
 
 
@@ -96,7 +98,7 @@ def test_a_path_holds_the_tokens_of_its_leaf_and_says_who_sampled_them(traces: l
             for token_id in traces[segment.leaf].turns[segment.turn].token_ids[segment.start : segment.end]
         ]
         assert ids == [token_id for turn in leaf.turns for token_id in turn.token_ids]
-        assert [token_id // 1000 for token_id in ids] == [s.leaf for s in path for _ in range(s.num_tokens)]
+        assert [token_id // LEAF for token_id in ids] == [s.leaf for s in path for _ in range(s.num_tokens)]
     num_sampled = len({token_id for leaf in traces for turn in leaf.turns for token_id in turn.token_ids})
     assert sum(leaf.num_generated_tokens for leaf in traces) == num_sampled
     assert sum(segment.num_tokens for segment in {s for path in paths_of(traces) for s in path}) == num_sampled
