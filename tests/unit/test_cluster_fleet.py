@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 
 from rstar2.cluster import fleet as fleet_module
 from rstar2.cluster.actors import Process
 from rstar2.cluster.engine_actor import EnginePlan
-from rstar2.cluster.fleet import EngineFleet
+from rstar2.cluster.fleet import MAX_FAILURES, EngineFleet
 from rstar2.cluster.placement import place
 from rstar2.config.cluster import ClusterSection
-from rstar2.engine import EngineLoad
+from rstar2.engine import Chunk, EngineLoad
 from rstar2.engine.embedded import EmbeddedOptions
+from rstar2.engine.remote.wire import encode_chunk
+from rstar2.errors import InfrastructureError
 from rstar2.rollout import EngineSpeed
 
 pytestmark = [pytest.mark.unit, pytest.mark.timeout(300)]
@@ -46,16 +48,25 @@ class FakeEngine:
 
     number: int
     world: World
-    end: Future[Any] = field(default_factory=Future)
+    frames: list[Future[Any]] = field(default_factory=lambda: [Future()])
+    num_asked: int = 0
 
-    def die(self) -> None:
-        if not self.end.done():
-            self.end.set_exception(RayActorError())
+    def die(self, error: Exception | None = None) -> None:
+        if not self.frames[-1].done():
+            self.frames[-1].set_exception(error or RayActorError())
+
+    def send(self, *token_ids: int) -> None:
+        """The next frame, with one chunk."""
+        chunk = encode_chunk(Chunk(token_ids, (-1.0,) * len(token_ids)))
+        self.frames[-1].set_result({"load": LOAD, "chunks": [(0, chunk)], "replies": []})
+        self.frames.append(Future())
 
     def __getattr__(self, method: str) -> Any:
         def remote(*_arguments: Any) -> Any:
             if method == "next_frame":
-                return type("Call", (), {"future": lambda _: self.end})()
+                frame = self.frames[self.num_asked]
+                self.num_asked += 1
+                return type("Call", (), {"future": lambda _: frame})()
             if method != "act":
                 self.world.said.append(f"{method} {self.number}")
             future: Future[Any] = Future()
@@ -84,12 +95,16 @@ class FakeCourier:
 class FakeDriver:
     def __init__(self) -> None:
         self.names: set[str] = set()
+        self.given_up: list[str] = []
 
     def add_engine(self, name: str, _engine: Any, _speed: Any) -> None:
         self.names.add(name)
 
     def lose_engine(self, name: str) -> None:
         self.names.discard(name)
+
+    def give_up(self, reason: str) -> None:
+        self.given_up.append(reason)
 
 
 @pytest.fixture
@@ -188,4 +203,49 @@ async def test_engines_of_a_failed_delivery_are_replaced_and_get_the_same_versio
     assert not [said for said in world.said if said.startswith("wake ")], "what was given up is asked no more"
     await until(lambda: driver.names == {"engine-2", "engine-3"})
     assert {"deliver 4 to engine-2", "deliver 4 to engine-3"} <= set(world.said)
+    await fleet.close()
+
+
+def out_of_memory() -> Exception:
+    return RayTaskError("next_frame", "traceback", InfrastructureError("out of GPU memory"))  # type: ignore[no-untyped-call]
+
+
+async def joined(driver: FakeDriver, number: int) -> None:
+    await until(lambda: f"engine-{number}" in driver.names)
+
+
+async def test_engines_that_all_fail_before_their_first_token_leave_their_place_empty(world: World) -> None:
+    driver = FakeDriver()
+    fleet = await make_fleet(world, driver, FakeCourier(world), 2, "separated")
+    for number in (0, *range(2, MAX_FAILURES + 1)):
+        await joined(driver, number)
+        if number == 3:
+            world.engines[number].send()  # a turn that was cancelled before its first token
+        world.engines[number].die(out_of_memory())
+    await until(
+        lambda: any(said.endswith(f"empty: {MAX_FAILURES} engines in a row made no token") for said in world.said)
+    )
+    assert driver.names == {"engine-1"} and not driver.given_up, "the other place has an engine"
+    assert any("engine-0 has failed (out of GPU memory)" in said for said in world.said)
+    for number in (1, *range(MAX_FAILURES + 1, 2 * MAX_FAILURES)):
+        await joined(driver, number)
+        world.engines[number].die(out_of_memory())
+    await until(lambda: bool(driver.given_up))
+    (reason,) = driver.given_up
+    assert "out of GPU memory" in reason
+    await settle()
+    assert len(world.engines) == 2 * MAX_FAILURES
+    await fleet.close()
+
+
+async def test_an_engine_that_made_tokens_is_replaced_however_many_failed_before_it(world: World) -> None:
+    driver = FakeDriver()
+    fleet = await make_fleet(world, driver, FakeCourier(world), 1, "separated")
+    for number in range(2 * MAX_FAILURES):
+        await joined(driver, number)
+        if number % (MAX_FAILURES - 1) == 0:
+            world.engines[number].send(7)
+        world.engines[number].die()
+    await until(lambda: driver.names == {f"engine-{2 * MAX_FAILURES}"})
+    assert not driver.given_up
     await fleet.close()

@@ -44,7 +44,7 @@ class Calculator(Peer):
 
     def _take(self, frame: Frame) -> None:
         if "bad" in frame:
-            raise OSError("the disk is full")
+            raise frame["bad"]
         self._settle(frame["number"], frame["result"], None)
 
 
@@ -64,7 +64,8 @@ async def test_answers_come_under_their_numbers_in_any_order() -> None:
     [
         (None, InfrastructureError, "it has disconnected"),
         (InfrastructureError("out of memory"), InfrastructureError, r"it has failed \(out of memory\)"),
-        ({"bad": True}, OSError, "the disk is full"),
+        ({"bad": OSError("the disk is full")}, OSError, "^the disk is full"),
+        ({"bad": InfrastructureError("the disk is full")}, InfrastructureError, "^the disk is full"),
         ("silence", InfrastructureError, "has sent nothing for 0.01 s"),
     ],
 )

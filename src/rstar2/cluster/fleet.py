@@ -11,10 +11,9 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from typing import Any
 
-from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
-from rstar2.cluster.actors import Process, answer, ask_each, kill, settled, start_in_bundle
+from rstar2.cluster.actors import ActorLost, Process, answer, ask_each, kill, start_in_bundle
 from rstar2.cluster.engine_actor import EngineActor, EnginePlan
 from rstar2.cluster.placement import Placement
 from rstar2.cluster.weight_sync import WeightSync
@@ -134,7 +133,7 @@ class EngineFleet:
 
     async def _keep(self, bundle: int, first: "asyncio.Future[None]") -> None:
         """Keeps an engine running in one place until the run ends, or until several in a row made no token."""
-        num_failures = 0
+        num_failures, why = 0, ""
         while num_failures < MAX_FAILURES:
             if num_failures:
                 await asyncio.sleep(REPLACE_PAUSE_S * 2**num_failures)
@@ -146,25 +145,27 @@ class EngineFleet:
                     engine = await self._start_one(name, bundle)
             except Exception as error:
                 await self._drop(name)
-                num_failures += 1
+                num_failures, why = num_failures + 1, str(error)
                 if not first.done() and (isinstance(error, UserError) or num_failures == MAX_FAILURES):
                     first.set_exception(error)
                     return
-                self._report(f"no engine could be started in place {bundle} ({error})")
+                self._report(f"no engine could be started in place {bundle} ({why})")
                 continue
             if first.done():
                 self._report(f"{name} joined after {time.monotonic() - started_s:.1f} s")
             else:
                 first.set_result(None)
-            why = await engine.lost()
+            why = str(await engine.lost())
             num_failures = 0 if engine.has_generated else num_failures + 1
-            self._report(f"{why}: its rollouts continue elsewhere, and another engine is started")
+            self._report(f"{why}: its rollouts continue elsewhere")
             self._driver.lose_engine(name)
             await self._drop(name)
         self._report(f"place {bundle} stays empty: {num_failures} engines in a row made no token")
         self._empty_places.add(bundle)
         if self._empty_places == set(self._placement.engine_bundles):
-            self._driver.give_up()
+            self._driver.give_up(
+                f"no engine is left: {num_failures} in a row made no token, the last as follows: {why}"
+            )
 
     @contextmanager
     def _counted_as_starting(self, name: str) -> Iterator[None]:
@@ -222,12 +223,8 @@ class _RayChannel:
 
     async def receive(self) -> Frame | None:
         try:
-            frame: Frame = await settled(self._actor.next_frame.remote())
-        except RayTaskError as error:
-            if isinstance(error.cause, InfrastructureError):
-                raise error.cause from error
-            return None
-        except RayError:
+            frame: Frame = await answer(self._actor.next_frame.remote())
+        except ActorLost:
             return None
         return frame
 

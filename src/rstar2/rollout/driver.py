@@ -110,13 +110,14 @@ class Driver(Generic[Result]):
         else:
             self.give_up()
 
-    def give_up(self) -> None:
-        """No engine will join any more: all rollouts fail."""
+    def give_up(self, reason: str | None = None) -> None:
+        """No engine will join any more: all rollouts fail, for this reason."""
         if self._engine_timer is not None:
             self._engine_timer.cancel()
             self._engine_timer = None
+        error = InfrastructureError(reason or f"engine {self._last_lost} was the last one, and it is lost")
         for handle in self._handles.values():
-            handle.fail(InfrastructureError(f"engine {self._last_lost} was the last one, and it is lost"))
+            handle.fail(error)
 
     def _report_last_loss(self) -> None:
         if self._engine_timer is not None:

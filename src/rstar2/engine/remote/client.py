@@ -106,16 +106,17 @@ class Peer:
         reason = f"{self._name} was closed"
         try:
             while (frame := await self._receive()) is not None:
-                self._take(frame)
+                try:
+                    self._take(frame)
+                except Exception as error:  # on a full disk here, for one: whoever awaits an answer must hear that
+                    reason = f"a frame of {self._name} could not be handled: {error}"
+                    self._fail(error)
+                    return
             reason = f"{self._name} has disconnected"
         except TimeoutError:
             reason = f"{self._name} has sent nothing for {self._silence_s:g} s"
-        except InfrastructureError as error:
-            reason = f"{self._name} has failed ({error})"
         except Exception as error:
-            # Handling a frame may fail, on a full disk: the caller that awaits an answer must get that error.
-            reason = f"a frame of {self._name} could not be handled: {error}"
-            self._fail(error)
+            reason = f"{self._name} has failed ({error})"
         finally:
             self._end = InfrastructureError(reason)
             self._fail(self._end)
@@ -186,10 +187,11 @@ class RemoteEngine(Peer):
 
     def _take(self, frame: Frame) -> None:
         self._load = frame["load"]
-        self.has_generated = self.has_generated or bool(frame["chunks"])
         for number, values in frame["chunks"]:
+            chunk = decode_chunk(values)
+            self.has_generated = self.has_generated or bool(chunk.token_ids)
             if number in self._turns:
-                self._turns[number].put_nowait(decode_chunk(values))
+                self._turns[number].put_nowait(chunk)
         for reply in frame["replies"]:
             number, error = reply["number"], None if reply["error"] is None else decode_error(reply["error"])
             if number in self._turns and error is not None:
