@@ -202,7 +202,7 @@ SESSIONS = (
     _attack(
         "forge the end of a cell and run on",
         _KEPT,
-        Cell(FORGE_DONE + "while True: pass", ended(*_FAILED), _QUICK),
+        Cell(FORGE_DONE + "while True: pass", ended(*_FAILED), limits(wall_s=1, cpu_s=1)),
         _NEW_COUNT,
     ),
     _attack("garbage on every descriptor", _KEPT, Cell(GARBAGE, ended(*_FAILED)), _NEW_COUNT),

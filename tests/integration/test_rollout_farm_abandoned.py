@@ -30,8 +30,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 NUM_WORKERS = 2
 NUM_CANCELS = 3
-DEADLINE_S = 300.0
-"""For each wait, of which one takes a minute on an idle machine: until an engine counts as lost."""
+DEADLINE_S = 240.0
+"""For each wait."""
 WITHOUT_END = ("sleeps", "talks", "answers", "calls") * 4
 WITH_END = ("answers", "calls", "talks") * 4
 

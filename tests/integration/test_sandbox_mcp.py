@@ -225,6 +225,15 @@ def running_cell(number: int) -> bytes:
     return json.dumps({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": call}).encode() + b"\n"
 
 
+async def test_without_a_client_it_ends_at_once() -> None:
+    """As a service manager starts it."""
+    nothing, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(*COMMAND, stdin=nothing, stdout=nothing, stderr=pipe)
+    async with asyncio.timeout(240):
+        _, said = await child.communicate()
+    assert (child.returncode, b"Traceback" in said) == (0, False), said
+
+
 async def ask(child: asyncio.subprocess.Process, line: bytes) -> None:
     assert child.stdin is not None
     child.stdin.write(line)

@@ -47,7 +47,7 @@ async def serve_guest(engine: Engine, connection: socket.socket) -> None:
 
 
 async def _serve(host: EngineHost, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Serve until the other side disconnects."""
+    """Serve until the other side disconnects. Whoever is not served any longer hears so at once."""
     write_frames(writer, [{"error": None, "load": host.load}])
 
     async def keep_sending() -> None:
@@ -63,6 +63,7 @@ async def _serve(host: EngineHost, reader: asyncio.StreamReader, writer: asyncio
     finally:
         sender.cancel()
         await asyncio.gather(sender, host.close(), return_exceptions=True)
+        writer.close()
 
 
 async def join_engine(connection: socket.socket, silence_s: float = SILENCE_S) -> RemoteEngine:

@@ -52,8 +52,8 @@ class PipeWriter:
 
 
 async def lines_of(wire_in: int) -> Any:
-    """The lines that the SDK reads. A file never blocks, so a thread will do."""
-    if _is_file(wire_in):
+    """The lines that the SDK reads. What never blocks is read in a thread."""
+    if _never_blocks(wire_in):
         return anyio.wrap_file(_open_text(wire_in, "r"))
     stream = asyncio.StreamReader(MAX_LINE_BYTES)
     loop = asyncio.get_running_loop()
@@ -63,15 +63,17 @@ async def lines_of(wire_in: int) -> Any:
 
 async def writer_to(wire_out: int) -> Any:
     """The stream that the SDK writes to."""
-    if _is_file(wire_out):
+    if _never_blocks(wire_out):
         return anyio.wrap_file(_open_text(wire_out, "w"))
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, _open_text(wire_out, "w"))
     return PipeWriter(asyncio.StreamWriter(transport, protocol, None, loop))
 
 
-def _is_file(descriptor: int) -> bool:
-    return stat.S_ISREG(os.fstat(descriptor).st_mode)
+def _never_blocks(descriptor: int) -> bool:
+    """Whether this is a file, or a device such as /dev/null: an event loop cannot wait for these."""
+    mode = os.fstat(descriptor).st_mode
+    return stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not os.isatty(descriptor))
 
 
 def _open_text(descriptor: int, mode: str) -> TextIO:
