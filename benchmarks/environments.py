@@ -48,11 +48,13 @@ def main() -> None:
             found[seed] = run
             file.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n", encoding="utf-8")
             print(f"seed {seed}: {run}", flush=True)
-    num_learnt = sum(has_learnt(run) for run in found.values())
-    print(f"{options.name}: {num_learnt} of {len(found)} seeds improve by 30 points or reach 70%")
-    gain = paired_difference([run["end"] - run["start"] for run in found.values()])
-    print(f"gain {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}], {gain.num_pairs} seeds, p {gain.p:.4f}")
-    print(table_row(options.name, found))
+    asked = {seed: found[seed] for seed in map(str, options.seeds)}
+    num_learnt = sum(map(has_learnt, asked.values()))
+    print(f"{options.name}: {num_learnt} of {len(asked)} seeds improve by 30 points or reach 70%")
+    if len(asked) > 1:
+        gain = paired_difference([run["end"] - run["start"] for run in asked.values()])
+        print(f"gain {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}], {gain.num_pairs} seeds, p {gain.p:.4f}")
+    print(table_row(options.name, asked))
 
 
 def write_warm_up(name: str) -> None:

@@ -4,14 +4,17 @@
 
 Both servers run at the same time, and their rounds alternate, so that a noisy machine is noisy for both; while one is
 measured, the others have nothing to do. A request is a stream of `/v1/completions` with a prompt of token ids, and asks
-for as many tokens as it gets (`ignore_eos`). At most `--in-flight` run at a time; the next starts when one ends. Time
-to first token counts from the sending of a request. The time between two events is divided by the tokens of the second.
-Values are the middle of `--num-repeats` rounds after one of one request for each in flight, to warm up. Requests have
-no seed: with seeds, vLLM 0.32 on a CPU fails at a prompt that is prefilled in chunks.
+for as many tokens as it gets (`ignore_eos`). Both servers get the same prompts; each round has new ones, so no prefix
+cache helps. At most `--in-flight` run at a time; the next starts when one ends. Time to first token counts from the
+sending of a request. The time between two events is divided by the tokens of the second. Throughput is the median of
+`--num-repeats` rounds, latencies are those of all their requests; a round before them, of one request for each in
+flight, is not counted. Requests have no seed: with seeds, vLLM 0.32 on a CPU fails at a prompt that is prefilled in
+chunks.
 
 With `--shapes` the weights are random, in the shapes of these models, and only the tokenizer is the folder's. The
-servers of several models start together and are measured one model after the other. On a GPU all of them share its
-memory: give rstar2 `--set engine.kv_cache_tokens=N`, and vLLM `--gpu-memory-utilization`.
+servers of several models start together; when all answer, they are measured one model after the other. On a GPU all of
+them share its memory: give rstar2 `--set engine.kv_cache_tokens=N`, and vLLM `--kv-cache-memory-bytes N` with a low
+`--gpu-memory-utilization`, since it cannot measure what is free while others start.
 """
 
 import argparse
@@ -63,14 +66,20 @@ class Timings:
 @dataclass(frozen=True, slots=True)
 class Round:
     tokens_per_s: float
+    timings: list[Timings]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    tokens_per_s: float
     first_p50_ms: float
     first_p99_ms: float
     between_p50_ms: float
     between_p99_ms: float
 
 
-def make_requests(options: argparse.Namespace, vocab_size: int, number: int) -> list[Request]:
-    rng = random.Random(options.seed)
+def make_requests(options: argparse.Namespace, vocab_size: int, number: int, round_name: str) -> list[Request]:
+    rng = random.Random(f"{options.seed}: {round_name}")
     return [
         Request(
             [rng.randrange(3, vocab_size) for _ in range(rng.randint(*options.prompt_tokens))],
@@ -140,10 +149,15 @@ def measure(
     ]
     timings = [timing for part in parts for timing in part.result(REQUEST_S)]
     wall_s = time.perf_counter() - started
+    return Round(sum(request.num_tokens for request in requests) / wall_s, timings)
+
+
+def summary(rounds: Sequence[Round]) -> Row:
+    timings = [timing for each in rounds for timing in each.timings]
     firsts = [timing.first_s for timing in timings]
     between = [value for timing in timings for value in timing.between_s]
-    return Round(
-        sum(request.num_tokens for request in requests) / wall_s,
+    return Row(
+        statistics.median(each.tokens_per_s for each in rounds),
         *(1e3 * quantile(values, share) for values in (firsts, between) for share in (0.5, 0.99)),
     )
 
@@ -191,10 +205,6 @@ class Server:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def middle(rounds: Sequence[Round]) -> Round:
-    return Round(*(statistics.median(getattr(each, name) for each in rounds) for name in Round.__dataclass_fields__))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="a model folder")
@@ -207,7 +217,7 @@ def main() -> None:
     parser.add_argument("--rstar2-arguments", default="", help="further arguments of `rstar2 serve`")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--requests-each", type=int, default=3, help="requests of a round for each one in flight")
-    parser.add_argument("--least-requests", type=int, default=20, help="requests of a round at least")
+    parser.add_argument("--least-requests", type=int, default=34, help="requests of a round at least")
     parser.add_argument("--prompt-tokens", type=int, nargs=2, default=(64, 128))
     parser.add_argument("--answer-tokens", type=int, nargs=2, default=(32, 64))
     parser.add_argument("--num-repeats", type=int, default=3)
@@ -218,7 +228,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        models = {name: write_random_model(options.model, name, Path(scratch) / name) for name in options.shapes or ()}
+        models = {name: Path(scratch) / name for name in options.shapes or ()}
+        with ProcessPoolExecutor(1, get_context("spawn")) as maker:  # a process that ends gives its GPU memory back
+            for name, folder in models.items():
+                maker.submit(write_random_model, options.model, name, folder).result()
         results = compare(options, models or {Path(options.model).name: Path(options.model)})
     if options.json:
         document = {
@@ -230,7 +243,7 @@ def main() -> None:
         print(json.dumps(document, indent=2, default=asdict))
 
 
-def write_random_model(tokenizer_folder: str, shapes_name: str, folder: Path, seed: int = 0) -> Path:
+def write_random_model(tokenizer_folder: str, shapes_name: str, folder: Path, seed: int = 0) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -244,7 +257,6 @@ def write_random_model(tokenizer_folder: str, shapes_name: str, folder: Path, se
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder
 
 
 def commands_for(options: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
@@ -259,9 +271,9 @@ def commands_for(options: argparse.Namespace, folder: Path) -> dict[str, list[st
     return commands
 
 
-def compare(options: argparse.Namespace, models: dict[str, Path]) -> dict[str, dict[str, dict[int, Round]]]:
-    """By model and server, the middle round for each number in flight."""
-    results: dict[str, dict[str, dict[int, Round]]] = {}
+def compare(options: argparse.Namespace, models: dict[str, Path]) -> dict[str, dict[str, dict[int, Row]]]:
+    """By model, server and number in flight."""
+    results: dict[str, dict[str, dict[int, Row]]] = {}
     with ExitStack() as stack:
         servers: dict[str, dict[str, Server]] = {}
         ports = count(options.port)
@@ -271,14 +283,18 @@ def compare(options: argparse.Namespace, models: dict[str, Path]) -> dict[str, d
                 for name, command in commands_for(options, folder).items()
             }
         pool = stack.enter_context(ProcessPoolExecutor(options.client_processes, get_context("spawn")))
+        addresses = {
+            model: {name: server.await_start() for name, server in started.items()}
+            for model, started in servers.items()
+        }
         for model, folder in models.items():
-            urls = {name: server.await_start() for name, server in servers[model].items()}
+            urls = addresses[model]
             vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
             results[model] = {name: {} for name in urls}
             for num_in_flight in options.in_flight:
                 found = alternate(options, pool, urls, vocab_size, num_in_flight)
                 for name, rounds in found.items():
-                    results[model][name][num_in_flight] = middle(rounds)
+                    results[model][name][num_in_flight] = summary(rounds)
                 show(model, results[model], num_in_flight, sys.stderr if options.json else sys.stdout)
             for server in servers[model].values():
                 server.stop()
@@ -290,18 +306,18 @@ def alternate(
 ) -> dict[str, list[Round]]:
     """The rounds of each server, after one that is not counted."""
     num_requests = max(options.least_requests, options.requests_each * num_in_flight)
-    requests = make_requests(options, vocab_size, num_requests)
     rounds: dict[str, list[Round]] = {name: [] for name in urls}
     for repeat in range(options.num_repeats + 1):
+        number = num_requests if repeat else num_in_flight
+        requests = make_requests(options, vocab_size, number, f"{num_in_flight} in flight, round {repeat}")
         for name, url in urls.items():
-            sent = requests if repeat else requests[:num_in_flight]
-            found = measure(pool, url, sent, num_in_flight, options.client_processes)
+            found = measure(pool, url, requests, num_in_flight, options.client_processes)
             if repeat:
                 rounds[name].append(found)
     return rounds
 
 
-def show(model: str, results: dict[str, dict[int, Round]], num_in_flight: int, file: TextIO) -> None:
+def show(model: str, results: dict[str, dict[int, Row]], num_in_flight: int, file: TextIO) -> None:
     for name, rows in results.items():
         row = rows[num_in_flight]
         print(

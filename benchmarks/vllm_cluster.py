@@ -4,7 +4,8 @@
 
 The weights are random, in the shapes of a model, and only the tokenizer is the folder's. All are trained, at a rate at
 which every step moves them far, towards tokens with even ids: a task that random weights can learn. `rstar2 train
---cluster local` is killed with all its processes after the metrics of one step (SIGKILL, no warning), and resumed.
+--cluster local` and its driver are killed after the metrics of one step (SIGKILL, no warning); how long the others take
+to end is timed, and the run is resumed.
 
 Each step's row has the mean and the largest absolute difference between vLLM's log-probabilities of its tokens and the
 trainer's. So that a small difference means something, the last row is what it would be if vLLM still had the weights it
@@ -131,10 +132,10 @@ class Command:
         """Kills the command and its driver. Returns after how many seconds no process was left, and how many had to be
         killed one by one after the deadline."""
         began = time.monotonic()
-        children = [pid for pid in self.living() if os.getpgid(pid) == self._process.pid]
-        for pid in children:
+        for pid in list(self.living()):
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                if os.getpgid(pid) == self._process.pid:
+                    os.kill(pid, signal.SIGKILL)
         self._process.wait()
         while left := list(self.living()):
             if time.monotonic() - began > END_S:
@@ -164,7 +165,7 @@ def await_end(command: Command, run: Path, deadline: float, until_step: int | No
             time.sleep(0.2)
         if command.code or until_step is not None:
             sys.exit(f"rstar2 train ended with {command.code}")
-    except SystemExit:
+    except BaseException:
         command.kill()
         raise
 

@@ -51,16 +51,18 @@ def test_the_parts_of_all_ranks_make_up_the_model_and_each_is_what_chunk_would_g
 
 
 @pytest.mark.parametrize("engine", [{"gpu_memory_share": 0.3}, {"gpu_memory_share": 1.0}, {"kv_cache_tokens": 1000}])
-@pytest.mark.parametrize("name", ["h200", "cpu"])
+@pytest.mark.parametrize(("name", "dtype"), [("h200", "bfloat16"), ("cpu", "float32"), ("cpu", "bfloat16")])
 def test_a_cache_is_planned_as_the_engine_makes_it(
-    name: str, engine: dict[str, float], monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: str, engine: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, device = make_recipe(engine=engine), find_device(name)
+    recipe, device = make_recipe(engine=engine, model={"dtype": dtype}), find_device(name)
     shape = make_model(recipe, is_on_gpu=device.is_gpu).shape()
     free_bytes = device.memory_bytes - int(shape.weight_bytes)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free_bytes, device.memory_bytes))
     where = torch.device("cuda" if device.is_gpu else "cpu")
-    limits = choose_limits(engine_options(recipe), where, recipe.model.context_tokens, shape.cache_bytes_per_token)
+    value_bytes = 2 if device.is_gpu else 4
+    token_bytes = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * value_bytes
+    limits = choose_limits(engine_options(recipe), where, recipe.model.context_tokens, token_bytes)
     planned = engine_memory(recipe, make_layout(recipe, name), device, shape)
     assert planned.num_cache_tokens == limits.num_blocks * limits.block_size
     assert engine_model(recipe, device, shape).block_size == limits.block_size

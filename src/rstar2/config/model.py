@@ -74,7 +74,7 @@ class ModelSection(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
         description="Number format of the weights. auto is bfloat16 on a GPU, where it halves memory, and float32 on a "
-        "CPU, where bfloat16 is slow.",
+        "CPU, where training in bfloat16 is slow. Generation alone can be faster in bfloat16 there.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where the model lives. auto uses a GPU if there is one."

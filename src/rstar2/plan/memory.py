@@ -17,6 +17,7 @@ from rstar2.train.memory.activations import ActivationBytes
 from rstar2.train.memory.division import Division
 from rstar2.train.memory.need import GpuNeed
 
+_FLOAT32_BYTES = 4
 _VLLM_CPU_CACHE_BYTES = 4 << 30
 """vLLM's own default cache on a CPU."""
 
@@ -41,8 +42,9 @@ def engine_memory(recipe: Recipe, layout: Layout, device: Device, shape: ModelSh
     has_own_weights = layout.sharing is not Sharing.ONE_MODEL or recipe.model.lora is not None
     weight_bytes = int(shape.weight_bytes) if has_own_weights else 0
     workspace_bytes = int(ACTIVATION_BYTES) if device.is_gpu else 0
+    token_bytes = _cached_token_bytes(recipe, device, shape)
     if recipe.engine.kv_cache_tokens is not None:
-        cache_bytes = recipe.engine.kv_cache_tokens * shape.cache_bytes_per_token
+        cache_bytes = recipe.engine.kv_cache_tokens * token_bytes
     elif recipe.engine.kind == "vllm":
         share_bytes = int(device.memory_bytes * recipe.engine.gpu_memory_share)
         left_bytes = share_bytes - weight_bytes - workspace_bytes
@@ -52,8 +54,15 @@ def engine_memory(recipe: Recipe, layout: Layout, device: Device, shape: ModelSh
         share_bytes = embedded.shared_cache_bytes(recipe.engine.gpu_memory_share, free_bytes, device.memory_bytes)
         cache_bytes = share_bytes if device.is_gpu else embedded.CPU_CACHE_BYTES
     num_block_tokens = block_size(recipe, device)
-    num_blocks = cache_bytes // (shape.cache_bytes_per_token * num_block_tokens)
+    num_blocks = cache_bytes // (token_bytes * num_block_tokens)
     return EngineMemory(weight_bytes, workspace_bytes, cache_bytes, num_blocks * num_block_tokens)
+
+
+def _cached_token_bytes(recipe: Recipe, device: Device, shape: ModelShape) -> int:
+    """On a CPU the embedded engine's cache is in float32, whatever the format of the weights."""
+    if device.is_gpu or recipe.engine.kind == "vllm":
+        return shape.cache_bytes_per_token
+    return shape.cache_bytes_per_token // shape.bytes_per_value * _FLOAT32_BYTES
 
 
 def divided_engine(division: Division) -> EngineMemory:

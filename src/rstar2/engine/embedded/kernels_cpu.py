@@ -1,9 +1,9 @@
 """The device operations in plain PyTorch: they run on CPUs, and GPU kernels are tested against them.
 
-Invariant: on a CPU each bit of a token depends on the ids before it alone: not on the rest of the batch,
-nor on whether keys and values came from a prefill, a decode step or the cache, nor on the chunks of a prefill. So a
-resumed run samples the same tokens, though tools answer at other times. Libraries do not promise this; it relies on
-these facts, each for one number of threads:
+Invariant: on a CPU, in float32 and in bfloat16 where oneDNN packs it, each bit of a token depends on the ids before it
+alone: not on the rest of the batch, nor on whether keys and values came from a prefill, a decode step or the cache, nor
+on the chunks of a prefill. So a resumed run samples the same tokens, though tools answer at other times. Libraries do
+not promise this; it relies on these facts, each for one number of threads:
 
 - a matrix product's row is the same in any number of rows that is a multiple of `ROW_QUANTUM` (others may take other
   kernels): the runner pads its rows, and here each head's queries are padded;

@@ -38,7 +38,7 @@ class EmbeddedOptions:
     """On a GPU: whether the cache's memory is free for others while the engine is paused for new weights."""
     batch_invariant: bool = False
     """On a GPU: whether a token's bits do not depend on other sequences, so that a trainer can compute the same ones.
-    On a CPU in float32 they never do."""
+    On a CPU they never do in float32, nor in bfloat16 where oneDNN packs it."""
     starts_early: bool = False
     """Whether a turn's first tokens are handed over as soon as there are any, for callers who watch them arrive. Among
     many sequences they otherwise wait for a full chunk, which costs less."""

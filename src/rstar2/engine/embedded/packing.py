@@ -20,7 +20,7 @@ _TYPICAL_ROWS = 32
 
 @dataclass(slots=True)
 class PackedLinear:
-    """Rounds its input to the format of the weight, and returns what it was given: activations stay in float32."""
+    """Rounds its input to the format of the weight; the product is in the input's own format, which is float32."""
 
     linear: Linear
     is_packed: bool
