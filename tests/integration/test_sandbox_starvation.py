@@ -38,7 +38,8 @@ SLEEP_BESIDE_SPINNERS = (
     "import os, time\nfor _ in range(4):\n    if os.fork() == 0:\n        while True: pass\n" + SLEEP
 )
 ENDLESS = "while True: pass"
-HOPELESS_LOOPS = 40
+HOPELESS_LOOPS = 80
+"""They leave a program half of the CPU time with which it would count as having run."""
 
 CASES: dict[str, dict[str, Any]] = {
     "compute": {"code": COMPUTE, "wall_s": WALL_S, "num_loops": 6},
