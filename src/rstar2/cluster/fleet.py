@@ -163,9 +163,7 @@ class EngineFleet:
         self._report(f"place {bundle} stays empty: {num_failures} engines in a row made no token")
         self._empty_places.add(bundle)
         if self._empty_places == set(self._placement.engine_bundles):
-            self._driver.give_up(
-                f"no engine is left: {num_failures} in a row made no token, the last as follows: {why}"
-            )
+            self._driver.give_up(f"no engine is left: {num_failures} in a row made no token; the last one: {why}")
 
     @contextmanager
     def _counted_as_starting(self, name: str) -> Iterator[None]:

@@ -69,8 +69,8 @@ class EngineSection(Section):
         False,
         description="On one GPU, in bfloat16: engine and trainer use kernels whose reduction order does not depend on "
         "the batch, so that the trainer computes exactly the log-probabilities that a rollout was sampled with. "
-        "Slower. On a CPU the engine is batch-invariant in any case, in bfloat16 where oneDNN packs it. Only with "
-        "embedded.",
+        "Slower. On a CPU the engine is batch-invariant without it: in float32, and in bfloat16 where oneDNN packs "
+        "it. Only with embedded.",
     )
 
 

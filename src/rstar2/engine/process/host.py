@@ -47,7 +47,7 @@ async def serve_guest(engine: Engine, connection: socket.socket) -> None:
 
 
 async def _serve(host: EngineHost, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Serve until the other side disconnects. Whoever is not served any longer hears so at once."""
+    """Serve until the other side disconnects or this is cancelled. Closes the connection at the end."""
     write_frames(writer, [{"error": None, "load": host.load}])
 
     async def keep_sending() -> None:
