@@ -1,10 +1,10 @@
 """Do trees of rollouts learn more than flat rollouts from the same number of generated tokens?
 
-    python benchmarks/trees.py [--scale quickstart|smollm2-1gpu] [--seeds N] [--first-seed N] [--steps N] [--jobs 1]
-        [--folder FOLDER] [--json FILE]
+    python benchmarks/trees.py [--scale quickstart|smollm2-1gpu|qwen-coder-1gpu] [--seeds N] [--first-seed N]
+        [--steps N] [--jobs 1] [--folder FOLDER] [--json FILE]
     python benchmarks/trees.py --from FILE.json
 
-Arms, with half of a problem's rollouts kept (16 of the quickstart, 32 of SmolLM2): `flat`; `leaves` and `siblings`,
+Arms, with half of a problem's rollouts kept (16 of the quickstart, 32 of the others): `flat`; `leaves` and `siblings`,
 trees whose roots are half of their leaves and whose other leaves fork after a tool result (`policy = "uniform"`), with
 the estimator of that name. All arms of a seed start from the same model, the recipe's after its warm-up. The plan of a
 scale says what is tested, fixed before any of its runs. Each run is `rstar2 train` in a process of its own. The JSON is
@@ -61,6 +61,11 @@ of the budget in generated tokens.
   siblings against flat is described with its interval, not tested.
 Secondary, described and not tested: as in the quickstart's plan. Seconds are those of runs that share the GPU.
 """
+QWEN_PLAN = """\
+Nothing is tested here: what a leaf costs in generated tokens and executed calls, in stage one of Qwen2.5-Coder-1.5B's
+recipe after its warm-up. 32 problems a step, 32 rollouts each, trees with 16 roots; on-policy. Seed 40; 4 steps for
+flat, 6 for trees.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,17 @@ SCALES = {
             "sandbox.num_slots=4",
             "eval.benchmarks=[]",
             "data.stories.num_problems=3000",
+        ),
+    ),
+    "qwen-coder-1gpu": Scale(
+        *(QWEN_PLAN, 40, 1, 4, ()),
+        (
+            "train.max_staleness=0",
+            "train.micro_batch_tokens=8192",
+            "train.checkpoint_every_steps=1000",
+            "engine.kv_cache_tokens=400000",
+            "rollout.num_workers=4",
+            "eval.benchmarks=[]",
         ),
     ),
 }
