@@ -1,7 +1,7 @@
 """Does a tree find more right answers than flat samples that generate as many tokens? Search at test time.
 
     python benchmarks/tree_search.py quickstart --model RUN [--json FILE]
-    python benchmarks/tree_search.py smollm2 [--json FILE]
+    python benchmarks/tree_search.py smollm2 [--set KEY=VALUE …] [--json FILE]
     python benchmarks/tree_search.py --from FILE.json FILE.json
 
 `quickstart` asks the model of a run of `rstar2 train quickstart`; `smollm2` asks the agent that comes with rstar2,
@@ -62,6 +62,7 @@ Found = dict[str, Any]
 def evaluate(task: Task, seed: int, options: argparse.Namespace, *flags: str) -> Measures:
     """The measures of one evaluation. Its exit code is 1 if samples are missing from the scores."""
     model = [] if options.model is None else ["--recipe", str(options.model)]
+    model += [part for override in options.overrides for part in ("--set", override)]
     with TemporaryDirectory() as folder:
         run = Path(folder, "run")
         command = [sys.executable, "-m", "rstar2", "eval", *model, "--bench", task.bench, "--json", *flags]
@@ -122,6 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", nargs="?", choices=TASKS)
     parser.add_argument("--model", type=Path, help="a training run of the quickstart")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], help="a field of the recipe of both")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--deadline-s", type=int, default=3600, help="of one evaluation")
     parser.add_argument("--from", dest="earlier", type=Path, nargs="+", help="only print what these files hold")
