@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,11 @@ class Page:
         await self.call("Page.navigate", url="about:blank")
         await self.call("Page.navigate", url=url)
         await self.wait("document.querySelector('main h1') && !document.querySelector('main[aria-busy]')")
+        await self.drawn()
+
+    async def drawn(self) -> None:
+        """Until a frame has been drawn: charts and lists draw themselves when they are told their size in one."""
+        await self.ask("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
 
     async def ask(self, expression: str) -> Any:
         answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
@@ -87,7 +92,7 @@ class Page:
         while time.monotonic() < deadline_s:
             if value := await self.ask(expression):
                 return value
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.01)
         text = await self.ask("document.body?.innerText.slice(0, 600)")
         raise AssertionError(f"never true: {expression}\n{self.complaints}\n{text}")
 
@@ -101,6 +106,32 @@ class Page:
         found = await self.texts(selector)
         assert found, f"there is no {selector}"
         return found[0]
+
+    async def shows(self, selector: str, expected: list[str]) -> None:
+        """Until the texts of every element that it finds are these."""
+        await self._until(lambda: self.texts(selector), lambda found: found == expected, f"{selector}: {expected}")
+
+    async def shows_first(self, selector: str, expected: str) -> None:
+        """Until this is the text of the first element that it finds."""
+        await self._until(
+            lambda: self.texts(selector), lambda found: found[:1] == [expected], f"{selector}: {expected!r}"
+        )
+
+    async def shows_within(self, selector: str, expected: str) -> None:
+        """Until this is part of the text of the first element that it finds."""
+        is_there = lambda found: bool(found) and expected in found[0]  # noqa: E731
+        await self._until(lambda: self.texts(selector), is_there, f"{expected!r} in {selector}")
+
+    async def is_true(self, expression: str, expected: Any) -> None:
+        """Until this is the value of an expression."""
+        await self._until(lambda: self.ask(expression), lambda found: found == expected, f"{expression}: {expected!r}")
+
+    async def _until(self, look: Callable[[], Awaitable[Any]], is_right: Callable[[Any], bool], wanted: str) -> None:
+        """What it looks at is drawn in its own time. Fails by the deadline with what is there instead."""
+        deadline_s = time.monotonic() + WAIT_TIMEOUT_S
+        while not is_right(found := await look()):
+            assert time.monotonic() < deadline_s, f"never shown: {wanted}; instead: {found}; {self.complaints}"
+            await asyncio.sleep(0.01)
 
     async def click(self, selector: str, text: str = "") -> None:
         """The first one that starts with `text`."""

@@ -23,7 +23,8 @@ from rstar2.environments import Judgement
 from rstar2.environments.plain_episode import PlainEnvironment, PlainEpisode
 from rstar2.records import Problem, RunView, Selection, ToolCall, ToolResult, ToolStatus, Verdict
 from rstar2.records.trace import GOLD_KEY, SCORE_PREFIX
-from rstar2.sandbox import LocalExecutor
+from rstar2.sandbox import LocalConfig, LocalExecutor
+from rstar2.sandbox.slots.slot_factory import SlotConfig
 from rstar2.serve import ServedAgent, ServedModel, ServeSettings
 from rstar2.serve.agent import AgentApi
 from rstar2.serve.routing import answered
@@ -95,7 +96,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     write_hostile_run(folder / "hostile")
     demo = unpack_demo(folder)
     readers = open_runs([folder / "small", folder / "other", folder / "hostile", demo])
-    async with LocalExecutor() as executor:
+    async with LocalExecutor(LocalConfig(SlotConfig(warm=False))) as executor:
         app = create_app(readers, playground=ScriptedPlayground(executor))
         async with serving(app, "127.0.0.1", 0) as url:
             yield url
@@ -136,28 +137,28 @@ async def go(page: Page, place: str) -> None:
     """Another place in the same document."""
     await page.ask(f"document.querySelector('main').replaceChildren(), void (location.hash = {json.dumps(place)})")
     await page.wait("document.querySelector('main h1') && !document.querySelector('main[aria-busy]')")
+    await page.drawn()
 
 
 async def settled(page: Page) -> None:
     """Nothing was thrown, blocked or fetched from elsewhere, and nothing is wider than the screen."""
     assert page.complaints == []
-    assert await page.ask("document.documentElement.scrollWidth <= innerWidth")
+    await page.is_true("document.documentElement.scrollWidth <= innerWidth", True)
 
 
 async def test_the_run_view_draws_every_curve(page: Page, site: str) -> None:
     await page.look(*WIDE)
     await page.open(f"{site}#/run/small")
-    titles = await page.texts(".chart h3")
-    assert titles == ["Reward", "Accuracy", "Entropy, nats", "my own"]
-    assert await page.texts(".chart:nth-child(2) .legend li") == ["accuracy", "accuracy, evaluation aime24"]
-    assert await page.texts(".chart:first-child .stage-name") == ["one", "two"]
-    assert "train finished" in await page.text(".events")
-    assert "by-hand" in await page.text(".recipe")
+    await page.shows(".chart h3", ["Reward", "Accuracy", "Entropy, nats", "my own"])
+    await page.shows(".chart:nth-child(2) .legend li", ["accuracy", "accuracy, evaluation aime24"])
+    await page.shows(".chart:first-child .stage-name", ["one", "two"])
+    await page.shows_within(".events", "train finished")
+    await page.shows_within(".recipe", "by-hand")
     await page.ask("document.querySelector('svg.plot').focus()")
     await page.press("ArrowRight")
-    assert await page.text(".chart .tip") == "step1reward mean0.25"
+    await page.shows_first(".chart .tip", "step1reward mean0.25")
     await page.press("End")
-    assert await page.text(".chart [aria-live]") == "step 2, reward mean 0.5"
+    await page.shows_first(".chart [aria-live]", "step 2, reward mean 0.5")
     await settled(page)
 
 
@@ -171,8 +172,8 @@ async def test_a_warm_up_has_charts_of_its_own(page: Page, tmp_path: Path) -> No
         run.write_metrics(2, "eval:one/held_out", {"accuracy": 0.75})
     async with serving(create_app(open_runs([tmp_path / "warm"])), "127.0.0.1", 0) as url:
         await page.open(url)
-        assert await page.texts(".chart h3") == ["Accuracy", "Loss", "sft: Loss"]
-        assert await page.texts(".chart:first-child .legend li") == ["accuracy", "accuracy, evaluation held_out"]
+        await page.shows(".chart h3", ["Accuracy", "Loss", "sft: Loss"])
+        await page.shows(".chart:first-child .legend li", ["accuracy", "accuracy, evaluation held_out"])
         label = await page.ask("document.querySelector('svg.plot').getAttribute('aria-label')")
         assert "evaluation held_out: 25% at step 0, 75% at step 2" in label
     await settled(page)
@@ -220,8 +221,8 @@ async def test_a_run_of_one_step_is_a_table(page: Page, tmp_path: Path) -> None:
         run.write_metrics(0, "eval", {"aime25/accuracy": 0.25})
     async with serving(create_app(open_runs([tmp_path / "evaluation"])), "127.0.0.1", 0) as url:
         await page.open(url)
-        assert await page.texts("thead th") == ["", "aime24", "aime25"]
-        assert await page.texts("tbody tr") == ["accuracy0.50.25", "num samples16–"]
+        await page.shows("thead th", ["", "aime24", "aime25"])
+        await page.shows("tbody tr", ["accuracy0.50.25", "num samples16–"])
         assert await page.texts(".chart") == []
     await settled(page)
 
@@ -230,21 +231,21 @@ async def test_runs_are_compared(page: Page, site: str) -> None:
     await page.open(f"{site}#/run/small")
     await page.click("fieldset input")
     await page.wait_for(".chart:first-child .legend li", 2)
-    assert "other: reward mean" in await page.text(".chart .legend")
-    assert await page.ask("location.hash") == "#/run/small?with=other"
+    await page.shows_within(".chart .legend", "other: reward mean")
+    await page.is_true("location.hash", "#/run/small?with=other")
     await page.open(f"{site}#/run/small?with=other")
-    assert "other: reward mean" in await page.text(".chart .legend")
+    await page.shows_within(".chart .legend", "other: reward mean")
     await settled(page)
 
 
 async def test_a_group_shows_its_rollouts_side_by_side(page: Page, site: str) -> None:
     await page.open(f"{site}#/run/small/step/2")
     await page.wait_for(".row a")
-    assert "2 of 4 right" in await page.text(".row")
-    assert await page.text(".row .main") == "What is 7^2025 modulo 1000?"
+    await page.shows_within(".row", "2 of 4 right")
+    await page.shows_first(".row .main", "What is 7^2025 modulo 1000?")
     await page.click(".row a")
     await page.wait_for(".card", 4)
-    assert await page.text("p.gold") == "gold 807"
+    await page.shows_first("p.gold", "gold 807")
     cards = await page.texts(".card")
     assert "Kept: 1 of 2 successes were kept. Its penalty is 0.00" in cards[0]
     assert "Left out by resampling" in cards[1]
@@ -252,7 +253,7 @@ async def test_a_group_shows_its_rollouts_side_by_side(page: Page, site: str) ->
     assert "error penalty0.25" in cards[1]
     for label, count in (("Right", 2), ("Wrong", 2), ("Kept", 2)):
         await page.click(".chip", label)
-        assert len(await page.texts(".card")) == count
+        await page.wait_for(".card", count)
     await settled(page)
 
 
@@ -264,16 +265,16 @@ async def test_rollouts_are_filtered_searched_and_linked_to(page: Page, site: st
     for label, count in (("tool error", 1), ("truncated", 1), ("no tool", 2), ("wrong", 1)):
         await page.click(".chip", label)
         await page.wait_for(".row", count)
-        assert await page.texts('.chip[aria-pressed="true"]') == [label]
+        await page.shows('.chip[aria-pressed="true"]', [label])
         await page.click(".chip", label)
         await page.wait_for(".row", 4)
     await page.ask("document.querySelector('input[type=search]').focus()")
     await page.call("Input.insertText", text="a guess")
     await page.wait_for(".row", 1)
-    assert await page.ask("location.hash") == "#/run/small/step/2?show=rollouts&text=a+guess"
+    await page.is_true("location.hash", "#/run/small/step/2?show=rollouts&text=a+guess")
     link = await page.ask("document.querySelector('.row a').href")
     await page.open(link)
-    assert "A guess." in await page.text()
+    await page.shows_within("main", "A guess.")
     await settled(page)
 
 
@@ -286,34 +287,33 @@ async def test_the_list_moves_by_keyboard_and_holds_few_elements(page: Page, tmp
         await page.wait_for(".row a")
         await page.ask("document.querySelector('.row a').focus()")
         await page.press("ArrowDown")
-        assert "1" in await page.ask("document.activeElement.querySelector('.answer').textContent")
+        await page.is_true("document.activeElement.querySelector('.answer')?.textContent.includes('1')", True)
         async with asyncio.timeout(240):
             while await page.ask("document.activeElement.querySelector('.answer')?.textContent") != "1499":
                 await page.press("End")
                 await asyncio.sleep(0.05)
         assert len(await page.texts(".row")) < 60
-        assert await page.text(".listing [role=status]") == "1,500 rollouts. "
+        await page.shows_first(".listing [role=status]", "1,500 rollouts. ")
     await settled(page)
 
 
 async def test_a_trace_is_a_notebook_with_its_tokens(page: Page, site: str) -> None:
     await page.open(f"{site}#/run/small/step/2/trace/0")
-    turns = await page.texts(".turn")
-    assert len(turns) == 2
-    assert "I compute it." in turns[0]
-    assert await page.text(".code") == "print(807)"
-    assert await page.text(".output") == "807"
-    assert await page.text(".trace-head p.gold") == "gold 807"
-    assert await page.text(".cell.answer .prose") == "\\boxed{807}"
+    await page.wait_for(".turn", 2)
+    await page.shows_within(".turn", "I compute it.")
+    await page.shows_first(".code", "print(807)")
+    await page.shows_first(".output", "807")
+    await page.shows_first(".trace-head p.gold", "gold 807")
+    await page.shows_first(".cell.answer .prose", "\\boxed{807}")
     await page.click(".tokens summary")
     await page.wait_for(".turn:first-child .token", 5)
-    assert len(await page.texts(".turn:first-child .token.masked")) == 2
+    await page.wait_for(".turn:first-child .token.masked", 2)
     await page.ask("document.querySelector('.token-box').focus()")
     for _ in range(3):
         await page.press("ArrowRight")
-    assert "3 id 2 · entropy 0.5 · log-probability -1 · advantage 1" in await page.text(".readout")
+    await page.shows_within(".readout", "3 id 2 · entropy 0.5 · log-probability -1 · advantage 1")
     await page.press("End")
-    assert "masked, never trained on" in await page.text(".readout")
+    await page.shows_within(".readout", "masked, never trained on")
     options = await page.ask("[...document.querySelectorAll('.toolbar option')].map((option) => option.value)")
     assert options == ["entropy", "log_prob", "advantage"]
     await settled(page)
@@ -321,13 +321,13 @@ async def test_a_trace_is_a_notebook_with_its_tokens(page: Page, site: str) -> N
 
 async def test_scheduler_and_sandbox(page: Page, site: str) -> None:
     await page.open(f"{site}#/run/small/scheduler")
-    assert "queued 1 s, generating 3 s" in await page.text()
-    assert len(await page.texts(".heatmap")) == 3
-    assert len(await page.texts("tbody tr")) == 2
+    await page.shows_within("main", "queued 1 s, generating 3 s")
+    await page.wait_for(".heatmap", 3)
+    await page.wait_for("tbody tr", 2)
     await go(page, "#/run/small/sandbox/2")
     await page.wait_for("table")
-    assert "raised" in await page.text("table")
-    assert "2 calls of 4 rollouts" in await page.text()
+    await page.shows_within("table", "raised")
+    await page.shows_within("main", "2 calls of 4 rollouts")
     await settled(page)
 
 
@@ -337,11 +337,11 @@ async def test_the_playground_solves_before_ones_eyes(page: Page, site: str) -> 
     await page.ask(f"document.querySelector('textarea').value = {json.dumps(attack)}")
     await page.click("button[type=submit]")
     await page.wait("document.querySelector('[role=status]').textContent.startsWith('Answer')")
-    assert await page.text(".prose") == "I run it."
-    assert await page.text(".output") == attack
-    assert await page.text(".cell.answer .prose") == f"\\boxed{{{attack}}}"
-    assert await page.text(".notebook > li.reply .prose") == f"Sure of {attack}?"
-    assert f"Answer: {attack}. answered," in await page.text("[role=status]")
+    await page.shows_first(".prose", "I run it.")
+    await page.shows_first(".output", attack)
+    await page.shows_first(".cell.answer .prose", f"\\boxed{{{attack}}}")
+    await page.shows_first(".notebook > li.reply .prose", f"Sure of {attack}?")
+    await page.shows_within("[role=status]", f"Answer: {attack}. answered,")
     assert await page.ask("window.pwned") is None
     await settled(page)
 
@@ -351,7 +351,7 @@ async def test_a_run_is_followed(page: Page, tmp_path: Path) -> None:
         run.write_metrics(1, "rl", {"reward_mean": 0.5})
         async with serving(create_app(open_runs([tmp_path / "live"])), "127.0.0.1", 0) as url:
             await page.open(url)
-            assert await page.text("h1 .badge") == "running"
+            await page.shows_first("h1 .badge", "running")
             run.write_metrics(2, "rl", {"reward_mean": 0.75, "loss": 1.0})
             await page.wait_for(".chart", 2)
             await settled(page)
@@ -361,7 +361,7 @@ async def test_a_run_is_followed(page: Page, tmp_path: Path) -> None:
 async def test_the_demo_opens(page: Page, site: str) -> None:
     await page.look(*WIDE)
     await page.open(f"{site}#/run/demo")
-    assert len(await page.texts(".chart path.line")) > 3
+    await page.wait("document.querySelectorAll('.chart path.line').length > 3")
     await go(page, "#/run/demo/step")
     await page.wait_for(".row a")
     await settled(page)
@@ -378,9 +378,9 @@ async def test_the_demo_shows_a_tree_that_a_model_sampled(page: Page, site: str,
     assert num_saved > 0
     await page.look(*WIDE)
     await page.open(f"{site}#/run/demo/step/{step}/group/{number}")
-    assert await page.text(".tree p") == f"{num_generated:,} tokens generated, {num_saved:,} shared with a parent"
+    await page.shows_first(".tree p", f"{num_generated:,} tokens generated, {num_saved:,} shared with a parent")
+    await page.wait_for(".tree ul ul li", sum(bool(trace.parent) for trace in leaves))
     places = await page.texts(".tree ul ul li")
-    assert len(places) == sum(bool(trace.parent) for trace in leaves)
     assert all("after turn" in place and ("right" in place or "wrong" in place) for place in places)
     await settled(page)
 
@@ -425,7 +425,7 @@ async def test_what_a_screen_reader_is_told(page: Page, site: str) -> None:
         await page.open(f"{site}#/run/small{place}")
         assert await page.ask(NAMELESS) == []
         assert await page.ask(REPEATED_IDS) == []
-        assert len(await page.texts("h1")) == 1
+        await page.wait_for("h1", 1)
         assert await page.ask("document.documentElement.lang") == "en"
 
 
@@ -464,7 +464,7 @@ async def test_no_text_ever_runs(page: Page, site: str, tmp_path: Path, form: st
         await go(page, f"#/run/hostile{place}")
         await assert_harmless(page, base)
     await go(page, "#/run/hostile/step/1/group/0")
-    assert len(await page.texts(".card")) == len(ATTACKS)
+    await page.wait_for(".card", len(ATTACKS))
     await assert_harmless(page, base)
     await go(page, "#/run/hostile/step/1?show=rollouts")
     await page.wait("document.querySelectorAll('.row').length > 10")
@@ -475,9 +475,9 @@ async def test_no_text_ever_runs(page: Page, site: str, tmp_path: Path, form: st
         await assert_harmless(page, base)
         if name in plain:
             for selector in (".code", ".output", ".question"):
-                assert await page.text(selector) == text, (name, selector)
-            assert text in await page.text(".cell.reason")
-            assert text in await page.text(".trace-head")
+                await page.shows_first(selector, text)
+            await page.shows_within(".cell.reason", text)
+            await page.shows_within(".trace-head", text)
     await go(page, "#/run/%3Cscript%3E/step/%00/trace/x?flags=<script>")
     page.complaints = [complaint for complaint in page.complaints if "404" not in complaint]
     await assert_harmless(page, base)
@@ -503,6 +503,7 @@ async def test_unseen_characters_are_made_visible(page: Page, site: str) -> None
         "line separators": "x⟨LS⟩window.pwned=1⟨PS⟩",
     }
     await page.open(f"{site}#/run/hostile/step/1/group/0")
+    await page.wait_for(".card .output", 2 * len(ATTACKS))
     outputs = await page.texts(".card .output")
     for name, text in expected.items():
         assert outputs[2 * list(ATTACKS).index(name)] == text, "each trace has two outputs"
@@ -514,15 +515,15 @@ async def test_a_report_shows_what_the_server_shows(page: Page, tmp_path: Path) 
     report.write_text(render_report(tmp_path / "small"), encoding="utf-8")
     await page.look(*PHONE)
     await page.open(report.as_uri())
-    assert len(await page.texts(".chart")) == 4
+    await page.wait_for(".chart", 4)
     await page.open(f"{report.as_uri()}#/run/small/step/2?show=rollouts&flags=wrong")
     await page.wait_for(".row", 1)
     await page.open(f"{report.as_uri()}#/run/small/step/2/group/0")
-    assert len(await page.texts(".card")) == 4
+    await page.wait_for(".card", 4)
     await page.open(f"{report.as_uri()}#/run/small/sandbox/2")
     await page.wait_for("table")
     await page.open(f"{report.as_uri()}#/run/small/step/2/trace/123456789")
-    assert "This cannot be shown" in await page.text()
+    await page.shows_within("main", "This cannot be shown")
     await settled(page)
 
 
@@ -537,7 +538,7 @@ async def test_episodes_of_every_kind(page: Page, tmp_path: Path, form: str) -> 
     async with serving(create_app(open_runs([run])), "127.0.0.1", 0) as url:
         base = f"{url if form == 'server' else report.as_uri()}#/run/episodes"
         await page.open(base)
-        assert await page.texts(".chart h3") == [
+        titles = [
             "Reward",
             "Accuracy",
             "Parts of the reward",
@@ -547,8 +548,9 @@ async def test_episodes_of_every_kind(page: Page, tmp_path: Path, form: str) -> 
             "Rollouts by environment",
             "Entropy, nats",
         ]
-        assert await page.texts(".chart:nth-child(3) .legend li") == ["alive", "gold"]
-        assert await page.texts(".chart:nth-child(5) .legend li") == ["default", "duel", "search"]
+        await page.shows(".chart h3", titles)
+        await page.shows(".chart:nth-child(3) .legend li", ["alive", "gold"])
+        await page.shows(".chart:nth-child(5) .legend li", ["default", "duel", "search"])
 
         await page.open(f"{base}/step/1?show=rollouts")
         await page.wait_for(".row", 5)
@@ -557,38 +559,36 @@ async def test_episodes_of_every_kind(page: Page, tmp_path: Path, form: str) -> 
         assert f"infrastructure faultduelunscored{FAULT}" in fault
         assert f"undecidedduelunscored{UNDECIDED}" in undecided
         assert found.startswith("rightsearchdoc-7")
-        options = await page.texts(".filters option")
-        assert options == ["all", "default", "duel", "search"]
+        await page.shows(".filters option", ["all", "default", "duel", "search"])
         for name, count in (("environment:duel", 3), ("environment:", 1), ("", 5), ("environment:search", 1)):
             await page.ask(
                 f"(select => (select.value = {json.dumps(name)}, select.dispatchEvent(new Event('change'))))"
                 "(document.querySelector('.filters select'))"
             )
             await page.wait_for(".row", count)
-        assert await page.ask("location.hash") == "#/run/episodes/step/1?show=rollouts&flags=environment%3Asearch"
+        await page.is_true("location.hash", "#/run/episodes/step/1?show=rollouts&flags=environment%3Asearch")
 
         await page.open(f"{base}/step/1/trace/{starts[0]}")
-        assert await page.texts(".notebook > li.reply .prose") == ["Nobody answers.", "A dragon!"]
+        await page.shows(".notebook > li.reply .prose", ["Nobody answers.", "A dragon!"])
         kinds = await page.ask("[...document.querySelectorAll('.notebook > li')].map((item) => item.className)")
         assert kinds == ["turn", "reply", "turn", "reply", "turn"]
-        assert await page.texts(".earlier .prose") == ["Shall we play?", "With pleasure."]
-        assert await page.text(".question") == "You stand before a door."
-        assert await page.text(".parts") == "Parts of the rewardalive0.5gold0.125"
+        await page.shows(".earlier .prose", ["Shall we play?", "With pleasure."])
+        await page.shows_first(".question", "You stand before a door.")
+        await page.shows_first(".parts", "Parts of the rewardalive0.5gold0.125")
         assert "no answer" not in await page.text(".trace-head")
         await settled(page)
 
         await page.open(f"{base}/step/1/trace/{starts[1]}")
-        assert await page.text(".note") == FAULT
+        await page.shows_first(".note", FAULT)
 
         await page.open(f"{base}/step/1/trace/{starts[3]}")
-        names = await page.texts(".cell.call .tool-name")
-        assert names == ["search", "search", "write"]
-        assert await page.texts(".turn:first-child dt") == ["query", "limit", "filters", "query", "limit"]
-        assert await page.text(".arguments .long:last-child pre") == '{\n  "year": 1999\n}'
+        await page.shows(".cell.call .tool-name", ["search", "search", "write"])
+        await page.shows(".turn:first-child dt", ["query", "limit", "filters", "query", "limit"])
+        await page.shows_first(".arguments .long:last-child pre", '{\n  "year": 1999\n}')
         assert LONG_TEXT in await page.texts(".arguments .long pre")
-        assert await page.texts(".code") == ["print(7)"]
+        await page.shows(".code", ["print(7)"])
         assert await page.texts(".arguments .py-keyword") == []
-        assert await page.texts(".code .py-called") == ["print"]
+        await page.shows(".code .py-called", ["print"])
         await settled(page)
 
         await page.open(f"{base}/step/1/group/0")
@@ -597,10 +597,11 @@ async def test_episodes_of_every_kind(page: Page, tmp_path: Path, form: str) -> 
         assert "UserNobody answers." in cards[0]
         assert FAULT in cards[1]
         await page.click(".chip", "Not scored")
-        assert len(await page.texts(".card")) == 2
+        await page.wait_for(".card", 2)
 
         await page.open(f"{base}/sandbox/1")
         await page.wait("document.querySelectorAll('table').length === 2")
+        await page.wait_for("section:nth-of-type(3) tbody th", 3)
         tools = await page.texts("section:nth-of-type(3) tbody th")
         assert sorted(tools) == ["execute_python_code_with_standard_io", "search", "write"]
         await settled(page)
@@ -627,11 +628,11 @@ async def test_rollouts_that_were_forked_are_shown_as_a_tree(page: Page, tmp_pat
     async with serving(create_app(open_runs([tmp_path / "tree"])), "127.0.0.1", 0) as url:
         await page.look(*WIDE)
         await page.open(f"{url}#/run/tree/step/1/group/0")
-        assert await page.text(".tree p") == "11 tokens generated, 3 shared with a parent"
-        assert await page.texts(".tree a") == ["Rollout 0", "Rollout 1"]
-        assert "after turn 1: wrong, 4 tokens of its own" in await page.text(".tree ul ul li")
+        await page.shows_first(".tree p", "11 tokens generated, 3 shared with a parent")
+        await page.shows(".tree a", ["Rollout 0", "Rollout 1"])
+        await page.shows_within(".tree ul ul li", "after turn 1: wrong, 4 tokens of its own")
         await settled(page)
         await page.ask("document.querySelector('.tree ul ul a').click()")
         await page.wait("!!document.querySelector('.trace-head')")
-        assert "t0, after turn 1" in await page.text(".trace-head")
+        await page.shows_within(".trace-head", "t0, after turn 1")
         await settled(page)
