@@ -14,6 +14,7 @@ import torch
 from rstar2.agent import load_chat
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.engine.embedded.read_weights import read_weights
+from rstar2.engine.process.shared import SharedEngine
 from rstar2.serve import ServedModel, Server, ServeSettings, create_app
 from rstar2.serve.app import SERVICE
 from rstar2.serve.service import ModelService
@@ -26,7 +27,7 @@ _chat = cache(load_chat)
 class Running:
     root: str
     service: ModelService
-    engine: EmbeddedEngine
+    engine: EmbeddedEngine | SharedEngine
     server: Server
     http: aiohttp.ClientSession
 
@@ -40,11 +41,17 @@ async def until(holds: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def running(
-    folder: Path, settings: ServeSettings | None = None, options: EmbeddedOptions | None = None
+    folder: Path,
+    settings: ServeSettings | None = None,
+    options: EmbeddedOptions | None = None,
+    *,
+    apart: bool = False,
 ) -> AsyncIterator[Running]:
+    """`apart`: with the engine in a process of its own, as on a GPU."""
     weights = read_weights(folder, torch.device("cpu"), torch.float32)
     assert weights is not None
-    engine = EmbeddedEngine(weights, options or EmbeddedOptions(kv_cache_tokens=1 << 16))
+    options = options or EmbeddedOptions(kv_cache_tokens=1 << 16)
+    engine = await SharedEngine.start(weights, options) if apart else EmbeddedEngine(weights, options)
     listener = socket.create_server(("127.0.0.1", 0))
     app = create_app(ServedModel(engine, _chat(folder), "tiny", 2048), settings)
     server = Server(app)

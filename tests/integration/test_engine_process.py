@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from rstar2.engine import Chunk, Engine, Sampling
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
+from rstar2.engine.embedded.weights import share_weights
 from rstar2.engine.process.shared import SharedEngine
 from rstar2.errors import InfrastructureError, UserError
 from rstar2.records import StopReason
@@ -36,7 +37,7 @@ def make_model() -> Any:
 
 @pytest.fixture
 async def child() -> AsyncIterator[SharedEngine]:
-    engine = await SharedEngine.start(make_model(), OPTIONS)
+    engine = await SharedEngine.start(share_weights(make_model()), OPTIONS)
     yield engine
     await engine.close()
 
@@ -79,7 +80,7 @@ async def test_tokens_and_errors_are_those_of_the_engine_inside(child: SharedEng
 
 
 async def test_a_killed_process_is_a_lost_engine_and_its_rollouts_go_on() -> None:
-    first, second = await asyncio.gather(*(SharedEngine.start(make_model(), OPTIONS) for _ in range(2)))
+    first, second = await asyncio.gather(*(SharedEngine.start(share_weights(make_model()), OPTIONS) for _ in range(2)))
     driver: Driver[int] = Driver(make_policy("kv-aware"), report_period_s=0.05)
     driver.add_engine("first", first, SPEED)
     driver.add_engine("second", second, SPEED)
@@ -108,7 +109,7 @@ async def test_a_killed_process_is_a_lost_engine_and_its_rollouts_go_on() -> Non
 
 
 async def test_a_process_that_hangs_is_lost_as_well() -> None:
-    engine = await SharedEngine.start(make_model(), OPTIONS, silence_s=5.0)
+    engine = await SharedEngine.start(share_weights(make_model()), OPTIONS, silence_s=5.0)
     try:
         stream = engine.generate("s", PROMPT, Sampling(seed=1), 200)
         await anext(stream)

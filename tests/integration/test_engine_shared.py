@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from rstar2.engine import Sampling
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
+from rstar2.engine.embedded.weights import share_weights
 from rstar2.engine.process.shared import SharedEngine
 from rstar2.errors import InfrastructureError, UserError
 
@@ -36,10 +38,12 @@ def tiny_model() -> Any:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(DEVICE).eval()
 
 
-async def sampled(engine: SharedEngine | EmbeddedEngine, session: str) -> tuple[list[int], set[int]]:
+async def sampled(
+    engine: SharedEngine | EmbeddedEngine, session: str, prompt: Sequence[int] = PROMPT
+) -> tuple[list[int], set[int]]:
     token_ids: list[int] = []
     versions: set[int] = set()
-    async for chunk in engine.generate(session, PROMPT, Sampling(seed=3), 24):
+    async for chunk in engine.generate(session, prompt, Sampling(seed=3), 24):
         token_ids += chunk.token_ids
         versions.add(chunk.policy_version)
     await engine.release(session)
@@ -49,7 +53,7 @@ async def sampled(engine: SharedEngine | EmbeddedEngine, session: str) -> tuple[
 async def test_it_generates_with_what_was_learnt_here() -> None:
     torch.set_num_threads(1)
     model = tiny_model()
-    shared = await SharedEngine.start(model, OPTIONS)
+    shared = await SharedEngine.start(share_weights(model), OPTIONS)
     before = await sampled(shared, "a")
     async with shared.paused_for_weight_sync(7):
         with torch.no_grad():
@@ -64,8 +68,44 @@ async def test_it_generates_with_what_was_learnt_here() -> None:
     assert after[0] == expected != before[0]
 
 
+async def test_it_scores_and_forgets_prefixes_and_stands_still_while_it_is_held() -> None:
+    torch.set_num_threads(1)
+    model = tiny_model()
+    shared = await SharedEngine.start(share_weights(model), OPTIONS)
+    here = EmbeddedEngine.on_model(model, OPTIONS)
+    try:
+        for given in ((PROMPT, 1, 0), (PROMPT, 3, 2, 0.7)):
+            assert await shared.score(*given) == await here.score(*given)
+        with pytest.raises(UserError, match="start must be at least 1"):
+            await shared.score(PROMPT, 0, 0)
+
+        async with shared.held():
+            waiting = asyncio.create_task(sampled(shared, "a"))
+            async with shared.paused_for_weight_sync(2):
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)
+            assert not waiting.done() and not shared.load().num_generated_tokens
+        assert await waiting == (*(await sampled(here, "a"))[:1], {2})
+        assert shared.policy_version == 2
+
+        async def num_prefilled() -> int:
+            before = shared.load().num_prefill_tokens
+            await sampled(shared, "b", range(5, 50))
+            async with asyncio.timeout(240):
+                while shared.load().num_running:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            return shared.load().num_prefill_tokens - before
+
+        complete = await num_prefilled()
+        assert await num_prefilled() < complete
+        await shared.drop_prefixes()
+        assert await num_prefilled() == complete
+    finally:
+        await asyncio.gather(shared.close(), here.close())
+
+
 async def test_whoever_waits_hears_of_its_death_and_learning_does_not_hang() -> None:
-    shared = await SharedEngine.start(tiny_model(), OPTIONS)
+    shared = await SharedEngine.start(share_weights(tiny_model()), OPTIONS)
 
     def told() -> pytest.RaisesExc[InfrastructureError]:
         return pytest.raises(InfrastructureError, match=f"process {shared.pid} has disconnected")
@@ -88,4 +128,4 @@ async def test_whoever_waits_hears_of_its_death_and_learning_does_not_hang() -> 
 
 async def test_what_can_never_work_is_the_user_s_mistake() -> None:
     with pytest.raises(UserError, match="max_context_tokens is 999"):
-        await SharedEngine.start(tiny_model(), EmbeddedOptions(max_context_tokens=999))
+        await SharedEngine.start(share_weights(tiny_model()), EmbeddedOptions(max_context_tokens=999))

@@ -13,7 +13,7 @@ from served_app import Running, running, until
 from transformers import AutoModelForCausalLM
 
 from model_server import tiny_model
-from rstar2.engine.embedded import EmbeddedOptions
+from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.serve import ServeSettings
 
 pytestmark = pytest.mark.integration
@@ -76,9 +76,9 @@ async def test_over_capacity_callers_are_asked_to_retry(tiny_served: Path) -> No
         assert (await post(found, "/v1/completions", {"prompt": "x"}))[0] == 200
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_caller_that_leaves_is_cancelled_in_the_engine(tiny_served: Path, stream: bool) -> None:
-    async with running(tiny_served) as found:
+@pytest.mark.parametrize(("stream", "apart"), [(True, False), (False, False), (True, True)])
+async def test_a_caller_that_leaves_is_cancelled_in_the_engine(tiny_served: Path, stream: bool, apart: bool) -> None:
+    async with running(tiny_served, apart=apart) as found:
         asking = asyncio.ensure_future(post(found, "/v1/completions", {**LONG, "stream": stream}))
         await until(lambda: found.engine.load().num_running == 1)
         asking.cancel()
@@ -113,7 +113,7 @@ async def test_the_time_of_a_request_ends_before_and_in_the_middle_of_a_stream(t
             assert status == 504 and document["error"]["code"] == "timeout"
             lines = (await response.text()).splitlines()
         assert (await post(found, "/resume"))[0] == 200
-        assert '"code": "timeout"' in lines[-4] and lines[-2] == "data: [DONE]"
+        assert '"code":"timeout"' in lines[-4] and lines[-2] == "data: [DONE]"
         await until(lambda: found.engine.load().num_running == 0)
 
 
@@ -200,6 +200,7 @@ async def test_an_engine_that_failed_is_reported_to_callers_and_to_the_operator(
         def fail() -> None:
             raise RuntimeError("out of something")
 
+        assert isinstance(found.engine, EmbeddedEngine)
         async with found.http.post(f"{found.root}/v1/completions", json=LONG) as response:
             await response.content.readline()
             found.engine._post(fail)
@@ -244,11 +245,12 @@ def greedy(model: Any) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize("apart", [False, True])
 async def test_adapters_are_loaded_named_swapped_and_the_model_is_restored_to_the_bit(
-    tiny_served: Path, tmp_path: Path
+    tiny_served: Path, tmp_path: Path, apart: bool
 ) -> None:
     merged = [write_adapter(tiny_served, tmp_path / f"v{number}", number) for number in range(2)]
-    async with running(tiny_served, ServeSettings(allows_updates=True)) as found:
+    async with running(tiny_served, ServeSettings(allows_updates=True), apart=apart) as found:
         before = {name: tensor.clone() for name, tensor in found.engine.named_weights().items()}
         base = await ids_of(found, ignore_eos=True)
         for number in range(2):
@@ -319,8 +321,10 @@ async def test_updates_need_the_operators_consent(tiny_served: Path) -> None:
         assert (await post(found, "/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "b"}))[0] == 404
 
 
-@pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
-async def test_weights_are_updated_while_paused(tiny_served: Path, tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "apart"), [("keep", False), ("wait", False), ("abort", False), ("keep", True), ("abort", True)]
+)
+async def test_weights_are_updated_while_paused(tiny_served: Path, tmp_path: Path, mode: str, apart: bool) -> None:
     other = tiny_model(tmp_path / "other")
     model = AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32)
     torch.manual_seed(7)
@@ -328,12 +332,11 @@ async def test_weights_are_updated_while_paused(tiny_served: Path, tmp_path: Pat
         for parameter in model.parameters():
             parameter.normal_(std=0.2)
     model.save_pretrained(other)
-    async with running(
-        tiny_served, ServeSettings(allows_updates=True), EmbeddedOptions(max_running=4, kv_cache_tokens=1 << 14)
-    ) as found:
+    options = EmbeddedOptions(max_running=4, kv_cache_tokens=1 << 14)
+    async with running(tiny_served, ServeSettings(allows_updates=True), options, apart=apart) as found:
         old = await ids_of(found, ignore_eos=True)
         asking = asyncio.ensure_future(post(found, "/v1/completions", {**LONG, "stream": False, "max_tokens": 300}))
-        await until(lambda: found.engine.load().num_running == 1)
+        await until(lambda: found.engine.load().num_generated_tokens > 8)
         assert (await post(found, f"/pause?mode={mode}"))[0] == 200
         async with found.http.get(f"{found.root}/is_paused") as response:
             assert (await response.json())["is_paused"]

@@ -86,8 +86,7 @@ class TextStream:
 
     def feed(self, token_ids: Sequence[int]) -> str:
         self._ids += token_ids
-        known = self._tokenizer.decode(self._ids[self._context : self._shown])
-        text = self._tokenizer.decode(self._ids[self._context :])
+        known, text = self._decoded()
         if len(text) <= len(known) or text.endswith("\N{REPLACEMENT CHARACTER}"):
             return ""
         self._context, self._shown = self._shown, len(self._ids)
@@ -95,7 +94,13 @@ class TextStream:
 
     def finish(self) -> str:
         """The rest, at the end of the turn. A character that lacks tokens becomes a replacement character."""
-        known = self._tokenizer.decode(self._ids[self._context : self._shown])
-        text = self._tokenizer.decode(self._ids[self._context :])
+        if self._shown == len(self._ids):
+            return ""
+        known, text = self._decoded()
         self._context = self._shown = len(self._ids)
         return text[len(known) :]
+
+    def _decoded(self) -> tuple[str, str]:
+        """The text from the context on: what is shown of it, and all of it."""
+        known = self._tokenizer.decode(self._ids[self._context : self._shown]) if self._shown else ""
+        return known, self._tokenizer.decode(self._ids[self._context :])

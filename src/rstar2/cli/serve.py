@@ -129,14 +129,16 @@ async def _model(asked: "AgentRequest", name: str | None) -> "AsyncIterator[tupl
     from contextlib import suppress
 
     from rstar2.cli.threads import check_threads, use_threads
-    from rstar2.rollout.engines import open_model
+    from rstar2.rollout.engines import open_embedded, open_model
     from rstar2.serve import ServedModel
 
     check_threads(asked.num_threads)
     if asked.recipe.engine.kind == "embedded":
         with suppress(ImportError):  # the engine says what is missing
             await asyncio.to_thread(use_threads, asked.num_threads)
-    opened = await open_model(asked.recipe)
+        opened = await open_embedded(asked.recipe, apart=True)
+    else:
+        opened = await open_model(asked.recipe)
     try:
         yield ServedModel(opened.engine, opened.chat, name or opened.name, opened.context_tokens), None
     finally:

@@ -5,7 +5,7 @@ seen, so an engine may keep its cache between turns. `release` ends the session.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
@@ -165,8 +165,8 @@ class UpdatableEngine(Protocol):
         """Views of the parameters by their Hugging Face names. Write to them inside `paused_for_weight_sync` only."""
         ...
 
-    def paused(self) -> AbstractContextManager[None]:
-        """Inside it no token is made. Entering blocks until the steps in flight are done."""
+    def held(self) -> AbstractAsyncContextManager[None]:
+        """Inside it no token is made, and nothing reads the weights."""
         ...
 
     def paused_for_weight_sync(self, policy_version: int) -> AbstractAsyncContextManager[None]:

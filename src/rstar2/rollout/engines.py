@@ -9,7 +9,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rstar2.agent import ChatFormat, chat_of
 from rstar2.config import Recipe
@@ -19,6 +19,9 @@ from rstar2.environments.executor import secret
 from rstar2.errors import UserError
 from rstar2.extensions import ENGINES
 from rstar2.models import resolve
+
+if TYPE_CHECKING:
+    from rstar2.engine.embedded.weights import Weights
 
 DEFAULT_MODEL = "smollm2-135m-agent"
 UNNAMED = "auto"
@@ -54,10 +57,12 @@ async def open_model(recipe: Recipe) -> OpenedModel:
     return opened
 
 
-async def open_embedded(recipe: Recipe) -> OpenedModel:
+async def open_embedded(recipe: Recipe, *, apart: bool = False) -> OpenedModel:
+    """`apart`: on a GPU the engine gets a process of its own, so that it does not wait for the interpreter of a busy
+    event loop in this one."""
     name, folder = _local_model(recipe)
     # In threads, so that a sandbox can start meanwhile; reading weights leaves the interpreter to the tokenizer.
-    opening = asyncio.create_task(asyncio.to_thread(_embedded, recipe, folder), name="open the engine")
+    opening = asyncio.create_task(_embedded(recipe, folder, apart=apart), name="open the engine")
     try:
         chat = await asyncio.to_thread(chat_of, recipe, folder)
     except BaseException:
@@ -106,11 +111,21 @@ def _options(recipe: Recipe, folder: Path) -> dict[str, Any]:
     return {"seed": recipe.seed, **options}
 
 
-def _embedded(recipe: Recipe, folder: Path) -> Engine:
+async def _embedded(recipe: Recipe, folder: Path, *, apart: bool) -> Engine:
+    weights = await asyncio.to_thread(_weights, recipe, folder)
+    from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
+    from rstar2.engine.process.shared import SharedEngine
+
+    options = EmbeddedOptions(starts_early=True, **_options(recipe, folder))
+    if apart and weights.device.type == "cuda":
+        return await SharedEngine.start(weights, options)
+    return await asyncio.to_thread(EmbeddedEngine, weights, options)
+
+
+def _weights(recipe: Recipe, folder: Path) -> "Weights":
     try:
         import torch
 
-        from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
         from rstar2.engine.embedded.options import choose_device
         from rstar2.engine.embedded.read_weights import read_weights
         from rstar2.engine.embedded.weights import load_model, share_weights
@@ -119,8 +134,7 @@ def _embedded(recipe: Recipe, folder: Path) -> Engine:
     device = choose_device(recipe.model.device)
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     dtype = dtypes.get(recipe.model.dtype) or (torch.bfloat16 if device.type == "cuda" else torch.float32)
-    weights = read_weights(folder, device, dtype) or share_weights(load_model(folder, device, dtype))
-    return EmbeddedEngine(weights, EmbeddedOptions(starts_early=True, **_options(recipe, folder)))
+    return read_weights(folder, device, dtype) or share_weights(load_model(folder, device, dtype))
 
 
 def _vllm_in_process(recipe: Recipe, folder: Path) -> Engine:

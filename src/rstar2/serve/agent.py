@@ -6,7 +6,6 @@ up, its episodes end, and the engine, the sandbox and the environment keep nothi
 """
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -53,11 +52,11 @@ class AgentApi:
                 async for choice, event in happenings:
                     for document in reply.take(choice, event):
                         if body.stream:
-                            await stream.send(json.dumps(document, ensure_ascii=False).encode())
+                            await stream.send(document)
             if not body.stream:
                 return web.json_response(reply.full(usage))
             if body.wants_usage:
-                await stream.send(json.dumps(reply.usage_document(usage)).encode())
+                await stream.send(reply.usage_document(usage))
         return await stream.end()
 
     def _requests(

@@ -9,7 +9,6 @@ empty: a client would run them itself.
 import json
 import re
 import time
-import uuid
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +29,7 @@ from rstar2.records import Outcome, ToolCall, ToolResult, Trace
 from rstar2.serve.bodies import ChatRequest
 from rstar2.serve.served_model import ServedModel
 from rstar2.serve.service import Usage
+from rstar2.serve.sessions import random_name
 
 Document = dict[str, Any]
 _FENCE = re.compile("`{3,}")
@@ -39,7 +39,7 @@ class AgentReply:
     def __init__(self, body: ChatRequest, model: ServedModel) -> None:
         self._returns_ids = bool(body.return_token_ids)
         self._shared = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "id": f"chatcmpl-{random_name()}",
             "created": int(time.time()),
             "model": body.model or model.name,
         }

@@ -1,8 +1,6 @@
 """`POST /v1/chat/completions`."""
 
-import json
 import time
-import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
@@ -16,7 +14,8 @@ from rstar2.serve.generation import Answer, Ask, Piece, collected
 from rstar2.serve.log_probs import TokenNames, Top, chat_content
 from rstar2.serve.prompts import ChatPrompt
 from rstar2.serve.routing import parsed_body, streamed
-from rstar2.serve.service import EventStream, ModelService, Prompt, Usage
+from rstar2.serve.service import Event, EventStream, ModelService, Prompt, Usage
+from rstar2.serve.sessions import random_name
 
 
 class ChatApi:
@@ -36,7 +35,7 @@ class ChatApi:
         num_choices = body.n or 1
         prompt = service.prompts.write(body)
         stream = EventStream(request, service.settings.transfer_timeout_s)
-        last: list[bytes] = []
+        last: list[Event] = []
         async with streamed(stream), service.begun(request, body.model, num_choices) as sessions:
             reply = ChatReply(service, body, prompt)
             asks = service.asks(
@@ -82,7 +81,7 @@ class ChatReply:
         self._prompt = prompt
         self._names = TokenNames(service.model.chat.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._shared = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "id": f"chatcmpl-{random_name()}",
             "created": int(time.time()),
             "model": body.model or service.model.name,
         }
@@ -110,13 +109,13 @@ class ChatReply:
             document["prompt_token_ids"] = self._prompt.token_ids
         return document
 
-    def events(self, piece: Piece) -> list[bytes]:
+    def events(self, piece: Piece) -> list[Event]:
         """The events of one piece. A choice's first event names the role."""
         text = self._texts[piece.choice]
         deltas = text.feed(piece.text)
         if piece.finish_reason is not None:
             deltas += text.finish()
-        documents = []
+        documents: list[dict[str, Any]] = []
         if not self._has_begun[piece.choice]:
             self._has_begun[piece.choice] = True
             first = self._document(piece.choice, {"role": "assistant", "content": ""})
@@ -135,11 +134,10 @@ class ChatReply:
                 carrier["token_ids"] = list(piece.token_ids)
         if piece.finish_reason is not None:
             documents[-1]["choices"][0]["finish_reason"] = _finish_reason(piece.finish_reason, text)
-        return [json.dumps(document, ensure_ascii=False).encode() for document in documents]
+        return list(documents)
 
-    def usage_event(self, usage: Usage) -> bytes:
-        document = {**self._shared, "object": "chat.completion.chunk", "choices": [], "usage": usage.body}
-        return json.dumps(document).encode()
+    def usage_event(self, usage: Usage) -> Event:
+        return {**self._shared, "object": "chat.completion.chunk", "choices": [], "usage": usage.body}
 
     def _document(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -6,12 +6,12 @@ content as the model wrote it.
 """
 
 import json
-import uuid
 from typing import Any, Self
 
 from rstar2.agent.chat_template import REASON_END
 from rstar2.agent.parse import CLOSE, OPEN, parse_calls
 from rstar2.serve.bodies import ChatRequest
+from rstar2.serve.sessions import random_name
 from rstar2.serve.text import num_held_back
 
 Delta = dict[str, Any]
@@ -76,7 +76,7 @@ class ChatText:
             _add(deltas, "content", f"{OPEN}{raw}{CLOSE if is_closed else ''}")
         for index, call in enumerate(calls):
             function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
-            made = {"index": index, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+            made = {"index": index, "id": f"call_{random_name()[:24]}", "type": "function", "function": function}
             deltas.append({"tool_calls": [made]})
         self.has_calls = bool(calls)
         return deltas

@@ -1,8 +1,6 @@
 """`POST /v1/completions` for texts or token ids; with `echo` and `logprobs` it scores the prompt."""
 
-import json
 import time
-import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
@@ -16,7 +14,8 @@ from rstar2.serve.errors import unsupported
 from rstar2.serve.generation import Answer, Ask, Piece, collected
 from rstar2.serve.log_probs import CompletionLogProbs, TokenNames, joined, prompt_log_probs, require_all
 from rstar2.serve.routing import parsed_body, streamed
-from rstar2.serve.service import EventStream, ModelService, Prompt, Usage
+from rstar2.serve.service import Event, EventStream, ModelService, Prompt, Usage
+from rstar2.serve.sessions import random_name
 
 
 class CompletionApi:
@@ -31,7 +30,7 @@ class CompletionApi:
         prompts = [Prompt(ids, body.n or 1) for ids in self._prompt_ids(body)]
         num_sequences = sum(prompt.num_choices for prompt in prompts)
         stream = EventStream(request, service.settings.transfer_timeout_s)
-        last: list[bytes] = []
+        last: list[Event] = []
         async with streamed(stream), service.begun(request, body.model, num_sequences) as sessions:
             reply = CompletionReply(service, body, prompts)
             if body.max_tokens == 0:
@@ -109,7 +108,7 @@ class CompletionReply:
         self._names = TokenNames(self._tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._prompts = [prompt for prompt in prompts for _ in range(prompt.num_choices)]
         self._shared = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
+            "id": f"cmpl-{random_name()}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": body.model or service.model.name,
@@ -152,7 +151,7 @@ class CompletionReply:
             choice |= {"prompt_token_ids": prompt_ids, "token_ids": answer.token_ids}
         return choice
 
-    def event(self, piece: Piece) -> bytes:
+    def event(self, piece: Piece) -> Event:
         choice: dict[str, Any] = {"index": piece.choice, "text": piece.text, "logprobs": None}
         if self._body.logprobs is not None:
             require_all(piece.token_ids, piece.log_probs)
@@ -163,7 +162,7 @@ class CompletionReply:
             if not self._has_begun[piece.choice]:
                 choice["prompt_token_ids"] = list(self._prompts[piece.choice].token_ids)
         self._has_begun[piece.choice] = True
-        return json.dumps({**self._shared, "choices": [choice]}, ensure_ascii=False).encode()
+        return {**self._shared, "choices": [choice]}
 
-    def usage_event(self, usage: Usage) -> bytes:
-        return json.dumps({**self._shared, "choices": [], "usage": usage.body}).encode()
+    def usage_event(self, usage: Usage) -> Event:
+        return {**self._shared, "choices": [], "usage": usage.body}

@@ -1,6 +1,5 @@
 """`POST /inference/v1/generate`, vLLM's route: token ids in, token ids and log-probabilities out."""
 
-import uuid
 from typing import Any
 
 from aiohttp import web
@@ -11,6 +10,7 @@ from rstar2.serve.generation import collected
 from rstar2.serve.log_probs import TokenNames, Top, chat_content
 from rstar2.serve.routing import parsed_body
 from rstar2.serve.service import ModelService, Prompt, Usage
+from rstar2.serve.sessions import random_name
 
 
 class GenerateApi:
@@ -51,5 +51,5 @@ class GenerateApi:
                     choice["logprobs"] = {"content": content}
                 choices.append(choice)
         return web.json_response(
-            {"request_id": body.request_id or uuid.uuid4().hex, "choices": choices, "usage": usage.body}
+            {"request_id": body.request_id or random_name(), "choices": choices, "usage": usage.body}
         )

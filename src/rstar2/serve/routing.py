@@ -1,6 +1,5 @@
 """HTTP for handlers: reads and validates bodies, and turns failures into answers, even after a stream began."""
 
-import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -35,7 +34,7 @@ async def streamed(stream: EventStream) -> AsyncIterator[None]:
     except (OpenAIError, UserError, InfrastructureError, TimeoutError) as error:
         if not stream.has_begun:
             raise
-        await stream.send(json.dumps(as_api_error(error).body).encode())
+        await stream.send(as_api_error(error).body)
 
 
 async def answered(handler: Handler, request: web.Request) -> web.StreamResponse:

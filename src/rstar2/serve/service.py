@@ -2,11 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import web
+from pydantic_core import to_json
 
 from rstar2.engine.protocol import Sampling, ScoringEngine
 from rstar2.errors import UserError
@@ -22,6 +24,8 @@ from rstar2.serve.sessions import HEADER, Sessions
 from rstar2.serve.settings import ServeSettings
 from rstar2.serve.weights import BASE, WeightGate
 
+Event = Mapping[str, Any]
+"""One event of a stream, as it is written in JSON."""
 UNKNOWN_CONTEXT_TOKENS = 4096
 """The maximum length of an answer if neither the caller nor the engine sets a limit."""
 
@@ -217,17 +221,17 @@ class EventStream:
     def has_begun(self) -> bool:
         return self._response is not None
 
-    async def send(self, *events: bytes) -> None:
+    async def send(self, *events: Event) -> None:
         """Send some events at once; ConnectionError if the caller does not read in time."""
         if not events:
             return
         async with self._open_response() as response:
             await response.write(_framed(events))
 
-    async def end(self, *events: bytes) -> web.StreamResponse:
+    async def end(self, *events: Event) -> web.StreamResponse:
         """Send the last events and the end of the answer at once."""
         async with self._open_response() as response:
-            await response.write_eof(_framed((*events, b"[DONE]")))
+            await response.write_eof(_framed(events) + b"data: [DONE]\n\n")
         return response
 
     @asynccontextmanager
@@ -236,7 +240,7 @@ class EventStream:
             async with asyncio.timeout(self.timeout_s):
                 if self._response is None:
                     headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"}
-                    self._response = web.StreamResponse(headers=headers)
+                    self._response = _EventResponse(headers=headers)
                     await self._response.prepare(self.request)
                 yield self._response
         except TimeoutError:
@@ -245,5 +249,11 @@ class EventStream:
             raise ConnectionResetError("the caller does not read its answer") from None
 
 
-def _framed(events: Sequence[bytes]) -> bytes:
-    return b"".join(b"data: " + event + b"\n\n" for event in events)
+class _EventResponse(web.StreamResponse):
+    """Its headers go out with the first event: a system call costs as much as the rest of an event."""
+
+    _send_headers_immediately = False
+
+
+def _framed(events: Sequence[Event]) -> bytes:
+    return b"".join(b"data: " + to_json(event) + b"\n\n" for event in events)

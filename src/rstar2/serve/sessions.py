@@ -5,8 +5,8 @@ is room. Callers with different keys never share a session, even under one name.
 """
 
 import hashlib
+import random
 import time
-import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +16,11 @@ from rstar2.serve.errors import OpenAIError
 
 HEADER = "X-Session-ID"
 MAX_NAME_CHARS = 256
+
+
+def random_name() -> str:
+    """A name that nothing else has. It is no secret."""
+    return f"{random.getrandbits(128):032x}"
 
 
 class Sessions:
@@ -36,7 +41,7 @@ class Sessions:
         """Open the engine sessions of a request's sequences. `authorization` is the header with the caller's key."""
         if name is not None and not 0 < len(name) <= MAX_NAME_CHARS:
             raise OpenAIError(400, f"{HEADER}: it must have 1 to {MAX_NAME_CHARS} characters", param=HEADER)
-        stem = uuid.uuid4().hex
+        stem = random_name()
         if name is not None:
             stem = f"{hashlib.sha256(authorization.encode(errors='surrogateescape')).hexdigest()}/{name}"
         sessions = [stem, *(f"{stem}#{number}" for number in range(1, num_sequences))]

@@ -12,7 +12,7 @@ A paused gate grants nothing. Weights are written only while the engine is pause
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,7 +51,7 @@ class WeightGate:
         self._idle = asyncio.Event()
         self._idle.set()
         self._writing = asyncio.Lock()
-        self._pause: AbstractContextManager[None] | None = None
+        self._pause: AsyncExitStack | None = None
         self._is_closed = False
         self._num_pausing = 0
         """The number of pauses that have begun and not ended."""
@@ -202,8 +202,8 @@ class WeightGate:
                 await self._idle.wait()
             async with self._writing:
                 if self._pause is None and self._is_closed:
-                    pause = engine.paused()
-                    await asyncio.to_thread(pause.__enter__)
+                    pause = AsyncExitStack()
+                    await pause.enter_async_context(engine.held())
                     self._pause = pause
         except BaseException:
             if self._pause is None and self._num_pausing == 1:
@@ -216,7 +216,7 @@ class WeightGate:
         async with self._writing:
             pause, self._pause = self._pause, None
             if pause is not None:
-                pause.__exit__(None, None, None)
+                await pause.aclose()
             self._is_closed = False
         self._advance()
 

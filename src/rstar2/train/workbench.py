@@ -17,6 +17,7 @@ from rstar2.agent import ChatFormat
 from rstar2.config import Recipe
 from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
 from rstar2.engine.embedded.options import choose_device
+from rstar2.engine.embedded.weights import share_weights
 from rstar2.engine.process.shared import SharedEngine
 from rstar2.rollout.farm import RollerFarm
 from rstar2.rollout.request import RollsInSteps
@@ -178,7 +179,7 @@ async def _open_farm(
     async def load() -> tuple[LearnerRank, SharedEngine]:
         try:
             rank = await asyncio.to_thread(_load_rank, folder, recipe)
-            engine = await SharedEngine.start(rank.policy.served, options, guests)
+            engine = await SharedEngine.start(share_weights(rank.policy.served), options, guests)
         finally:
             for guest in guests:  # owned by the engine from now on: if it ends, the workers must see that
                 guest.close()

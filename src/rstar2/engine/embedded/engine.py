@@ -234,11 +234,16 @@ class EmbeddedEngine:
             yield
 
     @asynccontextmanager
-    async def paused_for_weight_sync(self, policy_version: int) -> AsyncIterator[None]:
-        """Inside it the parameters may be updated in place; after it the engine generates with them. The event loop
-        is not blocked while the steps in flight end."""
+    async def held(self) -> AsyncIterator[None]:
+        """`paused` for an event loop, which is not blocked while the steps in flight end."""
         with self._pausing():
             await asyncio.to_thread(self._await_pause)
+            yield
+
+    @asynccontextmanager
+    async def paused_for_weight_sync(self, policy_version: int) -> AsyncIterator[None]:
+        """Inside it the parameters may be updated in place; after it the engine generates with them."""
+        async with self.held():
             self.give_cache_back()
             try:
                 yield

@@ -196,4 +196,4 @@ class RemoteEngine(Peer):
             number, error = reply["number"], None if reply["error"] is None else decode_error(reply["error"])
             if number in self._turns and error is not None:
                 self._turns[number].put_nowait(error)
-            self._settle(number, None, error)
+            self._settle(number, reply.get("result"), error)

@@ -22,14 +22,18 @@ HEARTBEAT_S = 1.0
 
 
 class EngineHost:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, starts_early: bool = False) -> None:
+        """`starts_early`: whether a turn's first tokens are sent at once, for callers who watch them arrive."""
         self._engine = engine
+        self._starts_early = starts_early
         self._pushing = engine if isinstance(engine, PushingEngine) else None
         self._leaves: dict[int, Callable[[], None]] = {}
         """Cancels each turn of a pushing engine, by its number."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._sessions: set[str] = set()
         """Sessions that were not released."""
+        self._silent: set[int] = set()
+        """The turns without tokens so far, if first tokens are sent at once."""
         self._chunks: defaultdict[int, list[Chunk]] = defaultdict(list)
         self._replies: list[Frame] = []
         self._is_urgent = asyncio.Event()
@@ -45,6 +49,8 @@ class EngineHost:
         match frame["ask"]:
             case "generate":
                 self._sessions.add(frame["session"])
+                if self._starts_early:
+                    self._silent.add(number)
                 if self._pushing is not None:
                     self._begin(self._pushing, number, frame)
                 else:
@@ -114,6 +120,9 @@ class EngineHost:
 
     def _take(self, number: int, chunk: Chunk) -> None:
         self._chunks[number].append(chunk)
+        if number in self._silent:
+            self._silent.discard(number)
+            self._is_urgent.set()
         if chunk.stop_reason is not None:
             self._leaves.pop(number, None)
             self._is_urgent.set()
@@ -134,12 +143,11 @@ class EngineHost:
 
     async def _answer(self, number: int, frame: Frame) -> None:
         try:
-            await self._do(frame)
-            self._reply({"number": number, "error": None})
+            self._reply({"number": number, "error": None, "result": await self._do(frame)})
         except Exception as error:
             self._reply({"number": number, "error": encode_error(error)})
 
-    async def _do(self, frame: Frame) -> None:
+    async def _do(self, frame: Frame) -> Any:
         match frame["ask"]:
             case "cancel":
                 await self._engine.cancel(frame["session"])
@@ -147,5 +155,6 @@ class EngineHost:
                 raise AssertionError(f"there is no request {unknown}")
 
     def _reply(self, reply: Frame) -> None:
+        self._silent.discard(reply["number"])
         self._replies.append(reply)
         self._is_urgent.set()
