@@ -3,6 +3,7 @@
 import os
 import sys
 import sysconfig
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,24 @@ def test_shared_libraries_are_there(view: View) -> None:
     others = {path for path in loaded if "-packages/" in path and not path.startswith(tuple(promised))}
     assert loaded > others
     assert [path for path in loaded - others if not path.startswith(own) and not is_in(view, path)] == []
+
+
+def test_the_entries_of_a_package_are_those_that_its_files_lie_in() -> None:
+    for name in packages.PROMISED:
+        distribution = packages._find(name)
+        assert distribution is not None and distribution.files is not None
+        assert packages._tops(distribution) == {file.parts[0] for file in distribution.files}
+
+
+@pytest.mark.parametrize("table", [None, "./odd/a.py,,\n", 'plain/a.py,,\n"with,comma/b.py",,\nc.py,,\n'])
+def test_the_entries_of_a_package_with_an_odd_table_or_none(tmp_path: Path, table: str | None) -> None:
+    folder = tmp_path / "odd-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Name: odd\nVersion: 1\n")
+    if table is not None:
+        (folder / "RECORD").write_text(table)
+    expected = {None: set(), "./o": {"odd"}}.get(table and table[:3], {"plain", "with,comma", "c.py"})
+    assert packages._tops(metadata.Distribution.at(folder)) == expected
 
 
 def test_other_packages_are_not_there(view: View) -> None:

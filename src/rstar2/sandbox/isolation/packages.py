@@ -4,6 +4,7 @@ All other packages in the environment of the service are hidden. Otherwise a pro
 problem that it is asked to solve, and print the answer.
 """
 
+import csv
 import os
 import re
 from collections.abc import Iterable
@@ -60,5 +61,14 @@ def _needed(requirement: str) -> re.Match[str] | None:
 
 
 def _entries(distribution: metadata.Distribution) -> set[str]:
-    tops = {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}
+    tops = _tops(distribution) - {"..", "__pycache__"}
     return {path for top in tops if os.path.exists(path := str(distribution.locate_file(top)))}  # noqa: PTH110
+
+
+def _tops(distribution: metadata.Distribution) -> set[str]:
+    """The first part of each of its paths. Every start of a sandbox reads them: `files` makes an object of each of the
+    ten thousand paths, which takes three times as long as reading the table itself."""
+    table = distribution.read_text("RECORD")
+    tops = {row[0].partition("/")[0] for row in csv.reader((table or "").splitlines()) if row}
+    is_plain = tops and not tops & {"", "."}
+    return tops if is_plain else {file.parts[0] for file in distribution.files or ()}
