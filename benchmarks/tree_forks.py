@@ -5,8 +5,8 @@
 An episode has a notebook with a few variables and a list of a million numbers, and a conversation of 1,024 tokens whose
 keys and values are in the engine's prefix cache. Each fork copies the episode, and the copy is closed. `first cell` is
 a cell in the copy, which pays for what the fork put off. The engine's part is by how much the first token of the copy
-is later than the next one of the parent would be: it has to find the prefix. `token without prefix` is of a conversation
-of the same length that was never seen. The model is so small that it computes next to nothing. Times are wall-clock.
+is later than the next one of the parent would be: it has to find the prefix. `token without prefix` is of a
+conversation of that length that was never seen. The model computes next to nothing. Times are wall-clock.
 """
 
 import argparse
