@@ -7,13 +7,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_service import service_on_thread
 from train_recipes import write_recipe
 
 from rstar2.records import Group, RunStatus, RunView, StepMetrics, Trace
@@ -67,14 +65,15 @@ class Attempts:
         return said
 
 
-@contextmanager
-def attempts_at(recipe: Path) -> Iterator[Attempts]:
+@pytest.fixture(scope="module")
+def process() -> "Iterator[subprocess.Popen[str]]":
+    """It imports once what trains, for the attempts of all tests."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     with subprocess.Popen(
         [sys.executable, str(ATTEMPTS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
         try:
-            yield Attempts(recipe, process)
+            yield process
         finally:
             process.kill()
 
@@ -103,27 +102,28 @@ def sampled(run: Path) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def test_a_run_killed_at_random_moments_ends_as_one_never_killed(tmp_path: Path) -> None:
-    with service_on_thread() as sandbox:
-        recipe = write_recipe(tmp_path, ("num_slots = 1", f'base_url = "{sandbox.url}"'))
-        with attempts_at(recipe) as attempts:
-            whole, killed = tmp_path / "whole", tmp_path / "killed"
-            said = attempts.make(whole)
-            assert said.get("error") is None and said["signal"] is None
-            num_events, draw = said["num_events"], random.Random(11)
-            for moment in NAMED_KILLS:
-                assert attempts.make(killed, moment)["signal"] == signal.SIGKILL
-            # From early to late, so that each kill finds more to lose.
-            for latest in range(1, NUM_RANDOM_KILLS + 1):
-                kill_at = draw.randrange(FIRST_EVENT, num_events * latest // NUM_RANDOM_KILLS)
-                said = attempts.make(killed, kill_at, delay_s=draw.choice([0.0, draw.uniform(0.001, 0.2)]))
-                assert said.get("error") is None
-                # A kill may also come when the run has just finished.
-                if RunView(killed).status is RunStatus.FINISHED:
-                    break
-            else:
-                said = attempts.make(killed)
-                assert said.get("error") is None and said["signal"] is None
+def test_a_run_killed_at_random_moments_ends_as_one_never_killed(
+    tmp_path: Path, sandbox_url: str, process: "subprocess.Popen[str]"
+) -> None:
+    recipe = write_recipe(tmp_path, ("num_slots = 1", f'base_url = "{sandbox_url}"'))
+    attempts = Attempts(recipe, process)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    said = attempts.make(whole)
+    assert said.get("error") is None and said["signal"] is None
+    num_events, draw = said["num_events"], random.Random(11)
+    for moment in NAMED_KILLS:
+        assert attempts.make(killed, moment)["signal"] == signal.SIGKILL
+    # From early to late, so that each kill finds more to lose.
+    for latest in range(1, NUM_RANDOM_KILLS + 1):
+        kill_at = draw.randrange(FIRST_EVENT, num_events * latest // NUM_RANDOM_KILLS)
+        said = attempts.make(killed, kill_at, delay_s=draw.choice([0.0, draw.uniform(0.001, 0.2)]))
+        assert said.get("error") is None
+        # A kill may also come when the run has just finished.
+        if RunView(killed).status is RunStatus.FINISHED:
+            break
+    else:
+        said = attempts.make(killed)
+        assert said.get("error") is None and said["signal"] is None
     assert_same_run(killed, whole)
     first = [group.problem_id for group in groups(whole) if group.step <= 2]
     assert first == [f"g{index}" for index in take(Cursor(), len(first), 9, "5/first")[0]]
@@ -137,31 +137,32 @@ TREE = "max_prompt_tokens = 48\n[rollout.tree]\nnum_roots = 2\nnum_rounds = 2\n"
 NUM_LEAVES, NUM_TREES = 8, 2
 
 
-def test_a_run_of_trees_killed_inside_steps_ends_as_one_never_killed(tmp_path: Path) -> None:
+def test_a_run_of_trees_killed_inside_steps_ends_as_one_never_killed(
+    tmp_path: Path, sandbox_url: str, process: "subprocess.Popen[str]"
+) -> None:
     """Each time one leaf is missing from one of the step's trees, and the others are written."""
-    with service_on_thread() as sandbox:
-        recipe = write_recipe(
-            tmp_path,
-            ("num_slots = 1", f'base_url = "{sandbox.url}"'),
-            ("max_prompt_tokens = 48\n", TREE),
-            ("group_size = 2", "group_size = 4"),
-            ("every_steps = 1\n", "every_steps = 9\n"),
-        )
-        first, _, second = recipe.read_text().partition('[[stages]]\nname = "second"')
-        recipe.write_text(first + "[eval]" + second.partition("[eval]")[2])
-        with attempts_at(recipe) as attempts:
-            whole, killed = tmp_path / "whole", tmp_path / "killed"
-            assert attempts.make(whole)["signal"] is None
-            num_before = 0
-            for step in (1, 2):
-                moment = f"written {num_before + NUM_TREES * NUM_LEAVES - 1} of first"
-                assert attempts.make(killed, moment)["signal"] == signal.SIGKILL
-                trees = trees_of(killed, step)
-                assert sorted(map(len, trees)) == [NUM_LEAVES - 1, NUM_LEAVES], moment
-                assert any(trace.parent for tree in trees for trace in tree), moment
-                num_before += sum(map(len, trees_of(whole, step)))
-            said = attempts.make(killed)
-            assert said.get("error") is None and said["signal"] is None
+    recipe = write_recipe(
+        tmp_path,
+        ("num_slots = 1", f'base_url = "{sandbox_url}"'),
+        ("max_prompt_tokens = 48\n", TREE),
+        ("group_size = 2", "group_size = 4"),
+        ("every_steps = 1\n", "every_steps = 9\n"),
+    )
+    first, _, second = recipe.read_text().partition('[[stages]]\nname = "second"')
+    recipe.write_text(first + "[eval]" + second.partition("[eval]")[2])
+    attempts = Attempts(recipe, process)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert attempts.make(whole)["signal"] is None
+    num_before = 0
+    for step in (1, 2):
+        moment = f"written {num_before + NUM_TREES * NUM_LEAVES - 1} of first"
+        assert attempts.make(killed, moment)["signal"] == signal.SIGKILL
+        trees = trees_of(killed, step)
+        assert sorted(map(len, trees)) == [NUM_LEAVES - 1, NUM_LEAVES], moment
+        assert any(trace.parent for tree in trees for trace in tree), moment
+        num_before += sum(map(len, trees_of(whole, step)))
+    said = attempts.make(killed)
+    assert said.get("error") is None and said["signal"] is None
     assert_same_run(killed, whole)
 
 
@@ -195,21 +196,22 @@ MOMENTS = {
 """When SIGTERM comes, and what the newest checkpoint says then."""
 
 
-def test_a_run_stopped_by_sigterm_loses_no_step_and_ends_as_one_never_stopped(tmp_path: Path) -> None:
+def test_a_run_stopped_by_sigterm_loses_no_step_and_ends_as_one_never_stopped(
+    tmp_path: Path, sandbox_url: str, process: "subprocess.Popen[str]"
+) -> None:
     """Without any checkpoint inside the warm-up or a stage but those of the signals."""
-    with service_on_thread() as sandbox:
-        changes = ("num_slots = 1", f'base_url = "{sandbox.url}"'), ("every_steps = 1\n", "every_steps = 9\n")
-        with attempts_at(write_recipe(tmp_path, *changes)) as attempts:
-            whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-            attempts.make(whole)
-            for moment, expected in MOMENTS.items():
-                said = attempts.make(stopped, moment, number=signal.SIGTERM)
-                assert said["exit_code"] == 128 + signal.SIGTERM
-                assert RunView(stopped).status is RunStatus.INTERRUPTED
-                newest = max((stopped / "checkpoints").glob("[0-9]*"))
-                state = json.loads((newest / "state.json").read_text())["state"]
-                assert expected.items() <= state.items(), moment
-            said = attempts.make(stopped)
-            assert said.get("error") is None and said["signal"] is None
+    changes = ("num_slots = 1", f'base_url = "{sandbox_url}"'), ("every_steps = 1\n", "every_steps = 9\n")
+    attempts = Attempts(write_recipe(tmp_path, *changes), process)
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    attempts.make(whole)
+    for moment, expected in MOMENTS.items():
+        said = attempts.make(stopped, moment, number=signal.SIGTERM)
+        assert said["exit_code"] == 128 + signal.SIGTERM
+        assert RunView(stopped).status is RunStatus.INTERRUPTED
+        newest = max((stopped / "checkpoints").glob("[0-9]*"))
+        state = json.loads((newest / "state.json").read_text())["state"]
+        assert expected.items() <= state.items(), moment
+    said = attempts.make(stopped)
+    assert said.get("error") is None and said["signal"] is None
     assert_same_run(stopped, whole)
     assert not list((stopped / "superseded").glob("*/metrics.jsonl")), "nothing was learnt twice"
