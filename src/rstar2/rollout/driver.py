@@ -12,6 +12,7 @@ and for branches where rollouts ended.
 
 import asyncio
 import gc
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
@@ -60,12 +61,15 @@ class Driver(Generic[Result]):
         engine_timeout_s: float = 0.0,
         max_concurrent: int | None = None,
     ) -> None:
-        """`engine_timeout_s`: how long rollouts wait for an engine to join when the last one is lost. `max_concurrent`:
-        how many rollouts are submitted to the scheduler at a time; all if None."""
+        """`engine_timeout_s`: how long rollouts wait for an engine to join when the last one is lost, or the last that
+        is large enough for them. `max_concurrent`: how many rollouts are submitted to the scheduler at a time; all if
+        None."""
         self.clock = clock
         self.recorder = StepRecorder(0, time.time(), clock)
         self._scheduler = scheduler
         self._engines: dict[str, Engine] = {}
+        self._cache_tokens: dict[str, float] = {}
+        """How many tokens each engine's cache holds; infinity where that is not known."""
         self._handles: dict[str, PlacedRollout] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._evicted: set[str] = set()
@@ -92,6 +96,7 @@ class Driver(Generic[Result]):
         self._engines[name] = engine
         self.recorder.engine_joined(name, load)
         num_tokens = load.num_blocks * load.block_size if num_cache_tokens is None else num_cache_tokens
+        self._cache_tokens[name] = num_tokens or math.inf
         self.tell(EngineJoined(self.clock(), name, num_tokens, speed))
         self._report_last_loss()
 
@@ -99,10 +104,14 @@ class Driver(Generic[Result]):
         """An engine is lost; its rollouts continue elsewhere. Idempotent."""
         if name not in self._engines:
             return
-        del self._engines[name]
+        del self._engines[name], self._cache_tokens[name]
         self.recorder.engine_lost(name)
         if self._engines:
             self.tell(EngineLost(self.clock(), name))
+            if self._engine_timeout_s:
+                asyncio.get_running_loop().call_later(self._engine_timeout_s, self._fail_too_large)
+            else:
+                self._fail_too_large()
             return
         self._last_lost = name
         if self._engine_timeout_s:
@@ -118,6 +127,19 @@ class Driver(Generic[Result]):
         error = InfrastructureError(reason or f"engine {self._last_lost} was the last one, and it is lost")
         for handle in self._handles.values():
             handle.fail(error)
+
+    def _fail_too_large(self) -> None:
+        """Rollouts that may outgrow every engine that is left fail: they would wait for one for ever."""
+        largest = max(self._cache_tokens.values(), default=math.inf)
+        for handle in self._handles.values():
+            need = handle.spec.num_prompt_tokens + handle.spec.max_response_tokens
+            if need > largest:
+                handle.fail(
+                    InfrastructureError(
+                        f"rollout {handle.spec.rollout} may need {need} tokens of cache; an engine that had them is "
+                        f"lost, and those that are left have at most {largest:.0f}"
+                    )
+                )
 
     def _report_last_loss(self) -> None:
         if self._engine_timer is not None:
