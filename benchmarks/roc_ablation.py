@@ -11,6 +11,8 @@ With G the recipe's group size, of 2G samples of each problem (`algo.oversample_
 - `quotas` keeps G, by class as `paper` does, right ones uniformly: the class balance without the quality;
 - `random` keeps G uniformly, blind to both;
 - `release` is the released code's choice; `errors` and `format` are `paper` with one of its two penalties;
+- `overlong`, `repetition` and `format_reward` are `paper` with what the report tried and gave up: truncated rollouts
+  left out, repeated runs of tokens as a penalty, and a reward of 0.5 for form alone;
 - `off` is plain GRPO on all 2G; `off_2g` the same in half the steps with twice the optimizer steps in each, so that it
   trains on as many rollouts as the others, as many at a time;
 - `off_g` is plain GRPO on G samples, the report's baseline: it samples half as many.
@@ -95,6 +97,9 @@ ARMS = {
     "release": {"selection": "release"},
     "errors": {"selection": "paper", "penalty": "errors"},
     "format": {"selection": "paper", "penalty": "format"},
+    "overlong": {"selection": "paper", "overlong_filtering": True},
+    "repetition": {"selection": "paper", "penalty": "repetition"},
+    "format_reward": {"selection": "paper", "format_reward": 0.5},
 }
 """Name: what it sets in [algo]; how many plain GRPO samples is set by `arm_recipe`."""
 EVALUATION = "eval:"

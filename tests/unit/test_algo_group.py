@@ -29,6 +29,7 @@ from rstar2.records import (
     Turn,
     Verdict,
 )
+from rstar2.web.selection import penalty_of
 
 pytestmark = pytest.mark.unit
 
@@ -170,3 +171,42 @@ def test_rollouts_of_two_problems_are_refused() -> None:
 def test_importing_the_algorithm_leaves_torch_alone() -> None:
     code = "import sys, rstar2.algo; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_truncated_rollouts_are_wrong_or_are_left_out() -> None:
+    traces = [
+        make_trace(0, RIGHT),
+        make_trace(1, WRONG),
+        make_trace(2, WRONG, outcome=Outcome.TRUNCATED),
+        make_trace(3, RIGHT),
+    ]
+    assert decide(traces).rewards == (1.0, 0.0, 0.0, 1.0)
+    group = decide(traces, overlong_filtering=True)
+    assert group.rewards == (1.0, 0.0, None, 1.0)
+    assert group.selections == (Selection.KEPT, Selection.KEPT, Selection.UNSCORED, Selection.KEPT)
+    assert group.advantages[2] is None and group.error_penalties[2] is None
+
+
+def test_form_is_rewarded_whatever_the_answer_and_makes_no_success() -> None:
+    traces = [make_trace(0, RIGHT), make_trace(1, WRONG), make_trace(2, WRONG)]
+    settings = RocSettings(group_size=4, format_reward=0.25)
+    group = decide_group(traces, [1, 1, 0], settings, np.random.default_rng(0), group_id="g", step=0)
+    assert group.rewards == (1.25, 0.25, 0.0)
+    assert group.is_success == group.is_right == (True, False, False)
+    assert group.advantages[0] > group.advantages[1] > group.advantages[2]  # type: ignore[operator]
+    all_wrong = decide_group(traces[1:], [1, 0], settings, np.random.default_rng(0), group_id="g", step=0)
+    assert is_trainable(all_wrong), "form alone tells its rollouts apart"
+
+
+def test_repeated_runs_of_tokens_weigh_against_a_success() -> None:
+    said = Turn(tuple(range(40)), (-0.1,) * 40, "x", StopReason.END_OF_TURN)
+    again = replace(said, token_ids=tuple(range(20)) * 2)
+    fresh = replace(said, token_ids=tuple(range(100, 140)))
+    honest, repetitive = (
+        replace(make_trace(index, RIGHT), turns=turns) for index, turns in enumerate([(said, fresh), (said, again)])
+    )
+    group = decide([honest, repetitive, make_trace(2, WRONG)], penalty=Penalty.REPETITION)
+    # Of its 50 runs of 16 tokens ten were there before: the first five of each half of the second turn.
+    assert group.repetition_penalties == (0.0, pytest.approx(0.2), 0.0)
+    assert [penalty_of(group, index) for index in (0, 1)] == pytest.approx([0.5, 0.7])
+    assert not decide([honest, repetitive]).repetition_penalties

@@ -54,5 +54,5 @@ def test_both_pages_hold_every_field_once() -> None:
         'algo.selection  ("paper", "quotas", "release", "random", "off" or package.module:name; default: "paper")'
         in text
     )
-    assert 'algo.penalty  ("both", "errors" or "format"; default: "both")' in text
+    assert 'algo.penalty  ("both", "errors", "format" or "repetition"; default: "both")' in text
     assert "| `train.lr` | number, more than 0 | `1e-06` |" in markdown

@@ -6,14 +6,14 @@ Invariant: a group is trained on or dropped as one. In a dropped group no rollou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rstar2.algo.advantage import group_advantages, rewards_are_equal
-from rstar2.algo.penalties import Penalty, trace_penalty
+from rstar2.algo.penalties import Penalty, TracePenalty, repetition_penalty, trace_penalty
 from rstar2.algo.resample import DEFAULT_EPSILON, SelectionRule, resample
 from rstar2.algo.tree import paths_of, token_advantages
 from rstar2.errors import UserError
@@ -34,6 +34,10 @@ class RocSettings:
     penalty: Penalty = Penalty.BOTH
     """Which penalties of a trace count. With arrays, the caller has already combined those that count."""
     penalty_epsilon: float = DEFAULT_EPSILON
+    overlong_filtering: bool = False
+    """Whether truncated rollouts are left out, as if they had no reward."""
+    format_reward: float = 0.0
+    """What a rollout with nothing missing from its form gets beside its reward, right or wrong."""
     drop_equal_groups: bool = True
     """Whether a group of equal rewards is dropped; otherwise it stays, with advantages of 0."""
     tree_advantage: str | None = None
@@ -98,11 +102,16 @@ def decide_group(
     problem_ids = {trace.problem_id for trace in traces}
     if len(problem_ids) != 1:
         raise UserError(f"group {group_id} holds rollouts of {len(problem_ids)} problems: give those of exactly one")
-    rewards = [_scored_reward(trace) for trace in traces]
+    rewards = [_scored_reward(trace, settings) for trace in traces]
     penalties = [
-        None if reward is None else trace_penalty(trace, blocks)
+        None if reward is None else _penalty(trace, blocks, settings)
         for trace, blocks, reward in zip(traces, num_answer_blocks, rewards, strict=True)
     ]
+    if settings.format_reward:
+        rewards = [
+            None if reward is None or penalty is None else reward + settings.format_reward * (penalty.format == 0)
+            for reward, penalty in zip(rewards, penalties, strict=True)
+        ]
     is_right = tuple(reward is not None and bool(trace.is_right) for trace, reward in zip(traces, rewards, strict=True))
     choice = choose_rollouts(
         [np.nan if reward is None else reward for reward in rewards],
@@ -119,6 +128,9 @@ def decide_group(
         rewards=tuple(rewards),
         error_penalties=tuple(penalty.error if penalty else None for penalty in penalties),
         format_penalties=tuple(penalty.format if penalty else None for penalty in penalties),
+        repetition_penalties=tuple(penalty.repetition if penalty else None for penalty in penalties)
+        if settings.penalty is Penalty.REPETITION
+        else (),
         penalty=settings.penalty,
         advantages=tuple(None if np.isnan(advantage) else float(advantage) for advantage in choice.advantages),
         selections=_selections(rewards, choice),
@@ -142,8 +154,15 @@ def _token_advantages(
     return token_advantages(paths, is_trained.tolist(), of_segment)
 
 
-def _scored_reward(trace: Trace) -> float | None:
-    if not trace.outcome.is_scored:
+def _penalty(trace: Trace, num_answer_blocks: int, settings: RocSettings) -> TracePenalty:
+    penalty = trace_penalty(trace, num_answer_blocks)
+    if settings.penalty is not Penalty.REPETITION:
+        return penalty
+    return replace(penalty, repetition=repetition_penalty(turn.token_ids for turn in trace.turns))
+
+
+def _scored_reward(trace: Trace, settings: RocSettings) -> float | None:
+    if not trace.outcome.is_scored or (settings.overlong_filtering and trace.outcome is Outcome.TRUNCATED):
         return None
     if trace.verdict is Verdict.UNDECIDED and trace.outcome is not Outcome.TRUNCATED:
         return None

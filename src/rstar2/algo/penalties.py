@@ -1,9 +1,10 @@
 """The penalties of a trace: `p_err` from its tool calls, `p_format` from its answer blocks. Their sum is the penalty.
 
-Invariant: both are in [0, 1] and come from counts alone. `ToolStatus` says what failed, never a word in the text; turns
+Invariant: each is in [0, 1] and comes from counts alone. `ToolStatus` says what failed, never a word in the text; turns
 are the assistant's own.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -13,6 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from rstar2.errors import UserError
 from rstar2.records import Trace
 
+REPEATED_TOKENS = 16
+"""A line of code or a sentence: shorter runs of tokens come again in honest work."""
 NO_CALL_PENALTY = 0.5
 """`p_err` of a trace that never called a tool: better than failing more often than not, worse than working calls."""
 
@@ -21,6 +24,8 @@ NO_CALL_PENALTY = 0.5
 class TracePenalty:
     error: float
     format: float
+    repetition: float = 0.0
+    """Computed, and read, only where repetition counts."""
 
     @property
     def total(self) -> float:
@@ -34,6 +39,8 @@ class Penalty(StrEnum):
     """`p_err + p_format`, as in the report."""
     ERRORS = "errors"
     FORMAT = "format"
+    REPETITION = "repetition"
+    """Both, and the share of repeated n-grams, which the report tried and gave up."""
 
     def of(self, trace: TracePenalty) -> float:
         match self:
@@ -43,6 +50,8 @@ class Penalty(StrEnum):
                 return trace.error
             case Penalty.FORMAT:
                 return trace.format
+            case Penalty.REPETITION:
+                return trace.total + trace.repetition
 
 
 def error_penalties(num_calls: ArrayLike, num_failed: ArrayLike) -> NDArray[np.float64]:
@@ -59,6 +68,18 @@ def format_penalties(num_answer_blocks: ArrayLike, num_turns: ArrayLike) -> NDAr
     if np.any((blocks > 0) & (turns == 0)):
         raise UserError("num_turns is 0 where num_answer_blocks is not: count the assistant's turns, the last included")
     return np.where(blocks == 0, 1.0, np.minimum(1.0, (blocks - 1) / np.maximum(turns, 1)))
+
+
+def repetition_penalty(turns: Iterable[Sequence[int]], length: int = REPEATED_TOKENS) -> float:
+    """The share of n-grams of this length, within turns, that stood in this or an earlier turn before. 0 if there are
+    none."""
+    seen: set[tuple[int, ...]] = set()
+    num_all = 0
+    for token_ids in turns:
+        ngrams = [tuple(token_ids[start : start + length]) for start in range(len(token_ids) - length + 1)]
+        num_all += len(ngrams)
+        seen.update(ngrams)
+    return 1 - len(seen) / num_all if num_all else 0.0
 
 
 def trace_penalty(trace: Trace, num_answer_blocks: int) -> TracePenalty:

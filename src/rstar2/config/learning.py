@@ -27,11 +27,23 @@ class AlgoSection(Section):
         "grpo",
         description=f"How much better than its group a kept rollout was. {ADVANTAGES.describe()} The report's is grpo.",
     )
-    penalty: Literal["both", "errors", "format"] = Field(
+    penalty: Literal["both", "errors", "format", "repetition"] = Field(
         "both",
         description="What weighs against a success in selection. both: the share of its tool calls that failed plus "
         "what its answer blocks lack in form, as in the report. errors, format: one of the two alone, to see what each "
-        "of them does. random and off use neither.",
+        "of them does. repetition: both, plus the share of its runs of 16 tokens that it had written before; the "
+        "report tried such a thing and gave it up, because it hurt honest checks. random and off use none.",
+    )
+    overlong_filtering: bool = Field(
+        False,
+        description="Leave truncated rollouts out, instead of counting them as wrong. The report tried it and gave it "
+        "up: the model learnt to repeat itself.",
+    )
+    format_reward: float = Field(
+        0.0,
+        ge=0,
+        description="What a rollout gets beside its reward if nothing is missing from its form (exactly one answer "
+        "block, or what the environment says), right or wrong. The report warns of such rewards, and has none.",
     )
     penalty_epsilon: float = Field(
         0.1,

@@ -55,7 +55,9 @@ class Group:
     advantages: tuple[float | None, ...]
     selections: tuple[Selection, ...]
     penalty: str = "both"
-    """Which of the two penalties weighed against a success: `both`, `errors` or `format`."""
+    """Which penalties weighed against a success: `both`, `errors`, `format`, or `repetition`: that and both."""
+    repetition_penalties: tuple[float | None, ...] = ()
+    """Empty if they did not count."""
     is_right: tuple[bool, ...] = ()
     """Whether each rollout is right, as its trace says; one without a reward is not. If left out, a full reward is
     right."""
@@ -73,8 +75,7 @@ class Group:
         if not self.is_success:
             object.__setattr__(self, "is_success", tuple(r is not None and r > 0 for r in self.rewards))
         columns = ["rewards", "error_penalties", "format_penalties", "advantages", "selections"]
-        if self.token_advantages:
-            columns.append("token_advantages")
+        columns += [name for name in ("token_advantages", "repetition_penalties") if getattr(self, name)]
         for name in (*columns, "is_right", "is_success"):
             if len(getattr(self, name)) != num_rollouts:
                 raise ValueError(

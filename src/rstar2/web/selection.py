@@ -7,15 +7,18 @@ from rstar2.records import Group, Selection
 def penalty_of(group: Group, index: int) -> float | None:
     """The penalty that resampling gave the rollout; None if it has none."""
     error, form = group.error_penalties[index], group.format_penalties[index]
-    return None if error is None or form is None else Penalty(group.penalty).of(TracePenalty(error, form))
+    repetition = group.repetition_penalties[index] if group.repetition_penalties else 0.0
+    if error is None or form is None or repetition is None:
+        return None
+    return Penalty(group.penalty).of(TracePenalty(error, form, repetition))
 
 
 def why(group: Group, index: int) -> str:
     selection = group.selections[index]
     if selection is Selection.UNSCORED:
         return (
-            "Not scored: our own machinery failed, the grader could not decide, or its tree had no tokens left for it. "
-            "Nothing can be learnt from it."
+            "Not scored: our own machinery failed, the grader could not decide, its tree had no tokens left for it, or "
+            "it was truncated and the recipe leaves such rollouts out. Nothing can be learnt from it."
         )
     if selection is Selection.EQUAL_REWARDS:
         return (
