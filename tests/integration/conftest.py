@@ -6,7 +6,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import pytest_asyncio
-from sandbox_service import Running, service_on_thread
+from sandbox_service import Running, cold, service_on_thread
 
 from model_server import tiny_model
 from rstar2.sandbox import Executor, LocalExecutor
@@ -39,7 +39,7 @@ async def http(running: Running) -> AsyncIterator[aiohttp.ClientSession]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def executor() -> AsyncIterator[LocalExecutor]:
     """For files whose tests run in the loop of their module."""
-    async with LocalExecutor() as executor:
+    async with cold() as executor:
         yield executor
 
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from rollout_leftovers import left_in_driver, left_in_sandbox
+from sandbox_service import cold
 from train_rollouts import CHAT, answer
 
 from rstar2.agent import AgentLimits, JupyterTool
@@ -21,7 +22,6 @@ from rstar2.rollout.request import OnTrace, RolloutRequest
 from rstar2.rollout.roller import Roller
 from rstar2.rollout.scheduler import EngineSpeed
 from rstar2.sandbox import LocalExecutor
-from rstar2.sandbox.local import LocalConfig
 
 LIMITS = AgentLimits(max_turns=3, max_response_tokens=2000, max_tool_output_tokens=64, max_fault_retries=1)
 NUM_PLACES = 3
@@ -47,7 +47,7 @@ def reply(prompt: ScriptedPrompt) -> str:
 
 @asynccontextmanager
 async def open_rollers(joining: Awaitable[Engine]) -> AsyncIterator["Rollers"]:
-    async with LocalExecutor(LocalConfig(num_young=4)) as executor:
+    async with cold(num_young=4) as executor:
         rollers = Rollers(executor)
         await rollers.join(await joining)
         yield rollers

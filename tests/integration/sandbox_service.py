@@ -4,25 +4,42 @@ import asyncio
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from rstar2.errors import InfrastructureError
 from rstar2.records import Verdict
-from rstar2.sandbox import Execution, ExecutionStatus, Executor, FileInfo, Limits, OnOutput, Request, Session, local
+from rstar2.sandbox import (
+    Execution,
+    ExecutionStatus,
+    Executor,
+    FileInfo,
+    Limits,
+    LocalConfig,
+    LocalExecutor,
+    OnOutput,
+    Request,
+    Session,
+)
 from rstar2.sandbox.executor import Overloaded
 from rstar2.sandbox.http import Server, ServiceSettings, create_app
 from rstar2.sandbox.http.app import SERVICE
 from rstar2.sandbox.http.schema import GradeResult
 from rstar2.sandbox.http.service import Service
+from rstar2.sandbox.slots.slot_factory import SlotConfig
 from rstar2.sandbox.unsafe.executor import UnsafeExecutor
 
 
 def new_executor() -> Executor:
     """The isolated executor where there is one, else the unsafe one: the service must not care."""
-    return local.LocalExecutor() if sys.platform == "linux" else UnsafeExecutor()
+    return cold() if sys.platform == "linux" else UnsafeExecutor()
+
+
+def cold(**settings: Any) -> LocalExecutor:
+    """For tests whose programs need no libraries, or import them themselves: loading them takes two seconds."""
+    return LocalExecutor(LocalConfig(slots=SlotConfig(warm=False), **settings))
 
 
 @dataclass
@@ -151,7 +168,9 @@ async def service(
 
 
 @contextmanager
-def service_on_thread(settings: ServiceSettings | None = None, **wiring: Any) -> Iterator[Running]:
+def service_on_thread(
+    settings: ServiceSettings | None = None, make_executor: Callable[[], Executor] = new_executor, **wiring: Any
+) -> Iterator[Running]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -160,7 +179,7 @@ def service_on_thread(settings: ServiceSettings | None = None, **wiring: Any) ->
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
 
     async def make() -> Any:
-        return service(new_executor(), settings, **wiring)
+        return service(make_executor(), settings, **wiring)
 
     context = call(make())
     try:

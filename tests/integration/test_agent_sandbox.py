@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from process_tree import descendants, until
+from sandbox_service import cold
 
 from rstar2.agent import Agent, ChatFormat, JupyterTool, PythonTool, Tool
 from rstar2.agent.python_tools import NO_OUTPUT_TEXT
@@ -30,7 +31,7 @@ ANSWER = r"So it is.</reason><answer>\boxed{42}</answer>"
 
 @pytest.fixture
 async def executor() -> AsyncIterator[LocalExecutor]:
-    async with LocalExecutor() as executor:
+    async with cold() as executor:
         yield executor
 
 

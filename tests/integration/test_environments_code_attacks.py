@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from code_attacks import ATTACKS, EQUALITY, GOLD, STDIN, Attack
 
 from rstar2.environments.code import CodeJudge, read_task
@@ -13,6 +14,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 LIMITS = Limits(wall_s=10.0, cpu_s=10.0, memory_bytes=1 << 29)
 SHORT = Limits(wall_s=0.5, cpu_s=1.0)
 """For what never ends."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def executor() -> AsyncIterator[LocalExecutor]:
+    """With its libraries loaded: an attack that imports them does so within its limits."""
+    async with LocalExecutor() as executor:
+        yield executor
 
 
 def row(attack: Attack, is_run: bool) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import mcp_plain_server
 import pytest
 from aiohttp import web
 from process_tree import descendants, is_running, until
+from sandbox_service import cold
 
 from rstar2.agent import Agent, AgentLimits, ChatFormat, PythonTool, Tool
 from rstar2.agent.tool import close_all
@@ -34,7 +35,6 @@ from rstar2.rollout.driver import Driver
 from rstar2.rollout.request import RolloutRequest
 from rstar2.rollout.roller import Roller
 from rstar2.rollout.scheduler import EngineSpeed
-from rstar2.sandbox import LocalExecutor
 
 pytestmark = pytest.mark.integration
 
@@ -398,7 +398,7 @@ async def test_the_tools_of_servers_join_those_of_the_environment() -> None:
     engine = ScriptedEngine(policy, CHAT.tokenizer, CHAT.end_of_turn_id)
     driver.add_engine("scripted", engine, EngineSpeed(1e-6, 1e-4, 1e-9), num_cache_tokens=1 << 24)
     before = descendants(os.getpid())
-    async with LocalExecutor() as executor, open_environments(recipe, executor) as environments:
+    async with cold() as executor, open_environments(recipe, executor) as environments:
         roller = Roller(driver, CHAT, environments, "scripted")
         problem = Problem("p", "What is 6 * 7?", "42")
         requests = [RolloutRequest(problem, str(number), "g", 0, 0, "s", seed=0) for number in range(20)]

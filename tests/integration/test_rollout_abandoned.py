@@ -14,6 +14,7 @@ from farm_rollers import REPLIES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rollout_leftovers import left_in_driver, left_in_embedded, left_in_sandbox, left_in_scripted, rollout_name
+from sandbox_service import cold
 from train_rollouts import CHAT
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -33,7 +34,6 @@ from rstar2.rollout.request import RolloutRequest
 from rstar2.rollout.roller import Roller
 from rstar2.rollout.scheduler import EngineSpeed, RolloutSpec
 from rstar2.sandbox import LocalExecutor
-from rstar2.sandbox.local import LocalConfig
 
 pytestmark = pytest.mark.integration
 
@@ -155,7 +155,7 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @pytest.fixture(scope="module")
 def executor(runner: asyncio.Runner) -> Iterator[LocalExecutor]:
-    executor = LocalExecutor(LocalConfig(num_young=4))
+    executor = cold(num_young=4)
     runner.run(executor.start())
     yield executor
     runner.run(executor.close())

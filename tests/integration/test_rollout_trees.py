@@ -9,7 +9,9 @@ from typing import Self
 
 import numpy as np
 import pytest
+import pytest_asyncio
 from rollout_leftovers import left_in_driver
+from sandbox_service import cold
 from train_rollouts import CHAT, answer
 
 from rstar2.agent import AgentLimits, JupyterTool, Tool, Transcript
@@ -32,17 +34,16 @@ from rstar2.rollout.scheduler import EngineSpeed
 from rstar2.rollout.trees import ForkFacts, Leaf, TreeSettings, policies
 from rstar2.rollout.trees.grow import ForkPoint, LeafRequest, grow
 from rstar2.sandbox import LocalExecutor
-from rstar2.sandbox.local import LocalConfig
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 LIMITS = AgentLimits(max_turns=4, max_response_tokens=1000, max_tool_output_tokens=64)
 PROBLEM = Problem("p", "compute", "42")
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def executor() -> AsyncIterator[LocalExecutor]:
-    async with LocalExecutor(LocalConfig(num_young=2)) as executor:
+    async with cold(num_young=2) as executor:
         yield executor
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from sandbox_service import service
+from sandbox_service import cold, service
 
 from rstar2.errors import UserError
 from rstar2.sandbox import Executor, FileInfo, Limits, LocalConfig, LocalExecutor, Request, Sandbox
@@ -287,7 +287,7 @@ async def test_an_ordinary_user_has_the_same() -> None:
     code = (
         "import sandbox_attack_runner, test_sandbox_doors as doors\n"
         "sandbox_attack_runner.give_up_root()\n"
-        "with doors.Sandbox() as sandbox:\n    found = doors.use_all(sandbox)\n"
+        "with doors.Sandbox(executor=doors.cold) as sandbox:\n    found = doors.use_all(sandbox)\n"
         "assert found == doors.EXPECTED, found\n"
     )
     import sys
@@ -303,7 +303,7 @@ async def test_an_ordinary_user_has_the_same() -> None:
 
 async def test_blocking_calls_have_the_same() -> None:
     def use() -> tuple[Any, ...]:
-        with Sandbox() as sandbox:
+        with Sandbox(executor=cold) as sandbox:
             return use_all(sandbox)
 
     assert await asyncio.to_thread(use) == EXPECTED

@@ -457,7 +457,7 @@ from rstar2.sandbox import Limits, LocalConfig, LocalExecutor, Request
 from rstar2.sandbox.slots.slot_factory import SlotConfig
 
 async def main():
-    executor = LocalExecutor(LocalConfig(SlotConfig(fast={fast})))
+    executor = LocalExecutor(LocalConfig(SlotConfig(fast={fast}, warm=False)))
     for number in (signal.SIGHUP, signal.SIGUSR1):
         result = await executor.run(Request({SIGNALLED!r}.format(int(number)), "", Limits(), 60))
         print(result.stdout.strip(), signal.Signals(result.signal).name)

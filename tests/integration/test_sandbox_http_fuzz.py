@@ -20,6 +20,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from rstar2.sandbox import LocalExecutor
 from rstar2.sandbox.http import create_app
 from rstar2.sandbox.http.app import DOCUMENT
 
@@ -36,7 +37,7 @@ CHECKS = [
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
-    with service_on_thread(grader=EqualityGrader()) as found:
+    with service_on_thread(make_executor=LocalExecutor, grader=EqualityGrader()) as found:
         yield found
 
 

@@ -13,6 +13,7 @@ import torch
 from agent_app import CONTEXT_TOKENS, call_of, python_agent, python_environment, running, serving_agent
 from process_tree import until
 from sandbox_cluster import TOKEN, SandboxProcess
+from sandbox_service import cold
 
 from model_server import SIZES, TEXTS
 from rstar2.agent import AgentLimits, ChatFormat, Transcript, load_chat
@@ -93,7 +94,7 @@ async def test_a_real_model_is_exact_and_within_its_tokens(folder: Path, chat: C
     weights = read_weights(folder, torch.device("cpu"), torch.float32)
     assert weights is not None
     engine = EmbeddedEngine(weights, EmbeddedOptions(kv_cache_tokens=1 << 16))
-    async with LocalExecutor() as executor, python_environment(executor) as environment:
+    async with cold() as executor, python_environment(executor) as environment:
         async with serving_agent(chat, environment, engine=engine) as found:
             asked: dict[str, Any] = {"max_tokens": 40, "seed": 3, "extra_body": {"return_token_ids": True}}
             answer = (await found.ask("What is it?", **asked)).model_dump()

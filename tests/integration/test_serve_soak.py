@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from agent_app import python_agent
+from sandbox_service import cold
 from served_app import running, until
 from train_rollouts import CHAT
 
 from model_server import tiny_model
-from rstar2.sandbox import LocalExecutor
 
 pytestmark = pytest.mark.integration
 
@@ -50,7 +50,7 @@ async def test_a_thousand_requests_leave_nothing_behind(tmp_path: Path, script: 
 async def test_requests_to_an_agent_leave_nothing_in_the_sandbox(script: Any) -> None:
     from soak_agent import reply  # beside the script
 
-    async with LocalExecutor() as executor, python_agent(CHAT, executor, reply) as found:
+    async with cold() as executor, python_agent(CHAT, executor, reply) as found:
         num_tasks = len(asyncio.all_tasks())
         traffic = script.AgentTraffic(found.root, seed=1)
         await traffic.run(NUM_EPISODES, concurrency=24)
