@@ -1,6 +1,7 @@
 """What many files start: a sandbox, as a service and in the process, and a tiny model for servers."""
 
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -11,6 +12,7 @@ from sandbox_service import Running, cold, service_on_thread
 from model_server import tiny_model
 from rstar2.sandbox import Executor, LocalExecutor
 from rstar2.sandbox.client import RemoteExecutor
+from rstar2.sandbox.slots import slot_factory
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,16 @@ async def executor() -> AsyncIterator[LocalExecutor]:
     """For files whose tests run in the loop of their module."""
     async with cold() as executor:
         yield executor
+
+
+@pytest.fixture
+def cold_sandboxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what makes a sandbox with the default settings in this process, a run or a command, and whose programs need
+    no libraries, or import them themselves: loading them takes two seconds of each start."""
+    plain = slot_factory.template_config
+    monkeypatch.setattr(
+        slot_factory, "template_config", lambda config, *more: plain(replace(config, warm=False), *more)
+    )
 
 
 @pytest.fixture(scope="session")

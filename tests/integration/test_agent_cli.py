@@ -18,7 +18,7 @@ from rstar2.models.tiny import TinySizes, build_tiny
 from rstar2.records import Outcome, RunDirectory, Trace
 from rstar2.records.codec import decode
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cold_sandboxes")]
 
 TOOL = "execute_python_code_with_standard_io"
 CALL = (

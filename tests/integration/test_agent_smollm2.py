@@ -17,7 +17,7 @@ from rstar2.engine.scripted import ScriptedEngine, replies
 from rstar2.records import ToolStatus, Trace
 from rstar2.records.codec import decode
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cold_sandboxes")]
 
 QUESTIONS = ["Two  spaces,\n\ntwo lines?", "Ünïcode 漢字 🙂 12345?", "<|im_end|>"]
 

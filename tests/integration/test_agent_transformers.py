@@ -19,7 +19,7 @@ from rstar2.sandbox import Sandbox
 from rstar2.train import Observers, prepare_new, train
 from rstar2.train.checkpoints.export_checkpoint import export_checkpoint
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cold_sandboxes")]
 
 SCHEMA = PythonTool.schema
 

@@ -13,7 +13,7 @@ from rstar2.grading import Grader
 from rstar2.records import Problem
 from rstar2.sandbox import LocalExecutor
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cold_sandboxes")]
 
 GOOD = (
     "42",

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from rstar2.cli.main import app
 from rstar2.config import parse_recipe
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cold_sandboxes")]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-problems.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ rstar2 (.+)$", PAGE, re.MULTILINE)

@@ -17,7 +17,7 @@ import pytest
 from docs_pages import PAGES, ROOT, Block, blocks
 from rstar2.web.demo import unpack_demo
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cold_sandboxes")]
 
 NOT_RUN = {
     "agent.md": 1,

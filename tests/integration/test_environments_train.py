@@ -11,7 +11,7 @@ from rstar2.errors import UserError
 from rstar2.records import Problem, RunView, Trace, Verdict
 from rstar2.train import Observers, prepare_new, train
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread", "cold_sandboxes")]
 
 OWN = """
 from rstar2.environments import Task

@@ -9,7 +9,7 @@ from rstar2.config import parse_recipe
 from rstar2.data import load_curriculum
 from rstar2.errors import UserError
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cold_sandboxes")]
 
 OWN = """
 from rstar2.environments import Task, tool_call

@@ -14,7 +14,7 @@ from rstar2.errors import InfrastructureError, UserError
 from rstar2.models.tiny import TinySizes, build_tiny
 from rstar2.records import RunView
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cold_sandboxes")]
 
 app = typer.Typer()
 app.command()(eval_command)

@@ -17,7 +17,7 @@ from rstar2.data import load_curriculum
 from rstar2.records import RunStatus, RunView, Trace
 from rstar2.train import Observers, prepare_new, train
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cold_sandboxes")]
 
 SMALL = (
     "model.tiny.num_layers=1",

@@ -30,7 +30,7 @@ from rstar2.rollout.request import RolloutRequest
 from rstar2.rollout.roller import Roller
 from rstar2.sandbox import Executor
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cold_sandboxes")]
 
 LIMITS = AgentLimits(max_turns=3, max_response_tokens=600, max_fault_retries=0)
 PROGRAMS = '''

@@ -9,7 +9,7 @@ from train_recipes import write_recipe
 from rstar2.config import parse_recipe
 from rstar2.train import Observers, prepare_new, train
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread", "cold_sandboxes")]
 
 
 async def test_a_run_trains_behind_a_program(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from rstar2.algo import RocSettings
 from rstar2.models import TinySizes, build_tiny
 from rstar2.records import Outcome, StopReason, Trace, Turn
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cold_sandboxes")]
 
 FILE = Path(__file__).parents[2] / "examples" / "minimal_rl.py"
 SMALL = TinySizes(num_layers=1, hidden_size=32, num_heads=4, num_kv_heads=2, vocab_size=600, context_tokens=256)

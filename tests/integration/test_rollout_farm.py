@@ -19,7 +19,7 @@ from rstar2.rollout.request import RolloutRequest
 from rstar2.train import Observers, prepare_new, train
 from rstar2.train.workbench import open_solo_workbench
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cold_sandboxes")]
 
 
 async def test_two_workers_do_what_one_process_does_and_one_that_is_killed_is_named(tmp_path: Path) -> None:

@@ -15,22 +15,24 @@ from rstar2.rollout.roller import Roller
 from rstar2.train import Observers, prepare_new, train
 from rstar2.train.reporting.metrics import WINDOW
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cold_sandboxes")]
 
 NUM_STEPS = 5
 
 
-async def recipe_ahead(folder: Path) -> str:
+@pytest.fixture(scope="module")
+def recipe_ahead(tmp_path_factory: pytest.TempPathFactory) -> str:
     """With adapters, on a model that has had its warm-up: rollouts run ahead by one step."""
     torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("ahead")
     text = write_recipe(folder).read_text()
-    await train(prepare_new(warm_up_alone(text), folder / "warm"), Observers())
+    asyncio.run(train(prepare_new(warm_up_alone(text), folder / "warm"), Observers()))
     text = adapted(text, folder / "warm" / "final")
     return text.replace("[train]\n", "[train]\nmax_staleness = 1\n").replace("[algo]\n", "[algo]\ntis_cap = 2.0\n")
 
 
-async def test_rollouts_run_ahead_of_learning_by_one_step_and_no_further(tmp_path: Path) -> None:
-    text = (await recipe_ahead(tmp_path)).replace("steps = 2", f"steps = {NUM_STEPS}", 1)
+async def test_rollouts_run_ahead_of_learning_by_one_step_and_no_further(tmp_path: Path, recipe_ahead: str) -> None:
+    text = recipe_ahead.replace("steps = 2", f"steps = {NUM_STEPS}", 1)
     for num_workers in (0, 2):
         run = tmp_path / f"run-{num_workers}"
         recipe = parse_recipe(text.replace("[rollout]\n", f"[rollout]\nnum_workers = {num_workers}\n"))
@@ -54,11 +56,10 @@ def expect_one_step_ahead(view: RunView) -> None:
 
 
 async def test_a_stage_that_reaches_its_reward_leaves_what_runs_ahead_and_the_next_completes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe_ahead: str
 ) -> None:
     """The cache has room for a few of a step's rollouts: the others wait for a place when they are left."""
-    text = await recipe_ahead(tmp_path)
-    text = text.replace("steps = 2", "steps = 100\ntarget_reward = 0.01", 1)
+    text = recipe_ahead.replace("steps = 2", "steps = 100\ntarget_reward = 0.01", 1)
     text = text.replace("kv_cache_tokens = 4096", "kv_cache_tokens = 320")
     num_left = 0
 

@@ -13,7 +13,7 @@ from rstar2.records import RunDirectory
 from rstar2.train import Observers, prepare_new, train
 from rstar2.train.checkpoints.export_checkpoint import export_checkpoint
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cold_sandboxes")]
 
 
 async def test_the_last_checkpoint_is_the_final_model_and_an_earlier_one_is_not(tmp_path: Path) -> None:

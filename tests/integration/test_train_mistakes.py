@@ -17,7 +17,7 @@ from rstar2.records import RunDirectory, RunStatus, RunView
 from rstar2.train import Observers, prepare_new, prepare_resumed, train
 from rstar2.train.sharding.shard_files import stored_shapes
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread", "cold_sandboxes")]
 
 
 async def start(folder: Path, sandbox_url: str, *replacements: tuple[str, str]) -> Path:

@@ -15,7 +15,7 @@ from rstar2.records.run_layout import RunLayout
 from rstar2.train import Observers, prepare_new, prepare_resumed, train
 from rstar2.train.learning.rank import LearnerRank
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread", "cold_sandboxes")]
 
 NUM_STEPS = 6
 

@@ -22,7 +22,7 @@ from rstar2.records import RunStatus, RunView
 from rstar2.train import Observers, prepare_new, prepare_resumed, train
 from rstar2.train.checkpoints import checkpoint
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread", "cold_sandboxes")]
 
 EVERYTHING = (
     ("max_refills = 2", "max_refills = 2\nkl_coef = 0.05\ntis_cap = 2.0"),

@@ -14,7 +14,7 @@ from rstar2.records import Group, Outcome, RunView, Selection, Trace
 from rstar2.train import Observers, prepare_new, prepare_resumed, train
 from rstar2.train.learning.update import kept_rollouts
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread", "cold_sandboxes")]
 
 STEPS = (1, 2, 3)
 
