@@ -21,11 +21,11 @@ NUM_STEPS = 5
 
 
 @pytest.fixture(scope="module")
-def recipe_ahead(tmp_path_factory: pytest.TempPathFactory) -> str:
+def recipe_ahead(tmp_path_factory: pytest.TempPathFactory, sandbox_url: str) -> str:
     """With adapters, on a model that has had its warm-up: rollouts run ahead by one step."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("ahead")
-    text = write_recipe(folder).read_text()
+    text = write_recipe(folder, ("num_slots = 1", f'base_url = "{sandbox_url}"')).read_text()
     asyncio.run(train(prepare_new(warm_up_alone(text), folder / "warm"), Observers()))
     text = adapted(text, folder / "warm" / "final")
     return text.replace("[train]\n", "[train]\nmax_staleness = 1\n").replace("[algo]\n", "[algo]\ntis_cap = 2.0\n")
