@@ -73,7 +73,9 @@ class FreeRunner:
         return DecodeHandle(num_rows, torch.from_numpy(output_3AB), Due(self._done_s))
 
 
-def make_engine(num_concurrent: int, run_s: float) -> EmbeddedEngine:
+def make_engine(
+    num_concurrent: int, run_s: float, steps_ahead: int = STEPS_AHEAD, *, starts_early: bool = False
+) -> EmbeddedEngine:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.set_num_threads(1)
@@ -89,7 +91,8 @@ def make_engine(num_concurrent: int, run_s: float) -> EmbeddedEngine:
         max_running=num_concurrent,
         kv_cache_tokens=500 * num_concurrent,
         max_prefill_tokens=16384,
-        steps_ahead=STEPS_AHEAD,
+        steps_ahead=steps_ahead,
+        starts_early=starts_early,
     )
     with patch.object(limits_of_engines, "BLOCK_SIZE", CUDA_BLOCK_SIZE):  # as beside a GPU
         engine = EmbeddedEngine.on_model(LlamaForCausalLM(config), options)
