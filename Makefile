@@ -70,9 +70,11 @@ browser:
 
 # Only tests that measure real time (marker `timing`) are tried again on a busy machine: tests/conftest.py. The long
 # files come first, so that no core is idle at the end.
+# Three workers on two cores, as tests wait as well as compute. What they import is compiled once for the hundreds of
+# processes that tests start, whatever the caller's environment says.
 tests: $(VENV)/.dev browser
 	@echo "== tests (pytest)"
-	@$(VENV)/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder -q $(TESTS) --ignore $(STARVING) --ignore $(IN_GVISOR)
+	@env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder -q $(TESTS) --ignore $(STARVING) --ignore $(IN_GVISOR)
 	@echo "== programs that are starved of CPU (pytest): alone, because they take the cores from everybody"
 	@$(VENV)/bin/pytest -q $(STARVING)
 
