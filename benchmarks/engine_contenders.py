@@ -87,8 +87,8 @@ def embedded(options: Any, rollouts: Sequence[Rollout]) -> tuple[Callable[[], Ou
         "machine": torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or "cpu",
         "log_prob_mismatch": mismatch(model, rollouts),
     }
-    engine = EmbeddedEngine.on_model(model, EmbeddedOptions(max_running=options.num_concurrent))
-    engine.warm_up(options.num_concurrent)
+    engine_options = EmbeddedOptions(max_running=options.num_concurrent, records_at_start=True)
+    engine = EmbeddedEngine.on_model(model, engine_options)
     return lambda: asyncio.run(run()), facts
 
 

@@ -19,7 +19,7 @@ from rstar2.errors import InfrastructureError, UserError
 pytestmark = pytest.mark.integration
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-OPTIONS = EmbeddedOptions(kv_cache_tokens=1024, max_running=8)
+OPTIONS = EmbeddedOptions(kv_cache_tokens=1024, max_running=8, records_at_start=True)
 PROMPT = [5, 6, 7, 8]
 
 

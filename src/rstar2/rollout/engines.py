@@ -59,7 +59,7 @@ async def open_model(recipe: Recipe) -> OpenedModel:
 
 async def open_embedded(recipe: Recipe, *, apart: bool = False) -> OpenedModel:
     """`apart`: on a GPU the engine gets a process of its own, so that it does not wait for the interpreter of a busy
-    event loop in this one."""
+    event loop in this one, and is ready for every batch size before its first request."""
     name, folder = _local_model(recipe)
     # In threads, so that a sandbox can start meanwhile; reading weights leaves the interpreter to the tokenizer.
     opening = asyncio.create_task(_embedded(recipe, folder, apart=apart), name="open the engine")
@@ -116,7 +116,7 @@ async def _embedded(recipe: Recipe, folder: Path, *, apart: bool) -> Engine:
     from rstar2.engine.embedded import EmbeddedEngine, EmbeddedOptions
     from rstar2.engine.process.shared import SharedEngine
 
-    options = EmbeddedOptions(starts_early=True, **_options(recipe, folder))
+    options = EmbeddedOptions(starts_early=True, records_at_start=apart, **_options(recipe, folder))
     if apart and weights.device.type == "cuda":
         return await SharedEngine.start(weights, options)
     return await asyncio.to_thread(EmbeddedEngine, weights, options)

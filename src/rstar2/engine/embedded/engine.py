@@ -101,6 +101,8 @@ class EmbeddedEngine:
             steps_ahead=self._limits.steps_ahead,
         )
         self._runner = Runner(self._weights, self._limits)
+        if options.records_at_start:
+            self._runner.record_all()
         self._seeds = random.Random(options.seed)
         self._turns: dict[EngineSequence, _Turn] = {}
         self._kept: dict[str, list[int]] = {}
@@ -298,11 +300,6 @@ class EmbeddedEngine:
     def _drop_cached(self) -> None:
         self._blocks.drop_cache()
         self._kept.clear()
-
-    def warm_up(self, num_sequences: int) -> None:
-        """Records the CUDA graphs of decode steps for up to `num_sequences` now; does nothing on a CPU."""
-        with self.paused():
-            self._runner.warm_up(range(1, num_sequences + 1))
 
     def _release_workers(self) -> None:
         """Releases the OpenMP workers of the calling thread, which will not compute for now, so that the other has all

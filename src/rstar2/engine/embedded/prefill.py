@@ -74,9 +74,7 @@ class RecordedPrefill:
 
     def run(self, chunks: Sequence[PrefillChunk]) -> None:
         layout = PrefillLayout.of(chunks, self._limits.block_size)
-        size = _LEAST_TOKENS
-        while size < len(layout.token_ids):
-            size *= 2
+        size = _recorded_size(len(layout.token_ids))
         recorded = self._recorded.get(size) or self._record(size)
         integers, table = self._integers(layout, size), layout.table
         both = torch.empty(integers.size + table.size, dtype=torch.int64, pin_memory=True)
@@ -86,6 +84,14 @@ class RecordedPrefill:
         recorded.integers_X.copy_(both_X[: integers.size])
         self._table_RP[: table.shape[0], : table.shape[1]].copy_(both_X[integers.size :].view(table.shape))
         recorded.graph.replay()
+
+    def record_all(self) -> None:
+        """Records passes of all sizes now rather than at first use."""
+        size, largest = _LEAST_TOKENS, _recorded_size(self._limits.max_prefill_tokens)
+        while size <= largest:
+            if size not in self._recorded:
+                self._record(size)
+            size *= 2
 
     def hidden_states(self, chunks: Sequence[PrefillChunk]) -> Tensor:
         """Runs a pass that is not recorded, whose output can be kept."""
@@ -132,6 +138,13 @@ class RecordedPrefill:
         self._pool = self._pool or graph.pool()
         self._recorded[size] = _Recorded(integers_X, graph)
         return self._recorded[size]
+
+
+def _recorded_size(num_tokens: int) -> int:
+    size = _LEAST_TOKENS
+    while size < num_tokens:
+        size *= 2
+    return size
 
 
 def release_eager_memory() -> None:

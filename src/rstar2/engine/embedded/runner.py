@@ -11,7 +11,7 @@ a decode step, guessed next tokens take the place of padding: see `drafts`.
 Suffixes are those of `architecture`; Z: slots, A: steps ahead, X: several columns.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,10 +194,13 @@ class Runner:
         self._rows.put_back(self._slots, slots_B[:num_rows])
         return DecodeHandle(num_rows, output_3AB, None)
 
-    def warm_up(self, num_sequences: Iterable[int]) -> None:
-        """Records the decode step for these batch sizes now rather than at first use."""
-        if self.is_asynchronous:
-            for batch_size in sorted({_batch_size(number) for number in num_sequences}):
+    def record_all(self) -> None:
+        """Records decode steps and prefills of all sizes now rather than at first use; does nothing on a CPU. Steps that
+        cut the distribution (top_k, top_p) are recorded at first use."""
+        if self._recorded_prefill is not None:
+            with torch.inference_mode():
+                self._recorded_prefill.record_all()
+            for batch_size in sorted({_batch_size(number) for number in range(1, self._limits.max_running + 1)}):
                 self._graph(batch_size, is_cut=False)
 
     def _decode_step(self, batch_size: int, is_cut: bool, num_columns: int) -> None:
