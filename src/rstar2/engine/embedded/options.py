@@ -43,8 +43,8 @@ class EmbeddedOptions:
     """Whether a turn's first tokens are handed over as soon as there are any, for callers who watch them arrive. Among
     many sequences they otherwise wait for a full chunk, which costs less."""
     records_at_start: bool = False
-    """On a GPU: whether the CUDA graphs of all batch sizes are recorded at the start, in some seconds. Otherwise each is
-    recorded when its size first comes, and everybody waits for it."""
+    """On a GPU: whether the CUDA graphs of all batch sizes are recorded at the start, in some seconds. Otherwise each
+    is recorded when its size first comes, and everybody waits for it."""
     seed: int = 0
     """Seeds the requests that have no seed of their own."""
 

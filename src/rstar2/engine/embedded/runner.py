@@ -195,8 +195,8 @@ class Runner:
         return DecodeHandle(num_rows, output_3AB, None)
 
     def record_all(self) -> None:
-        """Records decode steps and prefills of all sizes now rather than at first use; does nothing on a CPU. Steps that
-        cut the distribution (top_k, top_p) are recorded at first use."""
+        """Records decode steps and prefills of all sizes now rather than at first use; does nothing on a CPU. Steps
+        that cut the distribution (top_k, top_p) are recorded at first use."""
         if self._recorded_prefill is not None:
             with torch.inference_mode():
                 self._recorded_prefill.record_all()
