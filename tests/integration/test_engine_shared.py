@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -102,6 +103,25 @@ async def test_it_scores_and_forgets_prefixes_and_stands_still_while_it_is_held(
         assert await num_prefilled() == complete
     finally:
         await asyncio.gather(shared.close(), here.close())
+
+
+async def test_a_pause_whose_caller_is_cancelled_while_it_begins_ends() -> None:
+    shared = await SharedEngine.start(share_weights(tiny_model()), OPTIONS)
+
+    async def pause(pausing: AbstractAsyncContextManager[None]) -> None:
+        async with pausing:
+            raise AssertionError("it was cancelled before")
+
+    try:
+        for pausing in (shared.held(), shared.paused_for_weight_sync(1), shared.held()):
+            asking = asyncio.create_task(pause(pausing))
+            await asyncio.sleep(0)  # it has asked, and nobody has answered
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            assert await asyncio.wait_for(sampled(shared, "a"), 240)
+    finally:
+        await shared.close()
 
 
 async def test_whoever_waits_hears_of_its_death_and_learning_does_not_hang() -> None:

@@ -75,8 +75,8 @@ class SharedEngine(RemoteEngine):
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
         """Inside it no token is made, and nothing reads the weights."""
-        await self._ask("hold", {})
-        try:
+        try:  # whoever is cancelled while he asks lets go, too
+            await self._ask("hold", {})
             yield
         finally:
             with suppress(InfrastructureError):  # the engine is lost, and whoever asks it hears so
@@ -85,8 +85,8 @@ class SharedEngine(RemoteEngine):
     @asynccontextmanager
     async def paused_for_weight_sync(self, policy_version: int) -> AsyncIterator[None]:
         """Pauses the engine. Inside it the weights may be updated in place; after it the engine generates with them."""
-        await self._ask("pause", {})
         try:
+            await self._ask("pause", {})
             yield
             self._weights.check_shared()
         finally:
@@ -108,21 +108,27 @@ class _Host(EngineHost):
         self._device = device
         self._pause = ExitStack()
         self._hold = ExitStack()
+        self._order = asyncio.Lock()
+        """Held while a pause begins: its end, which may be asked for meanwhile, comes after that."""
 
     async def _do(self, frame: Frame) -> Any:
         match frame["ask"]:
             case "pause":
-                await asyncio.to_thread(self._pause.enter_context, self._embedded.paused())
-                if self._device.type == "cuda":
-                    await asyncio.to_thread(torch.cuda.synchronize, self._device)
-                self._embedded.give_cache_back()
+                async with self._order:
+                    await asyncio.to_thread(self._pause.enter_context, self._embedded.paused())
+                    if self._device.type == "cuda":
+                        await asyncio.to_thread(torch.cuda.synchronize, self._device)
+                    self._embedded.give_cache_back()
             case "resume":
-                self._embedded.weights_changed(frame["policy_version"])
-                self._pause.close()
+                async with self._order:
+                    self._embedded.weights_changed(frame["policy_version"])
+                    self._pause.close()
             case "hold":
-                await asyncio.to_thread(self._hold.enter_context, self._embedded.paused())
+                async with self._order:
+                    await asyncio.to_thread(self._hold.enter_context, self._embedded.paused())
             case "let_go":
-                self._hold.close()
+                async with self._order:
+                    self._hold.close()
             case "drop_prefixes":
                 await self._embedded.drop_prefixes()
             case "score":
