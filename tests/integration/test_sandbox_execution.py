@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from sandbox_leftovers import traces_of
+from sandbox_service import cold
 
 from rstar2.records import Fault
 from rstar2.sandbox import (
@@ -40,11 +41,6 @@ FOREVER = "while True: pass"
 async def executor(request: pytest.FixtureRequest) -> AsyncIterator[LocalExecutor]:
     async with LocalExecutor(LocalConfig(slots=SlotConfig(fast=request.param))) as executor:
         yield executor
-
-
-def cold(**settings: Any) -> LocalExecutor:
-    """For what needs no libraries but an executor of its own."""
-    return LocalExecutor(LocalConfig(slots=SlotConfig(warm=False), **settings))
 
 
 async def run(executor: LocalExecutor, code: str, stdin: str = "", **limits: Any) -> Execution:

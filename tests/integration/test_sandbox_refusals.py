@@ -8,23 +8,18 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
+from sandbox_service import cold
 
 from rstar2.errors import InfrastructureError
-from rstar2.sandbox import Execution, ExecutionStatus, Limits, LocalConfig, LocalExecutor, Request
+from rstar2.sandbox import Execution, ExecutionStatus, Limits, LocalExecutor, Request
 from rstar2.sandbox.notebooks import tree_supply
-from rstar2.sandbox.slots.slot_factory import SlotConfig
 from rstar2.sandbox.slots.templates import OwnTemplates
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")]
 S = ExecutionStatus
 DEADLINE_S = 240.0
-
-
-def cold(**settings: Any) -> LocalExecutor:
-    return LocalExecutor(LocalConfig(slots=SlotConfig(warm=False), **settings))
 
 
 @contextmanager

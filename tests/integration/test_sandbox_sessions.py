@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from process_tree import descendants, is_running, until
+from sandbox_service import cold
 
 from rstar2.errors import InfrastructureError
 from rstar2.sandbox import Execution, ExecutionStatus, Limits, LocalConfig, LocalExecutor, Session
@@ -34,10 +35,6 @@ async def session(executor: LocalExecutor) -> AsyncIterator[Session]:
     session = await executor.session()
     yield session
     await session.close()
-
-
-def cold(**settings: Any) -> LocalExecutor:
-    return LocalExecutor(LocalConfig(slots=SlotConfig(warm=False), **settings))
 
 
 async def run(session: Session, code: str, stdin: str = "", **limits: Any) -> Execution:
